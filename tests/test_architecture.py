@@ -25,6 +25,7 @@ PLAIN = {
     "function_schema",
     "types",
     "typed_reader",
+    "background",
     "config",
     "device",
     "garbage",

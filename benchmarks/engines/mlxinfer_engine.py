@@ -32,7 +32,7 @@ class MLXInfer:
     def about(self) -> About:
         from importlib.metadata import version  # not before the first token
 
-        from mlxinfer.loading.repack_cache import finish_background_work
+        from mlxinfer.background import finish_background_work
 
         # The caller measures next.
         finish_background_work()

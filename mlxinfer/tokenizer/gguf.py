@@ -16,8 +16,9 @@ import numpy as np
 from ..errors import TokenizerError
 from ..typed_reader import TypedReader
 from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts, TokenizersBackend, frame_texts, tokenizer_errors
+from .byte_level import ByteLevelBackend
 from .pretokenizers import PreTokenization, pre_tokenization
-from .vocab import TokenType, Vocabulary, build_byte_level, split_merges
+from .vocab import TokenType, Vocabulary, split_merges
 
 _END_OF_TURN = frozenset(
     {
@@ -120,9 +121,7 @@ def _build(
 ) -> Backend:
     if pre is None:
         return _build_sentencepiece(keys, vocabulary, first, last, is_llama)
-    tokenizer = build_byte_level(vocabulary, _merges(keys), pre)
-    frame_texts(tokenizer, first, last)
-    return TokenizersBackend(tokenizer)
+    return ByteLevelBackend(vocabulary, _merges(keys), pre, first, last)
 
 
 def _build_sentencepiece(keys: TokenizerMetadata, vocabulary: Vocabulary, first: int | None, last: int | None, is_llama: bool) -> Backend:

@@ -6,27 +6,13 @@ from collections.abc import Collection, Sequence
 from enum import IntEnum
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, decoders, models
+from tokenizers import AddedToken
 
 from ..errors import TokenizerError
 from ..records import dataclass
-from .pretokenizers import PreTokenization
 
 _NO_SEPARATORS = bytes(set(range(256)) - {0, ord(" ")})
 """All bytes but those between merges and between their halves."""
-
-
-def build_byte_level(vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenization) -> Tokenizer:
-    """`merges` are pairs joined by a space, best first."""
-    model = models.BPE(vocabulary.index(), split_merges(merges), ignore_merges=pre.ignore_merges)
-    tokenizer = Tokenizer(model)
-    normalizer = pre.normalizer()
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = pre.pre_tokenizer()
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens(vocabulary.added_tokens())
-    return tokenizer
 
 
 def split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .background import finish_background_work
 from .cache import RepackCache, open_copies
 from .layout import CacheUsage, cache_usage, directory, kept_bytes, limit_bytes
 
-__all__ = ["CacheUsage", "RepackCache", "cache_usage", "directory", "finish_background_work", "kept_bytes", "limit_bytes", "open_copies"]
+__all__ = ["CacheUsage", "RepackCache", "cache_usage", "directory", "kept_bytes", "limit_bytes", "open_copies"]

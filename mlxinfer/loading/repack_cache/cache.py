@@ -13,11 +13,11 @@ from pathlib import Path
 import mlx.core as mx
 
 from ... import kernels_cpu
+from ...background import Stop, later
 from ...kernels_cpu import Packed, WeightFile
 from ...nn.weights import RawBlocks
 from ..files import file_stamp
 from ..gguf.files import part_paths
-from .background import Stop, later
 from .layout import (
     UNFINISHED,
     CopyLayout,

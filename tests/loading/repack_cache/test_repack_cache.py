@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from mlxinfer import kernels_cpu
+from mlxinfer.background import finish_background_work
 from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
-from mlxinfer.loading.repack_cache import CacheUsage, cache, cache_usage, directory, finish_background_work, kept_bytes, open_copies
+from mlxinfer.loading.repack_cache import CacheUsage, cache, cache_usage, directory, kept_bytes, open_copies
 from mlxinfer.loading.repack_cache.layout import copy_path, mark_checked
 from mlxinfer.nn.packing import objects
 from tests.support.plain_step import PlainCache
@@ -285,7 +286,7 @@ def test_processes_at_the_same_time_leave_one_whole_copy(model: Path) -> None:
 AT_EXIT = """
 import sys, time
 from mlxinfer.loading.load import load
-from mlxinfer.loading.repack_cache import background
+from mlxinfer import background
 load(sys.argv[1])
 background.EXIT_BUDGET_S = float(sys.argv[2])
 """
@@ -324,7 +325,8 @@ def test_native_work_never_outlives_the_interpreter(model: Path) -> None:
     script = f"""
 import sys, threading
 from mlxinfer.loading.load import load
-from mlxinfer.loading.repack_cache import background, cache
+from mlxinfer import background
+from mlxinfer.loading.repack_cache import cache
 sys.setswitchinterval(1e-6)
 cache._HUGE_PAGES_DELAY_S = 0.0
 threading.Thread(target=lambda: [sum(range(1000)) for _ in range(1000)], daemon=True).start()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
 
-from ...device import lower_thread_priority
+from .device import lower_thread_priority
 
 EXIT_BUDGET_S = 0.2
 """Seconds that work may still take when the process ends."""
@@ -24,7 +24,7 @@ class _Later(threading.Thread):
     while the interpreter ends (native code that wants the interpreter's lock back would abort the process), so `_end` joins it."""
 
     def __init__(self, work: Work, at_exit: Work | None, delay_s: float, nice: int) -> None:
-        super().__init__(name="mlxinfer-packed", daemon=True)
+        super().__init__(name="mlxinfer-later", daemon=True)
         self.work: Work | None = work
         self.now, self.ending = threading.Event(), threading.Event()
         self.at_exit = at_exit
