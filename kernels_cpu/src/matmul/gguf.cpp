@@ -13,63 +13,76 @@ namespace {
 constexpr int kHalf = kBlockColumns / 2;
 constexpr size_t kRowsPerPiece = 4 * kPanelRows;
 
+constexpr uint32_t each(uint32_t byte) {
+  return byte * 0x01010101u;
+}
+
 // Types with blocks of 32 columns. Four bits: byte i has those of columns i and 16 + i. A fifth bit is in a word of 32.
 
-void nibbles(const uint8_t* from, uint8_t* codes) {
-  for (int i = 0; i < kHalf; ++i) {
-    codes[i] = from[i] & 15;
-    codes[kHalf + i] = from[i] >> 4;
+void nibbles(const uint8_t* from, Codes& codes) {
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t both = four_bytes(from + 4 * i);
+    codes[i] = both & each(15);
+    codes[4 + i] = both >> 4 & each(15);
   }
 }
 
-void fifth_bits(const uint8_t* from, uint8_t* codes) {
+void fifth_bits(const uint8_t* from, Codes& codes) {
   const uint32_t bits = four_bytes(from);
-  for (int i = 0; i < kBlockColumns; ++i) {
-    codes[i] = static_cast<uint8_t>(codes[i] | ((bits >> i) & 1u) << 4);
+  for (int i = 0; i < 8; ++i) {
+    // The product has the four bits at 0, 7, 14 and 21, so that bit i of them is at 8 * i.
+    codes[i] |= ((bits >> 4 * i & 15) * 0x00204081u & each(1)) << 4;
   }
 }
 
-void q4_0(const uint8_t* block, int, uint8_t* codes) {
+void q4_0(const uint8_t* block, int, Codes& codes) {
   nibbles(block + 2, codes);
 }
 
-void q4_1(const uint8_t* block, int, uint8_t* codes) {
+void q4_1(const uint8_t* block, int, Codes& codes) {
   nibbles(block + 4, codes);
 }
 
-void q5_0(const uint8_t* block, int, uint8_t* codes) {
+void q5_0(const uint8_t* block, int, Codes& codes) {
   nibbles(block + 6, codes);
   fifth_bits(block + 2, codes);
 }
 
-void q5_1(const uint8_t* block, int, uint8_t* codes) {
+void q5_1(const uint8_t* block, int, Codes& codes) {
   nibbles(block + 8, codes);
   fifth_bits(block + 4, codes);
 }
 
-void q8_0(const uint8_t* block, int, uint8_t* codes) {
-  for (int i = 0; i < kBlockColumns; ++i) {
-    codes[i] = block[2 + i] ^ 0x80;
+void q8_0(const uint8_t* block, int, Codes& codes) {
+  for (int i = 0; i < 8; ++i) {
+    codes[i] = four_bytes(block + 2 + 4 * i) ^ each(0x80);
   }
 }
 
 // Types with blocks of 256 columns. Codes of two parts of 32 columns (four bits), or of four (two bits), share bytes.
 
-void pairs_of_bits(const uint8_t* from, int part, uint8_t* codes) {
+void pairs_of_bits(const uint8_t* from, int part, Codes& codes) {
   from += part / 4 * kBlockColumns;
-  for (int i = 0; i < kBlockColumns; ++i) {
-    codes[i] = (from[i] >> (part % 4 * 2)) & 3;
+  for (int i = 0; i < 8; ++i) {
+    codes[i] = four_bytes(from + 4 * i) >> (part % 4 * 2) & each(3);
   }
 }
 
-void fours_of_bits(const uint8_t* from, int part, uint8_t* codes) {
+void fours_of_bits(const uint8_t* from, int part, Codes& codes) {
   from += part / 2 * kBlockColumns;
-  for (int i = 0; i < kBlockColumns; ++i) {
-    codes[i] = (from[i] >> (part % 2 * 4)) & 15;
+  for (int i = 0; i < 8; ++i) {
+    codes[i] = four_bytes(from + 4 * i) >> (part % 2 * 4) & each(15);
   }
 }
 
-void q2_k(const uint8_t* block, int part, uint8_t* codes) {
+// One more bit above `low` others, which are in the order of the parts.
+void next_bit(const uint8_t* from, int part, int low, Codes& codes) {
+  for (int i = 0; i < 8; ++i) {
+    codes[i] |= (four_bytes(from + 4 * i) >> part & each(1)) << low;
+  }
+}
+
+void q2_k(const uint8_t* block, int part, Codes& codes) {
   pairs_of_bits(block + 16, part, codes);
 }
 
@@ -80,11 +93,9 @@ void q2_k_counts(const uint8_t* block, int8_t* scales, int8_t* biases) {
   }
 }
 
-void q3_k(const uint8_t* block, int part, uint8_t* codes) {
+void q3_k(const uint8_t* block, int part, Codes& codes) {
   pairs_of_bits(block + 32, part, codes);
-  for (int i = 0; i < kBlockColumns; ++i) {
-    codes[i] = static_cast<uint8_t>(codes[i] | ((block[i] >> part) & 1) << 2);
-  }
+  next_bit(block, part, 2, codes);
 }
 
 void q3_k_counts(const uint8_t* block, int8_t* scales, int8_t*) {
@@ -95,7 +106,7 @@ void q3_k_counts(const uint8_t* block, int8_t* scales, int8_t*) {
   }
 }
 
-void q4_k(const uint8_t* block, int part, uint8_t* codes) {
+void q4_k(const uint8_t* block, int part, Codes& codes) {
   fours_of_bits(block + 16, part, codes);
 }
 
@@ -110,18 +121,16 @@ void k_counts(const uint8_t* block, int8_t* scales, int8_t* biases) {
   }
 }
 
-void q5_k(const uint8_t* block, int part, uint8_t* codes) {
+void q5_k(const uint8_t* block, int part, Codes& codes) {
   fours_of_bits(block + 48, part, codes);
-  for (int i = 0; i < kBlockColumns; ++i) {
-    codes[i] = static_cast<uint8_t>(codes[i] | ((block[16 + i] >> part) & 1) << 4);
-  }
+  next_bit(block + 16, part, 4, codes);
 }
 
-void q6_k(const uint8_t* block, int part, uint8_t* codes) {
+void q6_k(const uint8_t* block, int part, Codes& codes) {
   const uint8_t* low = block + part / 4 * 64 + part % 2 * kBlockColumns;
   const uint8_t* high = block + 128 + part / 4 * kBlockColumns;
-  for (int i = 0; i < kBlockColumns; ++i) {
-    codes[i] = static_cast<uint8_t>(((low[i] >> (part % 4 / 2 * 4)) & 15) | ((high[i] >> (part % 4 * 2)) & 3) << 4);
+  for (int i = 0; i < 8; ++i) {
+    codes[i] = (four_bytes(low + 4 * i) >> (part % 4 / 2 * 4) & each(15)) | (four_bytes(high + 4 * i) >> (part % 4 * 2) & each(3)) << 4;
   }
 }
 
@@ -129,17 +138,27 @@ void q6_k_counts(const uint8_t* block, int8_t* scales, int8_t*) {
   std::memcpy(scales, block + 192, 16);
 }
 
+// `Read` gives the codes of 32 columns from column 32 * `part` of a block on.
+template <void (*Read)(const uint8_t* block, int part, Codes& codes), int Bits>
+void planes(const uint8_t* rows, int64_t row_bytes, int part, int first, int count, uint8_t* to) {
+  for (int r = 0; r < count; ++r, rows += row_bytes) {
+    Codes codes;
+    Read(rows, part, codes);
+    write_planes<Bits>(codes, first + r, to);
+  }
+}
+
 constexpr GgufType kTypes[] = {
-    {"Q4_0", 32, 18, Code::affine4, Scale::f16, 32, 8, q4_0, 0, -1, nullptr},
-    {"Q4_1", 32, 20, Code::affine4, Scale::f16, 32, 0, q4_1, 0, 2, nullptr},
-    {"Q5_0", 32, 22, Code::affine5, Scale::f16, 32, 16, q5_0, 0, -1, nullptr},
-    {"Q5_1", 32, 24, Code::affine5, Scale::f16, 32, 0, q5_1, 0, 2, nullptr},
-    {"Q8_0", 32, 34, Code::affine8, Scale::f16, 32, 128, q8_0, 0, -1, nullptr},
-    {"Q2_K", 256, 84, Code::halves2, Scale::nested, 16, 0, q2_k, 80, 82, q2_k_counts},
-    {"Q3_K", 256, 110, Code::halves3, Scale::nested, 16, 4, q3_k, 108, -1, q3_k_counts},
-    {"Q4_K", 256, 144, Code::affine4, Scale::nested, 32, 0, q4_k, 0, 2, k_counts},
-    {"Q5_K", 256, 176, Code::affine5, Scale::nested, 32, 0, q5_k, 0, 2, k_counts},
-    {"Q6_K", 256, 210, Code::halves6, Scale::nested, 16, 32, q6_k, 208, -1, q6_k_counts},
+    {"Q4_0", 32, 18, Code::affine4, Scale::f16, 32, 8, planes<q4_0, 4>, 0, -1, nullptr},
+    {"Q4_1", 32, 20, Code::affine4, Scale::f16, 32, 0, planes<q4_1, 4>, 0, 2, nullptr},
+    {"Q5_0", 32, 22, Code::affine5, Scale::f16, 32, 16, planes<q5_0, 5>, 0, -1, nullptr},
+    {"Q5_1", 32, 24, Code::affine5, Scale::f16, 32, 0, planes<q5_1, 5>, 0, 2, nullptr},
+    {"Q8_0", 32, 34, Code::affine8, Scale::f16, 32, 128, planes<q8_0, 8>, 0, -1, nullptr},
+    {"Q2_K", 256, 84, Code::halves2, Scale::nested, 16, 0, planes<q2_k, 2>, 80, 82, q2_k_counts},
+    {"Q3_K", 256, 110, Code::halves3, Scale::nested, 16, 4, planes<q3_k, 3>, 108, -1, q3_k_counts},
+    {"Q4_K", 256, 144, Code::affine4, Scale::nested, 32, 0, planes<q4_k, 4>, 0, 2, k_counts},
+    {"Q5_K", 256, 176, Code::affine5, Scale::nested, 32, 0, planes<q5_k, 5>, 0, 2, k_counts},
+    {"Q6_K", 256, 210, Code::halves6, Scale::nested, 16, 32, planes<q6_k, 6>, 208, -1, q6_k_counts},
 };
 
 // Copies a float16; false where it is infinite or NaN.
@@ -165,11 +184,7 @@ class PanelWriter {
       }
       header += nest_bytes_ + groups * group_bytes_;
       for (int part = 0; part < type_.columns / kBlockColumns; ++part, to += block_bytes_) {
-        for (int r = 0; r < count; ++r) {
-          uint8_t codes[kBlockColumns];
-          type_.codes(rows + r * row_bytes_, part, codes);
-          write_planes(codes, l_.bits(), first + r, to);
-        }
+        type_.planes(rows, row_bytes_, part, first, count, to);
       }
     }
     return finite;

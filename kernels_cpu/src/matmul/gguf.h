@@ -16,8 +16,9 @@ struct GgufType {
   Code code;
   Scale scale;
   int group, zero; // see Layout
-  // 32 codes from column 32 * `part` of a block on.
-  void (*codes)(const uint8_t* block, int part, uint8_t* codes);
+  // The planes of 32 columns from column 32 * `part` of a block on, of `count` rows that follow each other `row_bytes` apart: rows `first`
+  // and on of the panel's block `to`.
+  void (*planes)(const uint8_t* rows, int64_t row_bytes, int part, int first, int count, uint8_t* to);
   // Where the float16s of a block are: the scale, and the bias or what is subtracted, -1 where there is none.
   int scale_at, bias_at;
   // Nested only: the scales of the groups of a block, and the biases where there are any.

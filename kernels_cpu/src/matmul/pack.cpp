@@ -41,11 +41,13 @@ void write_codes(const uint8_t* from, int bits, int row, uint8_t* block) {
       uint32_t word = four_bytes(from + 4 * i);
       put_lane(block, i, row, spread(word & 0xffffu) | spread(word >> 16) << 4);
     }
-  } else if (bits == 8) {
-    write_planes<8>(from, row, block);
   } else {
-    uint8_t codes[kBlockColumns];
-    read_codes(from, bits, codes);
+    uint8_t bytes[kBlockColumns];
+    if (bits != 8) {
+      read_codes(from, bits, bytes);
+    }
+    Codes codes;
+    std::memcpy(codes, bits == 8 ? from : bytes, sizeof(codes));
     write_planes(codes, bits, row, block);
   }
 }

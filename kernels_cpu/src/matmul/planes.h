@@ -18,34 +18,34 @@ inline void put_lane(uint8_t* block, int index, int row, uint32_t lanes) {
   std::memcpy(block + (index * kPanelRows + row) * 4, &lanes, 4);
 }
 
-// One row's 32 codes, a byte each, to the planes of a block; see layout.h and unpack.h.
-template <int Bits>
-void write_planes(const uint8_t* codes, int row, uint8_t* block) {
-  if constexpr (Bits == 8) {
-    for (int i = 0; i < 8; ++i) {
-      put_lane(block, i, row, four_bytes(codes + 4 * i));
-    }
-    return;
-  }
-  int index = 0, low = 0;
-  for (int plane : {4, 2, 1}) {
-    if ((Bits & plane) == 0) {
-      continue;
-    }
-    const int per_lane = 8 / plane;
-    const auto mask = 0x01010101u * ((1u << plane) - 1);
-    for (int i = 0; i < 8; i += per_lane) {
+// Four codes each, a byte for each, of a row's 32 columns in a block.
+using Codes = uint32_t[8];
+
+// The plane of `Plane` bits of one row's codes, behind those of more bits, which hold the codes' lower ones; see layout.h and unpack.h.
+template <int Bits, int Plane>
+inline void write_plane(const Codes& codes, int row, uint8_t* block) {
+  if constexpr ((Bits & Plane) != 0) {
+    constexpr int kLow = Bits & ~(2 * Plane - 1), kPerLane = 8 / Plane;
+    constexpr uint32_t kMask = 0x01010101u * ((1u << Plane) - 1);
+    for (int i = 0; i < Plane; ++i) {
       uint32_t lanes = 0;
-      for (int j = 0; j < per_lane; ++j) {
-        lanes |= ((four_bytes(codes + 4 * (i + j)) >> low) & mask) << (j * plane);
+      for (int j = 0; j < kPerLane; ++j) {
+        lanes |= (codes[i * kPerLane + j] >> kLow & kMask) << (j * Plane);
       }
-      put_lane(block, index++, row, lanes);
+      put_lane(block, kLow + i, row, lanes);
     }
-    low += plane;
   }
 }
 
-inline void write_planes(const uint8_t* codes, int bits, int row, uint8_t* block) {
+template <int Bits>
+inline void write_planes(const Codes& codes, int row, uint8_t* block) {
+  write_plane<Bits, 8>(codes, row, block);
+  write_plane<Bits, 4>(codes, row, block);
+  write_plane<Bits, 2>(codes, row, block);
+  write_plane<Bits, 1>(codes, row, block);
+}
+
+inline void write_planes(const Codes& codes, int bits, int row, uint8_t* block) {
   switch (bits) {
     case 1:
       return write_planes<1>(codes, row, block);
