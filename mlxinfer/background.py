@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from time import perf_counter
-
-from .device import lower_thread_priority
 
 EXIT_BUDGET_S = 0.2
 """Seconds that work may still take when the process ends."""
@@ -17,6 +16,14 @@ EXIT_BUDGET_S = 0.2
 Stop = Callable[[], bool]
 """True when the work should stop: it is asked every few milliseconds."""
 Work = Callable[[Stop], None]
+
+
+def lower_thread_priority(nice: int) -> None:
+    """Lower the calling thread's priority by `nice`, on Linux, where each thread has its own. Elsewhere, and where that is forbidden,
+    nothing happens."""
+    if nice and hasattr(os, "sched_getaffinity"):
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 class _Later(threading.Thread):

@@ -6,9 +6,7 @@ import os
 import re
 import resource
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -231,11 +229,3 @@ def processor_name() -> str:
     except OSError:
         return ""
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-
-
-def lower_thread_priority(nice: int) -> None:
-    """Lower the calling thread's priority by `nice`, on Linux, where each thread has its own. Elsewhere, and where that is forbidden,
-    nothing happens."""
-    if nice and hasattr(os, "sched_getaffinity"):
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)

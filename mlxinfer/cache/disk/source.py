@@ -14,7 +14,7 @@ from time import monotonic
 
 import numpy as np
 
-from ...device import lower_thread_priority
+from ...background import lower_thread_priority
 from .disk_events import DiskEvents
 from .pagefile import Entry, Name, shown
 
