@@ -167,8 +167,8 @@ namespace mlxinfer::cpu {
   X(affine1), X(affine2), X(affine3), X(affine4), X(affine5), X(affine6), X(affine8), X(halves2), X(halves3), X(halves6), X(mxfp4), \
   X(nvfp4), X(mxfp8), X(f32), X(bf16), X(f16)
 #define MLXINFER_TILES_(code)                                                                                      \
-  {MLXINFER_ISA::tile<Code::code, 1>, MLXINFER_ISA::tile<Code::code, 2>, MLXINFER_ISA::tile<Code::code, 4>, \
-   MLXINFER_ISA::tile<Code::code, 8>, MLXINFER_ISA::tile<Code::code, 16>}
+  {MLXINFER_ISA::tile<Code::code, 1>, MLXINFER_ISA::tile<Code::code, 2>, MLXINFER_ISA::tile<Code::code, 3>, \
+   MLXINFER_ISA::tile<Code::code, 4>, MLXINFER_ISA::tile<Code::code, 8>, MLXINFER_ISA::tile<Code::code, 16>}
 #define MLXINFER_CAREFUL_(code) MLXINFER_ISA::careful<Code::code>
 MLXINFER_DEFINE_KERNELS(FloatKernels, float_kernels) = {
     {MLXINFER_EACH_CODE_(MLXINFER_TILES_)}, {MLXINFER_EACH_CODE_(MLXINFER_CAREFUL_)}};

@@ -65,8 +65,8 @@ void tile(const Panel& panel, const NestedTile& x, float* out) {
 
 namespace mlxinfer::cpu {
 #define MLXINFER_TILES_(code, planes)                                                                                           \
-  {MLXINFER_ISA::tile<Code::code, planes, 1>, MLXINFER_ISA::tile<Code::code, planes, 2>, MLXINFER_ISA::tile<Code::code, planes, 4>, \
-   MLXINFER_ISA::tile<Code::code, planes, 8>, MLXINFER_ISA::tile<Code::code, planes, 16>}
+  {MLXINFER_ISA::tile<Code::code, planes, 1>, MLXINFER_ISA::tile<Code::code, planes, 2>, MLXINFER_ISA::tile<Code::code, planes, 3>, \
+   MLXINFER_ISA::tile<Code::code, planes, 4>, MLXINFER_ISA::tile<Code::code, planes, 8>, MLXINFER_ISA::tile<Code::code, planes, 16>}
 #define MLXINFER_CODES_(planes)                                                                                                    \
   {{}, {}, {}, MLXINFER_TILES_(affine4, planes), MLXINFER_TILES_(affine5, planes), {}, {}, MLXINFER_TILES_(halves2, planes),       \
    MLXINFER_TILES_(halves3, planes), MLXINFER_TILES_(halves6, planes), {}, {}, {}, {}, {}, {}}

@@ -7,9 +7,9 @@
 
 namespace mlxinfer::cpu {
 
-// Rows of activations are multiplied in tiles of 16, 8, 4, 2 or 1 rows; a kernel exists for each.
-constexpr int kTileSizes = 5;
-constexpr int kTileRows[kTileSizes] = {1, 2, 4, 8, 16};
+// Rows of activations are multiplied in tiles of 16, 8, 4, 3, 2 or 1 rows; a kernel exists for each. Three are a token and two drafts.
+constexpr int kTileSizes = 6;
+constexpr int kTileRows[kTileSizes] = {1, 2, 3, 4, 8, 16};
 constexpr int kLargestTile = 16;
 
 // One tile of activations, quantized per block of 32 columns: x = scale * q. An 8-bit q has one plane of bytes; one of 15 bits
