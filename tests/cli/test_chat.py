@@ -252,6 +252,11 @@ def test_continue_goes_on_as_if_nothing_had_stopped_it(llm, conversation):
     assert len(conversation.turns) == 2
 
 
+def test_a_message_that_is_stopped_at_once_is_not_lost(conversation):
+    conversation.ask("hello").close()
+    assert conversation.draft == "hello"
+
+
 def test_a_full_context_is_told_from_max_tokens(conversation):
     obey(conversation, "/set max_tokens none")
     say(conversation, "hello")

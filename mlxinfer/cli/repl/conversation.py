@@ -81,7 +81,10 @@ class Conversation:
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
         """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
-        self.draft = text
+        self.draft = text  # before anything is read: it must not be lost if that is stopped at once
+        return self._reply(text)
+
+    def _reply(self, text: str) -> Generator[Chunk, None, None]:
         yield from self._answer(self._prompt([{"role": "user", "content": text}]), text)
 
     def retry(self) -> Generator[Chunk, None, None]:
