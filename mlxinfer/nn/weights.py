@@ -149,9 +149,6 @@ class RawBlocks:
         flat = self.rows.reshape(-1)
         for at in range(0, flat.size, rows):
             piece = flat[at : at + rows]
-            if len(self.sources) == 1:
-                yield self.sources[0], piece
-                continue
             which = np.searchsorted(starts, piece, side="right") - 1
             cuts = [0, *(np.flatnonzero(np.diff(which)) + 1).tolist(), piece.size]
             for begin, end in pairwise(cuts):

@@ -36,8 +36,7 @@ class ByteLevelBackend:
         """`merges` are pairs joined by a space, best first; `first` and `last` the ids around a text."""
         self.decoder = decoders.ByteLevel()
         self.special = frozenset(vocabulary.ids(TokenType.UNKNOWN, TokenType.CONTROL))
-        self._unread: _Unread | None = _Unread(vocabulary, merges, pre, (first, last))
-        self._whole: TokenizersBackend | None = None
+        self._source: _Unread | TokenizersBackend = _Unread(vocabulary, merges, pre, (first, last))
         self._lock, self._parts_left = Lock(), _TEXTS
         if len(vocabulary.tokens) <= _AT_ONCE:
             self._read_whole()
@@ -45,8 +44,7 @@ class ByteLevelBackend:
             later(self._read_later, delay_s=_DELAY_S, nice=0)
 
     def token(self, token_id: int) -> str | None:
-        unread = self._unread
-        return unread.token(token_id) if unread else self._read_whole().token(token_id)
+        return self._source.token(token_id)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with self._lock:
@@ -59,10 +57,10 @@ class ByteLevelBackend:
         whole.save(path)
 
     def _part(self, text: str) -> TokenizersBackend | None:
-        if self._unread is None or not self._parts_left or len(text) > _CHARACTERS:
+        if not isinstance(self._source, _Unread) or not self._parts_left or len(text) > _CHARACTERS:
             return None
         self._parts_left -= 1
-        return self._unread.part(text)
+        return self._source.part(text)
 
     def _read_later(self, stop: Stop) -> None:
         with self._lock, suppress(TokenizerError):  # it is raised for the next text
@@ -70,11 +68,9 @@ class ByteLevelBackend:
                 self._read_whole()
 
     def _read_whole(self) -> TokenizersBackend:
-        if self._whole is None:
-            assert self._unread
-            self._whole = self._unread.whole()
-            self._unread = None  # the library has its texts now
-        return self._whole
+        if isinstance(self._source, _Unread):
+            self._source = self._source.whole()
+        return self._source
 
 
 @dataclass(frozen=True)

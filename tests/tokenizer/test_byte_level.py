@@ -17,7 +17,7 @@ from support.golden_tokenizers import golden, golden_metadata
 from mlxinfer.background import finish_background_work, later
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import Tokenizer, byte_level, from_gguf
-from mlxinfer.tokenizer.byte_level import ByteLevelBackend
+from mlxinfer.tokenizer.byte_level import ByteLevelBackend, _Unread
 
 NAMES = [name for name, found in golden()["vocabularies"].items() if found["metadata"]["tokenizer.ggml.model"] == "gpt2"]
 CONTROL = 3
@@ -40,7 +40,7 @@ def tokenizer(metadata: dict[str, Any], texts: int = 4) -> tuple[Tokenizer, Byte
 
 
 def has_read_whole(backend: ByteLevelBackend) -> bool:
-    return backend._whole is not None
+    return not isinstance(backend._source, _Unread)
 
 
 @cache
@@ -97,6 +97,12 @@ def test_long_texts_long_words_and_missing_bytes_want_the_whole(text: str) -> No
     assert not has_read_whole(backend)
     made.encode(text)
     assert has_read_whole(backend)
+
+
+def test_special_tokens_are_no_words() -> None:
+    made, backend = tokenizer(metadata("smollm2"))
+    assert made.decode(made.encode("the<two words>the"), skip_special_tokens=False) == "<|x|>the<two words>the"
+    assert not has_read_whole(backend)
 
 
 def test_the_whole_is_read_soon_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:

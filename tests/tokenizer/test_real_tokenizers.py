@@ -63,8 +63,8 @@ def unread() -> _Unread:
         patch.setattr(byte_level, "later", lambda *work, **when: None)
         backend = real.__wrapped__("smollm2")._backend
     assert isinstance(backend, ByteLevelBackend)
-    assert backend._unread
-    return backend._unread
+    assert isinstance(backend._source, _Unread)
+    return backend._source
 
 
 @given(text=st.text(max_size=40) | st.text(st.sampled_from("aehilnorst  ,.ABC\n'<|im_end|>"), max_size=120))
