@@ -10,6 +10,7 @@ import pytest
 from support.adapters import merge, random_changes, shapes_of, write_mlx_lm, write_peft
 from support.drafting import Guesser
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.tiny_engine import UNMEASURED
 
 from mlxinfer import LLM, Choice, SamplingParams
 from mlxinfer.adapters import stacked
@@ -97,7 +98,7 @@ def test_preempted(base, paths, alone):
     with opened(base, paths, prefix_cache=False, max_num_seqs=5) as llm:
         opened_model = llm._client.opened
         engine = opened_model.engine()
-        engine.config = replace(engine.config, kv_cache_tokens=448, max_step_s=1e6)  # all prompts at once, however slow the machine
+        engine.config = replace(engine.config, kv_cache_tokens=448, **UNMEASURED)
         engine._start()
         sequences = run(engine, opened_model, max_tokens=90)
         assert sum(sequence.preemptions for sequence in sequences)

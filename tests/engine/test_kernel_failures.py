@@ -13,6 +13,7 @@ import pytest
 from support.checkpoints import config_of, random_checkpoint
 from support.live_server import live_server
 from support.tiny_directory import tiny_directory
+from support.tiny_engine import UNMEASURED
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.cache.attention import metal, select, trial
@@ -126,7 +127,7 @@ def after(tokens: int, slots: int = 1) -> Callable[[DecodePlan], bool]:
 def test_the_answers_come_by_plain_mlx(
     folder: Path, plain: list[Any], kernels: Kernels, error: Exception, speculate: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with LLM(folder, dtype="float32", speculate=speculate) as llm:
+    with LLM(folder, dtype="float32", speculate=speculate, **UNMEASURED) as llm:
         assert backends(llm) == {MetalAttention}
         kernels.error, kernels.broken = error, after(120, slots=2)
         assert answers(llm) == plain

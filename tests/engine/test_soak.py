@@ -27,7 +27,7 @@ def graph_edges(engine: Engine) -> int:
 
 
 def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
-    """Sequences come and go at random for so many decode steps; now and then, what is there that was not there before."""
+    """Sequences come and go at random for so many decode steps; now and then all end and are forgotten: what is there that was not before."""
     gc.collect()
     gc.freeze()
     rng = np.random.default_rng(5)
@@ -41,6 +41,9 @@ def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
             engine.abort(engine.scheduler.running[0])
         engine.step()
         if step % (steps // 10) == steps // 10 - 1:
+            while not engine.idle:
+                engine.step()
+            engine.cache.pool.index.clear()
             samples.append((live_arrays(), graph_edges(engine), active_memory(), psutil.Process().memory_info().rss))
     return engine, samples
 

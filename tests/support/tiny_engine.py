@@ -24,6 +24,8 @@ from mlxinfer.types import SamplingParams
 from .plain_step import PlainCache
 from .plain_weights import PlainWeights
 
+UNMEASURED = {"decode_share": 1e-6, "max_step_s": 1000.0}
+"""Settings with which no prompt waits because of the time that steps take: requests meet alike on a machine that stalls."""
 GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
 
 
