@@ -27,7 +27,7 @@ def graph_edges(engine: Engine) -> int:
 
 
 def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
-    """Sequences come and go at random for so many decode steps; now and then all end and are forgotten: what is there that was not before."""
+    """Sequences come and go at random for so many decode steps; what is there now and then, when all have ended and are forgotten."""
     gc.collect()
     gc.freeze()
     rng = np.random.default_rng(5)
