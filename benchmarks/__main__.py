@@ -25,7 +25,7 @@ from .studies import COMMANDS
 from .system import describe
 from .types.command import STUDY as TYPES
 from .types.command import show as show_types
-from .workloads import kv_works, works
+from .workloads import START, kv_works, works
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -40,7 +40,12 @@ def main() -> None:
 @click.option("--rounds", type=click.IntRange(1, 1000), default=5, show_default=True)
 @click.option("--steps", type=click.IntRange(1, 192), default=64, show_default=True, help="Tokens of a sample of decoding.")
 @click.option("--cache", "caches", is_flag=True, help="Decoding behind 4096 tokens in a cache of 16, 8 and 4 bits, and nothing else.")
-@click.option("--works", "chosen", default="", help="Only those whose names begin so; several with commas.  [default: all]")
+@click.option(
+    "--works",
+    "chosen",
+    default="",
+    help="Only those whose names begin so, several with commas; start: whole processes only.  [default: all]",
+)
 @limits_option
 @click.option("--threads", type=click.IntRange(1, 256), help="Of every engine.  [default: one for each processor]")
 @cpus_option
@@ -50,7 +55,7 @@ def compare(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
     chosen = [prefix for prefix in options.pop("chosen").split(",") if prefix]
     possible = kv_works(options["steps"]) if options.pop("caches") else works(options["steps"])
     kinds = tuple(w for w in possible if not chosen or w.name.startswith(tuple(chosen)))
-    if not kinds:
+    if not kinds and chosen != [START.name]:
         raise click.UsageError(f"--works: {', '.join(chosen)} begins none of {', '.join(w.name for w in works(1))}")
     settings = Settings(
         works=kinds, threads=threads or len(cpus), **{key: options[key] for key in ("engines", "rounds", "limits", "start")}

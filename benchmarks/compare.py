@@ -81,7 +81,7 @@ class Comparison:
     def _start(self, engine: str, stack: ExitStack) -> None:
         worker = stack.enter_context(self._process(engine, self.settings.threads))
         try:
-            text = self._load(worker, context_of(self.settings.works))["text"]
+            text = self._load(worker, context_of((*self.settings.works, START)))["text"]
         except WorkerError as error:
             self.left_out[engine] = str(error)
             self._tell(f"left out: {error}")
