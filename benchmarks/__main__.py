@@ -55,8 +55,8 @@ def compare(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
     chosen = [prefix for prefix in options.pop("chosen").split(",") if prefix]
     possible = kv_works(options["steps"]) if options.pop("caches") else works(options["steps"])
     kinds = tuple(w for w in possible if not chosen or w.name.startswith(tuple(chosen)))
-    if not kinds and chosen != [START.name]:
-        raise click.UsageError(f"--works: {', '.join(chosen)} begins none of {', '.join(w.name for w in works(1))}")
+    if not kinds and not (START.name in chosen and options["start"]):
+        raise click.UsageError(f"--works: {', '.join(chosen)} begins none of {', '.join(w.name for w in (*works(1), START))}")
     settings = Settings(
         works=kinds, threads=threads or len(cpus), **{key: options[key] for key in ("engines", "rounds", "limits", "start")}
     )

@@ -62,6 +62,7 @@ def test_compare_writes_all_files_and_report_reads_them(tmp_path: Path, tiny: st
         ["--rounds", "0"],
         ["--steps", "1000"],
         ["--works", "dance"],
+        ["--works", "start", "--no-start"],
         ["--cpus", "a"],
         ["--cpus", "100000"],
         ["--model", "x=/nothing/there"],

@@ -13,6 +13,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 from support.tiny_directory import tiny_directory
+from support.tiny_engine import UNMEASURED
 
 from mlxinfer import LLM, MLXInferError, SamplingParams
 from mlxinfer.engine.inproc_client import FairLock
@@ -20,7 +21,7 @@ from mlxinfer.errors import EngineError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
 LONG = SamplingParams(temperature=0, max_tokens=200)
-AT_ONCE = {"decode_share": 0.01, "speculate": False}
+AT_ONCE = {**UNMEASURED, "speculate": False}
 """Settings with which prompts are read at once, and answers take a step for each token, however busy the machine is."""
 SEEDED = SamplingParams(temperature=1.0, seed=3, max_tokens=12, repetition_penalty=1.2, top_k=20)
 PROMPT = "The quick brown fox"
