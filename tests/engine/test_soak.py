@@ -9,7 +9,7 @@ import psutil
 import pytest
 from support.active_memory import active_memory
 from support.schedules import kinds, play
-from support.tiny_engine import request, tiny_engine
+from support.tiny_engine import UNMEASURED, request, tiny_engine
 
 from mlxinfer.engine.engine import Engine
 
@@ -36,9 +36,9 @@ def soak(steps: int) -> tuple[Engine, list[tuple[int, int, int, int]]]:
     gc.collect()
     gc.freeze()
     rng = np.random.default_rng(5)
-    engine = tiny_engine(max_num_seqs=6, kv_cache_tokens=1024, prefix_cache_tokens=512)
+    engine = tiny_engine(max_num_seqs=6, kv_cache_tokens=1024, prefix_cache_tokens=512, **UNMEASURED)
     pool = kinds(5, 20, 60)
-    for kind in pool:  # so that the prefix cache has all of them from the beginning, however long steps take
+    for kind in pool:  # so that the prefix cache has all of them from the beginning
         engine.add(kind.sequence())
     drain(engine)
     samples = []
