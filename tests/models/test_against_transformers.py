@@ -140,6 +140,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "gemma3-untied": ("gemma3_text", {**GQA, "head_dim": 16, "tie_word_embeddings": False, "sliding_window": 100}),
+    "gemma4-one-width": (
+        "gemma4_text",
+        {**GQA, "head_dim": 16, "global_head_dim": 16, "sliding_window": 12, "vocab_size_per_layer_input": VOCAB},
+    ),
     "phi3": ("phi3", {**GQA}),
     "phi3-window": ("phi3", {**MQA, "sliding_window": 21, "rope_theta": 250000.0, "tie_word_embeddings": True}),
     "phi3-partial": ("phi3", {**GQA, "hidden_size": 96, "partial_rotary_factor": 0.75}),

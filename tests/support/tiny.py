@@ -21,11 +21,13 @@ VOCAB = 96
 def write_with_transformers(folder: Path, model_type: str, seed: int = 0, **settings: Any) -> Any:
     """A float32 checkpoint with random weights in `folder`; returns the torch model. Needs torch and transformers."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
 
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", experts_implementation="eager").float().eval()
+    # transformers knows `mistral4` as the text part of others only
+    make = Mistral4ForCausalLM._from_config if model_type == "mistral4" else AutoModelForCausalLM.from_config
+    model = make(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() >= 2:
@@ -34,6 +36,11 @@ def write_with_transformers(folder: Path, model_type: str, seed: int = 0, **sett
                 parameter.add_(torch.randn_like(parameter) * 0.1)
             else:
                 parameter.normal_(0, 0.1)
+        for name, buffer in model.named_buffers():
+            if "bias" in name:
+                buffer.normal_(0, 0.1)
+            elif "layer_scalar" in name:
+                buffer.uniform_(0.6, 1.4)
     model.save_pretrained(folder)
     return model
 

@@ -171,6 +171,8 @@ def _overridden(reader: ConfigReader, types: list[str], dim: int, kv: int | None
     by_layer = reader.take("per_layer_config")
     if by_layer is None:
         return dim, kv
+    if by_layer == {}:  # as it leaves them where they are those of the other layers
+        return reader.values.get("head_dim", dim), None
     full = {layer for layer, kind in enumerate(types) if kind == FULL}
     numbered = isinstance(by_layer, dict) and all(str(key).isdecimal() for key in by_layer)
     given = list(by_layer.values()) if numbered and {int(key) for key in by_layer} == full else []

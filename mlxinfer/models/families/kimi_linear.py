@@ -56,7 +56,7 @@ def kimi_linear(config: dict[str, Any]) -> Architecture:
     types = reader.names("layer_types", (FULL, LINEAR), sizes.layers)
     types = types or [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(sizes.layers)]
     heads, delta = _read_latent(reader, sizes), _read_delta(reader, sizes)
-    scale = (heads.plain + heads.turned) ** -0.5
+    scale, bias = (heads.plain + heads.turned) ** -0.5, reader.boolean("attention_bias", False)
     _check_the_rest(reader)
 
     def block(weights: Weights, layer: int) -> Block:
@@ -65,7 +65,7 @@ def kimi_linear(config: dict[str, Any]) -> Architecture:
         if types[layer] == LINEAR:
             mixer = _load_delta(weights, name, layer, sizes, delta)
         else:
-            mixer = LatentAttention.load(weights, name, layer, heads, None, eps=_LATENT_EPS, bias=False, scale=scale, paired=False)
+            mixer = LatentAttention.load(weights, name, layer, heads, None, eps=_LATENT_EPS, bias=bias, scale=scale, paired=False)
         return pre_norm(weights, f"model.layers.{layer}", sizes, mixer, sparse.load(_ExpertNames(weights), layer), rope=None)
 
     specs: tuple[LayerSpec, ...] = tuple(delta.spec if kind == LINEAR else heads.spec for kind in types)
