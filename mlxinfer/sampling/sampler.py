@@ -123,15 +123,17 @@ class SamplingBatch:
         """Choose from logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
         the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held.
         `allowed`: bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first."""
+        plain = self._is_plain and allowed is None
+        if not plain or self._settings.argmax is not _plain_argmax:
+            logits = logits.astype(mx.float32)
+        if plain:  # whatever was drafted
+            return Sampled(self._settings.argmax(logits), None)
         spread, seeds, rows = None if drafts is None else RaggedRows(drafts), self._seeds, logits.shape[0]
         if spread is not None:
             seeds = [seeds[s] for s in spread.sequences]
             positions = [positions[s] + behind for s, behind in zip(spread.sequences, spread.behind, strict=True)]
         pieces: list[Sampled] = []
-        plain = self._is_plain and allowed is None
-        if not plain or self._settings.argmax is not _plain_argmax:
-            logits = logits.astype(mx.float32)
-        size = rows if plain else SAMPLED_ROWS_AT_ONCE
+        size = SAMPLED_ROWS_AT_ONCE
         for start in range(0, rows, size):
             part = slice(start, start + size)
             picked: PickedRows | None = None
