@@ -105,7 +105,7 @@ class Kinds:
         narrow, same = sizes.heads, reader.boolean("attention_k_eq_v", False)
         kv = reader.optional_integer("num_global_key_value_heads")
         dim = reader.integer("global_head_dim", 512)
-        dim, kv = _overridden(reader, types, dim, kv if same else None)
+        dim, kv = _overridden(reader, types, narrow.dim) or (dim, kv if same else None)
         wide = Heads(narrow.hidden, narrow.count, kv or narrow.kv, dim)
         if wide.count % wide.kv:
             raise reader.bad("num_global_key_value_heads", wide.kv, f"a divisor of the {wide.count} attention heads")
@@ -166,22 +166,23 @@ class _Plan:
         return Gemma4Attention.load(weights, name, source, self.kinds.heads[kind], parts if source == layer else parts[:1], eps)
 
 
-def _overridden(reader: ConfigReader, types: list[str], dim: int, kv: int | None) -> tuple[int, int | None]:
-    """Channels and KV heads of full layers, which transformers 5 writes for each of them in `per_layer_config`."""
+def _overridden(reader: ConfigReader, types: list[str], narrow: int) -> tuple[int, int | None] | None:
+    """Channels and KV heads of full layers, where transformers 5 has written `per_layer_config`: for each of them what differs from the
+    others, which have `narrow` channels. None where it has not."""
     by_layer = reader.take("per_layer_config")
     if by_layer is None:
-        return dim, kv
-    if by_layer == {}:  # as it leaves them where they are those of the other layers
-        return reader.values.get("head_dim", dim), None
+        return None
+    if by_layer == {}:
+        return narrow, None
     full = {layer for layer, kind in enumerate(types) if kind == FULL}
     numbered = isinstance(by_layer, dict) and all(str(key).isdecimal() for key in by_layer)
     given = list(by_layer.values()) if numbered and {int(key) for key in by_layer} == full else []
     if not given or any(other != given[0] or not isinstance(other, dict) for other in given):
         raise reader.bad("per_layer_config", by_layer, "the same for every full layer, and for no other")
     own = ConfigReader(given[0])
-    dim, kv = own.integer("head_dim", reader.values.get("head_dim")), own.optional_integer("num_key_value_heads")
+    found = own.integer("head_dim", narrow), own.optional_integer("num_key_value_heads")
     own.finish()
-    return dim, kv
+    return found
 
 
 @dataclass(frozen=True, slots=True)
