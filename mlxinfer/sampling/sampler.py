@@ -123,11 +123,10 @@ class SamplingBatch:
         """Choose from logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
         the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held.
         `allowed`: bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first."""
-        plain = self._is_plain and allowed is None
-        if not plain or self._settings.argmax is not _plain_argmax:
-            logits = logits.astype(mx.float32)
-        if plain:  # whatever was drafted
-            return Sampled(self._settings.argmax(logits), None)
+        if self._is_plain and allowed is None:  # whatever was drafted
+            argmax = self._settings.argmax
+            return Sampled(argmax(logits if argmax is _plain_argmax else logits.astype(mx.float32)), None)
+        logits = logits.astype(mx.float32)
         spread, seeds, rows = None if drafts is None else RaggedRows(drafts), self._seeds, logits.shape[0]
         if spread is not None:
             seeds = [seeds[s] for s in spread.sequences]
@@ -151,7 +150,7 @@ class SamplingBatch:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether sampling needs no more memory than the logits."""
+        """Whether the likeliest token of each row is taken, and nothing else is asked for."""
         settings = self._settings
         return settings.all_greedy and settings.bias is None and self._penalties is None and self._top_logprobs is None
 

@@ -6,37 +6,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import mlx.core as mx
-import numpy as np
 import pytest
+from support.families import LIMIT, ModelPages, error
 from support.plain_weights import PlainWeights
 from support.random_settings import BASE, FAMILIES, Draw
 from support.tiny import logits_of, open_model, random_tokens, transformers_logits, write_with_transformers
 
-from mlxinfer.cache.base import Segment
-from mlxinfer.cache.paged import PagedCache
 from mlxinfer.models import build
-from mlxinfer.models.decoder import Model
 from mlxinfer.nn.packing import settle
 
 pytestmark = pytest.mark.torch
 
-LIMIT = 2e-3
-TOKENS = random_tokens(100, vocab=BASE["vocab_size"])
-
-
-def paged_logits(model: Model, pieces: list[int]) -> np.ndarray:
-    """float32 `[T, vocab]`, read in pieces into the cache of an engine."""
-    cache = PagedCache(model.layers, dtype=mx.float32, kv_cache_tokens=1024, chunk=256)
-    slot, rows, past = cache.open(), [], 0
-    for count in pieces:
-        step = cache.begin([Segment(slot, 0, count, past, len(TOKENS))])
-        logits = model.logits(model.hidden(mx.array(TOKENS[past : past + count], mx.int32), step))
-        mx.eval(logits, step.state)
-        past += count
-        cache.commit(step, {slot: TOKENS[:past]})
-        rows.append(np.array(logits))
-    return np.concatenate(rows)
+TOKENS = random_tokens(100)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -47,5 +28,7 @@ def test_logits(family: str, seed: int, tmp_path: Path) -> None:
     plain = open_model(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text(encoding="utf-8"))
     packed = build(config, PlainWeights.open(tmp_path / "model.safetensors"), ready=settle)
-    for logits in (logits_of(plain, TOKENS), logits_of(plain, TOKENS, [33, 1, 66]), paged_logits(packed, [70, 1, 2, 1, 5, 1, 20])):
-        assert np.abs(logits - expected).max() < LIMIT, settings
+    pages = ModelPages(packed, len(TOKENS))
+    paged = pages.read_all(pages.open(), TOKENS, [70, 1, 2, 1, 5, 1, 20])
+    for logits in (logits_of(plain, TOKENS), logits_of(plain, TOKENS, [33, 1, 66]), paged):
+        assert error(logits, expected) < LIMIT, settings

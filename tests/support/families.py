@@ -94,12 +94,12 @@ def _gather_linear(old: dict[str, Any]) -> None:
 LINEAR_KEYS = {"linear_head_dim": "head_dim", "linear_num_heads": "num_heads", "linear_conv_kernel_dim": "short_conv_kernel_size"}
 
 
-class Pages:
-    """A loaded model with the cache of a running engine, fed with pieces of its golden tokens."""
+class ModelPages:
+    """A loaded model with the cache of a running engine, fed with pieces of up to `length` tokens."""
 
-    def __init__(self, name: str, kv: str = "16", directory: Path | None = None) -> None:
-        self.model = loaded_model(name)
-        self.length = len(reference(name)[0])
+    def __init__(self, model: Model, length: int, kv: str = "16", directory: Path | None = None, fingerprint: str = "") -> None:
+        self.model = model
+        self.length = length
         disk = DiskStorage(directory, 10**9) if directory else None
         self.cache = PagedCache(
             self.model.layers,
@@ -107,7 +107,7 @@ class Pages:
             kv_cache_tokens=4096,
             chunk=256,
             kv=KVFormat.parse(kv),
-            fingerprint=name,
+            fingerprint=fingerprint,
             prefix_cache_tokens=2048,
             snapshot_bytes=1 << 24,
             disk=disk,
@@ -145,6 +145,13 @@ class Pages:
         assert sum(chunks) == len(tokens)
         ends = np.cumsum(chunks)
         return np.concatenate([self.read((slot, tokens[end - count : end]))[0] for count, end in zip(chunks, ends, strict=True)])
+
+
+class Pages(ModelPages):
+    """Those of a golden checkpoint and its tokens."""
+
+    def __init__(self, name: str, kv: str = "16", directory: Path | None = None) -> None:
+        super().__init__(loaded_model(name), len(reference(name)[0]), kv, directory, name)
 
 
 def error(logits: np.ndarray, expected: np.ndarray) -> float:

@@ -1,4 +1,4 @@
-"""Settings of checkpoints, drawn at random for each family: sizes that are no powers of two, and every option that the family has."""
+"""Settings of checkpoints, drawn at random for each family: sizes that are no powers of two, and the options that the family has."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import numpy as np
 
+from mlxinfer.models.common import FULL, LINEAR, SLIDING
+
+from .tiny import VOCAB
+
 Settings = dict[str, Any]
-FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"
 FAMILIES: dict[str, Callable[[Draw], Settings]] = {}
 """By model type."""
 BASE: Settings = {
-    "vocab_size": 96,
+    "vocab_size": VOCAB,
     "max_position_embeddings": 256,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -111,6 +114,7 @@ class Draw:
         }
 
     def latent_rope(self, **others: Any) -> Settings:
+        """Of latent attention; with `others`, which yarn alone has, always yarn."""
         yarn = {"rope_type": "yarn", "factor": self.one(4.0, 40.0), "original_max_position_embeddings": self.one(16, 32)}
         yarn |= {"mscale": 1.0, "mscale_all_dim": self.one(1.0, 0.7), "beta_fast": 32, "beta_slow": 1}
         return {"rope_theta": 1e4} | (yarn | others if others else self.one({"rope_type": "default"}, yarn))
@@ -236,7 +240,7 @@ def gemma4_text(d: Draw) -> Settings:
     kinds = [*d.each(layers - 1, SLIDING, FULL), FULL]
     s = d.sizes() | d.heads(8, 16, 24) | {"num_hidden_layers": layers, "layer_types": kinds, "sliding_window": d.number(2, 60)}
     s |= {"global_head_dim": d.one(16, 24, 48), "final_logit_softcapping": d.one(None, 3.0)}
-    s |= {"hidden_size_per_layer_input": d.one(0, 8, 12), "vocab_size_per_layer_input": BASE["vocab_size"]}
+    s |= {"hidden_size_per_layer_input": d.one(0, 8, 12), "vocab_size_per_layer_input": VOCAB}
     if d.maybe():
         s |= {"num_global_key_value_heads": d.one(1, s["num_attention_heads"]), "attention_k_eq_v": True}
     if d.maybe():

@@ -56,7 +56,8 @@ def kimi_linear(config: dict[str, Any]) -> Architecture:
     types = reader.names("layer_types", (FULL, LINEAR), sizes.layers)
     types = types or [FULL if layer and layer % 4 == 0 else LINEAR for layer in range(sizes.layers)]
     heads, delta = _read_latent(reader, sizes), _read_delta(reader, sizes)
-    scale, bias = (heads.plain + heads.turned) ** -0.5, reader.boolean("attention_bias", False)
+    scale = (heads.plain + heads.turned) ** -0.5
+    bias = reader.boolean("attention_bias", False)
     _check_the_rest(reader)
 
     def block(weights: Weights, layer: int) -> Block:
