@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, Field, field, fields
+from dataclasses import MISSING, Field, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -368,6 +368,16 @@ def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
         return SamplingParams(**values).resolved()
     except SamplingError:
         return greedy
+
+
+CHAT_TEMPERATURE = 0.7
+"""The temperature of a conversation with a model whose authors recommend no sampling."""
+
+
+def chat_params(defaults: SamplingParams) -> SamplingParams:
+    """Defaults of a person's conversation, in the chat and on the page: `defaults`, with `CHAT_TEMPERATURE` in place of greedy. A greedy
+    answer repeats itself to the letter when it is asked for again, and small models loop in it. Python and the API keep `defaults`."""
+    return replace(defaults, temperature=CHAT_TEMPERATURE) if defaults.greedy else defaults
 
 
 if __name__ == "__main__":

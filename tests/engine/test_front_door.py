@@ -14,7 +14,7 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
-from mlxinfer.config import OLDER_NAMES, EngineArgs, default_params, settings, settings_table
+from mlxinfer.config import CHAT_TEMPERATURE, OLDER_NAMES, EngineArgs, chat_params, default_params, settings, settings_table
 from mlxinfer.engine.input_processor import RequestKeywords, RequestOptions
 from mlxinfer.errors import PromptError, SamplingError, SettingError, UnknownKeywordError
 
@@ -217,6 +217,14 @@ def test_unset_fields_are_what_the_authors_recommend(llm):
     assert resolved.resolved() is resolved
     assert SamplingParams().resolved().temperature == 1
     assert llm.generate("abc", SamplingParams(max_tokens=6))[0].token_ids == llm.generate("abc", GREEDY)[0].token_ids
+
+
+def test_a_conversation_samples_where_the_authors_recommend_nothing() -> None:
+    silent, advised = default_params({}), default_params({"do_sample": True, "temperature": 0.6, "top_k": 20})
+    assert silent.greedy, "Python and the API keep their documented default"
+    assert chat_params(silent).temperature == CHAT_TEMPERATURE > 0
+    assert chat_params(silent).top_p == silent.top_p
+    assert chat_params(advised) is advised
 
 
 def test_what_only_some_need_is_not_imported_at_the_start():
