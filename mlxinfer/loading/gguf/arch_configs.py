@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...typed_reader import shown
@@ -214,11 +214,15 @@ BUILDERS: dict[str, Callable[[Source], Config]] = {
 }
 
 
-def rebuild_config(files: GGUFFiles) -> Config:
+def read_hparams(files: GGUFFiles, ignored: Collection[str] = ()) -> HParams:
+    """The keys under the name of the architecture, less the ignored ones. Raises as `architecture` does."""
+    return HParams(files.metadata, architecture(files), files.path, ignored)
+
+
+def rebuild_config(files: GGUFFiles, hparams: HParams | None = None) -> Config:
     """The config. Raises `UnsupportedModelError` naming an unknown architecture or hyperparameter, `CheckpointError` for senseless ones."""
-    name = architecture(files)
-    source = Source(HParams(files.metadata, name, files.path), files)
-    config = BUILDERS[name](source)
+    source = Source(hparams or read_hparams(files), files)
+    config = BUILDERS[architecture(files)](source)
     source.hparams.finish()
     return config
 

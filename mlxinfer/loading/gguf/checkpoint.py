@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
-from .arch_configs import architecture, rebuild_config
+from .arch_configs import architecture, read_hparams, rebuild_config
 from .files import GGUFFiles
 from .names import map_tensors
 from .transforms import MappedTensor
@@ -23,16 +23,20 @@ class GGUFCheckpoint:
     Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly; plain types keep their dtype; all others are dequantized to
     float32, unless `pack` says otherwise. With `raw_blocks`, matrices of the types that the native CPU products know
     (`kernels_cpu.gguf_types`) are `RawBlocks` instead, which can be read until `close`. Reading undoes llama.cpp's reorderings. A tensor
-    that the architecture does not have keeps llama.cpp's name.
+    that the architecture does not have keeps llama.cpp's name. Metadata keys of the architecture in `ignore_config_keys` are read as if
+    the file did not have them; a key is named with or without the architecture.
     """
 
-    def __init__(self, path: str | Path, *, raw_blocks: bool = False) -> None:
+    def __init__(self, path: str | Path, *, raw_blocks: bool = False, ignore_config_keys: Collection[str] = ()) -> None:
         self.path = Path(path)
         self.packs = False
         """Whether `pack` was called."""
         self._files = GGUFFiles(self.path, raw_blocks=raw_blocks)
         try:
-            self.config: dict[str, Any] = rebuild_config(self._files)
+            hparams = read_hparams(self._files, ignore_config_keys)
+            self.ignored_keys = hparams.ignored
+            """Keys of `ignore_config_keys` that the file has."""
+            self.config: dict[str, Any] = rebuild_config(self._files, hparams)
             self._tensors = self._mapped()
         except ValueError as error:
             self._files.close()

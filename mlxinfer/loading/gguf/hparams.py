@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,23 @@ _HARMLESS: Mapping[str, tuple[object, ...]] = {
 class HParams(TypedReader):
     """The keys `{arch}.*`. A value of the wrong type is a `CheckpointError`, a value without support an `UnsupportedModelError`."""
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path) -> None:
+    def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path, ignored: Collection[str] = ()) -> None:
+        """`ignored` keys are read as if the file did not have them; each is named with or without the architecture."""
         self.path = path
         self._prefix = architecture + "."
-        self._hparams = {key.removeprefix(self._prefix): value for key, value in metadata.items() if key.startswith(self._prefix)}
+        found = {key.removeprefix(self._prefix): value for key, value in metadata.items() if key.startswith(self._prefix)}
+        self.ignored = tuple(self._prefix + key for key in found if not {key, self._prefix + key}.isdisjoint(ignored))
+        """The whole names of the keys that the file has, and that were ignored."""
+        self._hparams = {key: value for key, value in found.items() if self._prefix + key not in self.ignored}
         super().__init__(self._hparams)
 
     def error(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.path}: {self._prefix}{key} {what}; convert the model again")
 
     def unsupported(self, key: str, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(f"{self.path}: {self._prefix}{key} {what}, which is not supported")
+        return UnsupportedModelError(
+            f"{self.path}: {self._prefix}{key} {what}, which is not supported (--ignore-config-key {self._prefix}{key} leaves the key out)"
+        )
 
     def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
         """A list with one number per layer is accepted where they are all the same."""
@@ -83,7 +89,10 @@ class HParams(TypedReader):
         """Raise `UnsupportedModelError` for the first key that was not taken and may change the maths."""
         for key, value in self.untaken():
             if key not in _HARMLESS:
-                raise UnsupportedModelError(f"{self.path}: {self._prefix}{key} = {shown(value)} is not understood")
+                raise UnsupportedModelError(
+                    f"{self.path}: {self._prefix}{key} = {shown(value)} is not understood, and may change the answers; "
+                    f"if it does not, go on with --ignore-config-key {self._prefix}{key}"
+                )
             allowed = _HARMLESS[key]
             if _ANY not in allowed and (isinstance(value, (list, np.ndarray)) or value not in allowed):
                 raise self.unsupported(key, f"is {shown(value)}")

@@ -14,6 +14,7 @@ from mlxinfer.loading.gguf.reader import GGUFFile
 from mlxinfer.loading.resolve import ALIASES
 from mlxinfer.models import build
 from mlxinfer.nn.weights import Quantized, map_rows
+from tests.support.gguf_golden import rewritten
 from tests.support.plain_step import PlainCache
 from tests.support.plain_weights import PlainWeights
 
@@ -109,3 +110,16 @@ def test_numbers_of_a_real_file_are_those_of_the_gguf_package(real: tuple[str, P
         expected = expected - np.float32(shift) if "norm" in tensor.name else expected
         assert ours.dtype == np.float32
         assert np.array_equal(ours, expected), tensor.name
+
+
+@pytest.mark.parametrize("name", ["llama.attention.secret", "attention.secret"])
+def test_a_key_that_is_ignored_is_read_as_if_the_file_did_not_have_it(name: str, tmp_path: Path) -> None:
+    path = rewritten("llama", tmp_path / "x.gguf", {"attention.secret": 1})
+    with pytest.raises(MLXInferError, match=r"--ignore-config-key llama\.attention\.secret"):
+        GGUFCheckpoint(path)
+    checkpoint = GGUFCheckpoint(path, ignore_config_keys={name, "llama.not_there"})
+    assert checkpoint.ignored_keys == ("llama.attention.secret",)
+    golden = GGUFCheckpoint(GOLDEN / "llama.gguf")
+    assert checkpoint.config.items() <= golden.config.items()
+    checkpoint.close()
+    golden.close()

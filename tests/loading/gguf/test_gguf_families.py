@@ -5,64 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import mlx.core as mx
 import numpy as np
 import pytest
-from support.gguf_file import Tensor, Typed, array_tensor, write
-from support.plain_step import PlainCache
-from support.plain_weights import PlainWeights
 
 from mlxinfer.errors import CheckpointError, UnsupportedModelError
 from mlxinfer.loading.gguf import GGUFCheckpoint
-from mlxinfer.loading.gguf.files import GGUFFiles
-from mlxinfer.models import build
-from mlxinfer.nn.weights import numbers
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "gguf"
+from tests.support.gguf_file import Typed
+from tests.support.gguf_golden import Arrays, logits, reference, rewritten
 
 
-def rewritten(name: str, path: Path, changes: dict[str, Any], *, latent: bool = False, without: str = " ") -> Path:
-    """A golden file with other hyperparameters (None leaves one out); `latent`: with the matrix to all heads in one piece."""
-    files = GGUFFiles(GOLDEN / f"{name}.gguf")
-    prefix = f"{files.metadata['general.architecture']}."
-    metadata = {key: value for key, value in files.metadata.items() if key.startswith((prefix, "general.architecture"))}
-    metadata |= {prefix + key: value for key, value in changes.items()}
-    arrays = {tensor: np.array(numbers(files.read(tensor))) for tensor in files.tensors if without not in tensor}
-    files.close()
-    for layer in range(2 if latent else 0):
+def one_matrix_to_all_heads(arrays: Arrays) -> None:
+    for layer in range(2):
         keys, values = (arrays.pop(f"blk.{layer}.attn_{part}_b.weight") for part in "kv")
         arrays[f"blk.{layer}.attn_kv_b.weight"] = np.concatenate([keys.swapaxes(1, 2), values], axis=1).reshape(-1, keys.shape[1])
-    tensors: list[Tensor] = [array_tensor(tensor, values) for tensor, values in arrays.items()]
-    return write(path, {key: _plain(value) for key, value in metadata.items() if value is not None}, tensors)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return Typed("array", value.tolist(), of="bool" if value.dtype == bool else "i32")
-    return value
-
-
-def logits(path: Path, ids: np.ndarray) -> np.ndarray:
-    checkpoint = GGUFCheckpoint(path)
-    model = build(checkpoint.config, PlainWeights({tensor: checkpoint.read(tensor) for tensor in checkpoint.names()}))
-    checkpoint.close()
-    return np.array(model.logits(model.hidden(mx.array(ids), PlainCache(model.layers).step([(0, ids.size)]))))
 
 
 def test_latent_attention_in_files_of_before_it_was_absorbed(tmp_path: Path) -> None:
     old = {"attention.key_length_mla": None, "attention.value_length_mla": None, "attention.key_length": 24, "attention.value_length": 24}
-    path = rewritten("deepseek2", tmp_path / "old.gguf", old | {"attention.head_count_kv": 4}, latent=True)
-    data = np.load(GOLDEN / "deepseek2.npz")
-    np.testing.assert_allclose(logits(path, data["ids"]), data["logits"], atol=1e-4)
+    path = rewritten("deepseek2", tmp_path / "old.gguf", old | {"attention.head_count_kv": 4}, one_matrix_to_all_heads)
+    ids, expected = reference("deepseek2")
+    np.testing.assert_allclose(logits(path, ids), expected, atol=1e-4)
 
 
 def test_scores_of_experts_that_the_file_does_not_name(tmp_path: Path) -> None:
     """A bias of the scores is V3's; without one they are V2's probabilities."""
     unnamed = {"expert_gating_func": None}
     for name in ("deepseek2", "glm4_moe_lite"):
-        data = np.load(GOLDEN / f"{name}.npz")
+        ids, expected = reference(name)
         path = rewritten(name, tmp_path / f"{name}.gguf", unnamed)
-        np.testing.assert_allclose(logits(path, data["ids"]), data["logits"], atol=1e-4)
+        np.testing.assert_allclose(logits(path, ids), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +71,7 @@ def test_senseless_values_are_named(name: str, changes: dict[str, Any], error: s
 
 def test_matrices_of_one_part_that_cannot_be_joined_stay_apart(tmp_path: Path) -> None:
     """They keep llama.cpp's names, for the loader to refuse."""
-    path = rewritten("granitehybrid_dense", tmp_path / "x.gguf", {}, without="blk.0.ffn_up")
+    path = rewritten("granitehybrid_dense", tmp_path / "x.gguf", {}, lambda arrays: arrays.pop("blk.0.ffn_up.weight"))
     checkpoint = GGUFCheckpoint(path)
     assert "blk.0.ffn_gate.weight" in checkpoint.names()
     checkpoint.close()
