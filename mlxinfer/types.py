@@ -332,6 +332,9 @@ class Completion:
     tool_calls: tuple[ToolCall, ...] = ()
     """In a chat with tools, the calls that the model asks for, in order."""
 
+    def __str__(self) -> str:
+        return self.text
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -357,3 +360,6 @@ class Chunk:
     """In a chat, a further piece of the model's reasoning."""
     tool_calls: tuple[ToolCallDelta, ...] = ()
     """In a chat with tools, pieces of calls."""
+
+    def __str__(self) -> str:
+        return self.text

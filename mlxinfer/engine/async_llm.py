@@ -30,9 +30,10 @@ from .chat_prompt import ChatPrompt
 from .engine_thread import EngineThread, Progress
 from .front_door import FrontDoor, check_process, check_unbroken, prompt_logprobs
 from .hooked_requests import Tracing
-from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, RequestKeywords, RequestOptions, as_prompts
+from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .output_processor import FEED
+from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -127,24 +128,24 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         self,
         prompts: AnyPrompt | Many[AnyPrompt],
         params: SamplingParams | Many[SamplingParams] | None = None,
-        **options: Unpack[RequestKeywords],
+        **options: Unpack[GenerateKeywords],
     ) -> list[Completion]:
         """Answers to one prompt or any number of them, as `LLM.generate`: a list with `n` completions for each prompt, in order. Raises
         `MLXInferError`s."""
-        return await self._generate(prompts, params, RequestOptions.of("generate", options))
+        return await self._generate(prompts, *generating("generate", params, options))
 
     def stream(
-        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> AsyncGenerator[Chunk, None]:
         """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
         `MLXInferError`s, also in the middle of an answer."""
-        return _flat(self._bursts(partial(_sequences, partial(_prompt, prompt), params, RequestOptions.of("stream", options))))
+        return _flat(self._bursts(partial(_sequences, partial(_prompt, prompt), *generating("stream", params, options))))
 
     def bursts(
-        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> AsyncGenerator[list[Chunk], None]:
         """`stream`, with those pieces in one list that came together: for programs that pass them on."""
-        return self._bursts(partial(_sequences, partial(_prompt, prompt), params, RequestOptions.of("bursts", options)))
+        return self._bursts(partial(_sequences, partial(_prompt, prompt), *generating("bursts", params, options)))
 
     async def chat_prompt(
         self,
@@ -167,10 +168,10 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         tool_choice: str | ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[RequestKeywords],
+        **options: Unpack[GenerateKeywords],
     ) -> Completion:
         """The assistant's next turn, one `Completion` (the first, if `n` is above 1), as `LLM.chat`."""
-        terms = RequestOptions.of("chat", options)
+        params, terms = generating("chat", params, options)
         chat = partial(_chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
         return (await self._generate([await chat((await self._opened()).inputs)], params, terms))[0]
 
@@ -183,11 +184,11 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         tool_choice: str | ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[RequestKeywords],
+        **options: Unpack[GenerateKeywords],
     ) -> AsyncGenerator[Chunk, None]:
         """`chat` in pieces, as those of `stream`."""
         chat = partial(_chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
-        return _flat(self._bursts(partial(_sequences, chat, params, RequestOptions.of("stream_chat", options))))
+        return _flat(self._bursts(partial(_sequences, chat, *generating("stream_chat", params, options))))
 
     async def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
@@ -199,7 +200,7 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
     async def logits(self, token_ids: Prompt, **options: Unpack[RequestKeywords]) -> mx.array:
         """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
         terms = RequestOptions.of("logits", options)
-        sequences = await _scored(token_ids, 0, terms, (await self._opened()).inputs)
+        sequences = await _scored(token_ids, None, terms, (await self._opened()).inputs)
         (logits,) = await self._whole(Request(sequences, streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
         return logits
@@ -216,7 +217,7 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         terms, opened = RequestOptions.of("trace", options), await self._opened()
         ids = await prepared(size(prompt), partial(opened.inputs.scored_ids, prompt))
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
-        (logits,) = await self._whole(Request([opened.inputs.scored(ids, 0, terms, tracing.hooks)], streams=False, wants_logits=True))
+        (logits,) = await self._whole(Request([opened.inputs.scored(ids, None, terms, tracing.hooks)], streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
         return await asyncio.to_thread(tracing.result, opened.loaded, ids, logits, self._thread.compute)
 
@@ -338,7 +339,7 @@ async def _described(
     return await asyncio.to_thread(inputs.sequences, prompt, params, terms)
 
 
-async def _scored(prompt: Prompt, top: int, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
+async def _scored(prompt: Prompt, top: int | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
     return [inputs.scored(await prepared(size(prompt), partial(inputs.scored_ids, prompt)), top, terms)]
 
 

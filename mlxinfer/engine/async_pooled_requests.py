@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from .embedding import Embedder, check_texts
-from .input_processor import AnyPrompt, Prompt, RequestKeywords, RequestOptions, as_prompts
+from .input_processor import AnyPrompt, Prompt, as_prompts
 from .open_model import OpenModel
 from .output_processor import FEED
 from .pooled_requests import out_of_time
+from .request_keywords import RequestKeywords, RequestOptions
 from .reranking import Pair, Ranked, check_pairs, ranked, score_pairs, scorer
 from .sequence import Sequence
 

@@ -13,8 +13,9 @@ from ..loading.embedding_recipe import EmbeddingRecipe
 from ..models.decoder import Decoder
 from ..records import dataclass
 from .hooked_requests import active_hooks
-from .input_processor import InputProcessor, Prompt, RequestOptions, as_prompts
+from .input_processor import InputProcessor, Prompt, as_prompts
 from .pooling import Pooling, StatePooling
+from .request_keywords import RequestOptions
 from .sequence import Sequence
 
 if TYPE_CHECKING:

@@ -6,13 +6,11 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import field, fields
+from dataclasses import field
 from operator import index
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
+from typing import TYPE_CHECKING, Any, SupportsIndex, Union
 
 from ..cache.base import BidirectionalSpec
-from ..config import unknown_keyword
 from ..errors import ContextLengthError, PromptError, SamplingError, UnsupportedModelError
 from ..records import dataclass
 from ..sampling.sampler import sample_seed
@@ -23,6 +21,7 @@ from ..tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ..types import SamplingParams
 from .chat_prompt import ChatPrompt, end_of, settled_tokens, spelled_tokens
 from .hooked_requests import active_hooks
+from .request_keywords import RequestOptions
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -36,71 +35,14 @@ Prompt = Union[str, Many[int]]
 AnyPrompt = Union[Prompt, ChatPrompt]
 PreparedPrompt = Union[list[int], ChatPrompt]
 """A prompt whose token ids are known."""
-Messages = Many[Mapping[str, Any]]
-"""A conversation: `{"role": ..., "content": ...}` each, where the content is text or a list of `{"type": "text", "text": ...}` parts."""
+Messages = Union[str, Many[Mapping[str, Any]]]
+"""A conversation: `{"role": ..., "content": ...}` each, where the content is text or a list of `{"type": "text", "text": ...}` parts. A
+text alone is the user's first message."""
 
 _MOST_MARKS = 4
 """How many message boundaries to snapshot; a conversation resumes after one of the last."""
 _NEAR = 32
 """Tokens that are not worth a snapshot of their own."""
-_LONGEST_NAME = 256
-_MOST_SECONDS = 10 * 365 * 86400.0
-_PRIORITIES = range(-(2**31), 2**31)
-_SAMPLING_FIELDS = frozenset(each.name for each in fields(SamplingParams))
-
-
-class RequestKeywords(TypedDict, total=False):
-    """The keywords of every request: the fields of `RequestOptions`."""
-
-    client_id: str
-    priority: int
-    timeout_s: float | None
-    adapter: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestOptions:
-    """How a request is served among others. Raises `SamplingError` for values that have no meaning."""
-
-    client_id: str = ""
-    """Who asks, up to 256 characters: clients get their turns evenly."""
-    priority: int = 0
-    """How urgent it is: lower is served first. A whole number of 32 bits."""
-    timeout_s: float | None = None
-    """Seconds from now, after which an answer ends with what it has, and `finish_reason` "timeout"; None waits for its end."""
-    adapter: str | None = None
-    """The adapter, where there are no `SamplingParams` that say it: `score`, `logits`, `trace`, `embed` and `rerank`."""
-    deadline: float | None = field(init=False, default=None)
-    """When that is, in seconds of `perf_counter`."""
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.client_id, str) or len(self.client_id) > _LONGEST_NAME:
-            raise SamplingError(f"client_id must be a text of up to {_LONGEST_NAME} characters")
-        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
-            raise SamplingError(f"priority must be a whole number of 32 bits, not {self.priority!r}")
-        if self.timeout_s is None:
-            return
-        number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
-        if not number or not 0 < self.timeout_s <= _MOST_SECONDS:
-            raise SamplingError(f"timeout_s must be a number of seconds above 0, not {self.timeout_s!r}")
-        object.__setattr__(self, "deadline", perf_counter() + self.timeout_s)
-
-    @classmethod
-    def of(cls, method: str, keywords: RequestKeywords) -> RequestOptions:
-        """The options among a method's keywords. Raises `UnknownKeywordError` for any other keyword."""
-        known = list(RequestKeywords.__annotations__)
-        unknown = {name: value for name, value in keywords.items() if name not in known}
-        if not unknown:
-            return cls(**keywords)
-        sampling = {name: value for name, value in unknown.items() if name in _SAMPLING_FIELDS}
-        name, advice = next(iter(sampling or unknown)), ""
-        if sampling:
-            given = ", ".join(f"{name}={value!r}" for name, value in sampling.items())
-            advice = f"pass SamplingParams({given}) as its second argument"
-        elif "chat" in method:
-            known += ["tools", "tool_choice", "parallel_tool_calls", "template_vars"]
-            advice = f"a variable of the chat template is given as template_vars={{{name!r}: {unknown[name]!r}}}"
-        raise unknown_keyword(f"{method}()", name, known, advice)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +160,7 @@ class InputProcessor:
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self.tokenizer.eos_token_ids)
         constraint, hooks = self._constraint(params, chat), active_hooks(self.model)
         snapshot_points = resume_points(ids, self.tokenizer.eos_token_ids, chat.settled if chat else 0)
-        adapter = self.adapter(options.adapter if params.adapter is None else params.adapter)
+        adapter = self.adapter(params.adapter if options.adapter is None else options.adapter)
         sequences = [
             Sequence(
                 ids,
@@ -259,9 +201,9 @@ class InputProcessor:
         rules = AnswerRules(chat.format, chat.tools, chat.choice, chat.begun, params.structure, params.thinking_token_budget)
         return rules.constraint(self.grammars, self.vocab_size)
 
-    def scored(self, ids: list[int], top: int, options: RequestOptions, hooks: Hooks | None = None) -> Sequence:
-        """A sequence that is only read, for the logits of its tokens, and the log-probabilities of the `top` likeliest (0 to 64); `hooks`
-        besides those that are active."""
+    def scored(self, ids: list[int], top: int | None, options: RequestOptions, hooks: Hooks | None = None) -> Sequence:
+        """A sequence that is only read, for the logits of its tokens, and their log-probabilities with those of the `top` likeliest (0 to
+        64); None computes logits only. `hooks` besides those that are active."""
         self._check_causal()
         return Sequence(
             ids,
@@ -305,7 +247,9 @@ def _as_list(values: Any) -> list[Any]:
 
 def plain_messages(messages: Messages) -> list[Mapping[str, Any]]:
     """Messages whose text parts are joined, as templates expect them. Raises `PromptError`."""
-    if isinstance(messages, (str, Mapping)):
+    if isinstance(messages, str):
+        return [{"role": "user", "content": messages}]
+    if isinstance(messages, Mapping):
         raise PromptError('messages must be a list, such as [{"role": "user", "content": "Hello"}]')
     return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
 

@@ -24,9 +24,10 @@ from .engine import Engine
 from .front_door import FrontDoor, prompt_logprobs
 from .hooked_requests import Tracing
 from .inproc_client import InprocClient
-from .input_processor import AnyPrompt, Messages, Prompt, RequestKeywords, RequestOptions, as_prompts
+from .input_processor import AnyPrompt, Messages, Prompt, as_prompts
 from .open_model import ModelInfo, OpenModel
 from .pooled_requests import PooledRequests, out_of_time
+from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
 from .sequence import Sequence
 
 if TYPE_CHECKING:
@@ -44,13 +45,14 @@ class LLM(FrontDoor, PooledRequests):
     """A model that is ready to answer.
 
         llm = LLM("smollm2")
-        llm.generate("Once upon a time", SamplingParams(temperature=0, max_tokens=20))[0].text
+        print(llm.generate("Once upon a time", max_tokens=20)[0])
 
     Any thread may use it, several at once too: it computes in their threads, and their requests run together. `AsyncLLM` has the same
     methods for asyncio.
 
     Every request takes, besides `params`: `client_id` (clients get their turns evenly), `priority` (lower is served first) and
-    `timeout_s`, after which an answer ends with what it has, and `finish_reason` "timeout".
+    `timeout_s`, after which an answer ends with what it has, and `finish_reason` "timeout". Requests that are answered take each field of
+    `SamplingParams` as a keyword too, such as `max_tokens=20`, which wins over the same field of `params`.
     """
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
@@ -107,33 +109,33 @@ class LLM(FrontDoor, PooledRequests):
         self,
         prompts: AnyPrompt | Many[AnyPrompt],
         params: SamplingParams | Many[SamplingParams] | None = None,
-        **options: Unpack[RequestKeywords],
+        **options: Unpack[GenerateKeywords],
     ) -> list[Completion]:
         """Answers to one prompt or any number of them, as one batch. A prompt is text, token ids or a `chat_prompt`.
 
         Returns a list, for one prompt too: `n` completions for each prompt, in order. `params` are one for all prompts, or a list with one
         for each. Raises `PromptError` and `SamplingError` before anything is computed.
         """
-        inputs, terms = self._client.opened.inputs, RequestOptions.of("generate", options)
-        items = as_prompts(prompts)
+        params, terms = generating("generate", params, options)
+        inputs, items = self._client.opened.inputs, as_prompts(prompts)
         pairs = zip(items, inputs.all_params(params, len(items)), strict=True)
         return self._client.complete(deque(inputs.sequences(inputs.prepared(prompt), each, terms) for prompt, each in pairs))
 
     def stream(
-        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[Chunk, None, None]:
         """The answer in pieces. Closing the iterator cancels the request.
 
         With `n` answers, `Chunk.index` tells whose piece it is; the last piece of each has a `finish_reason`. Raises `PromptError` and
         `SamplingError` at once, and `EngineError` in the middle of an answer if the engine fails.
         """
-        return self._client.stream(self._sequences(prompt, params, RequestOptions.of("stream", options)))
+        return self._client.stream(self._sequences(prompt, *generating("stream", params, options)))
 
     def bursts(
-        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[RequestKeywords]
+        self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[list[Chunk], None, None]:
         """`stream`, with those pieces in one list that are there at the same time: for programs that pass them on."""
-        return self._client.bursts(self._sequences(prompt, params, RequestOptions.of("bursts", options)))
+        return self._client.bursts(self._sequences(prompt, *generating("bursts", params, options)))
 
     def _sequences(self, prompt: AnyPrompt, params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
         inputs = self._client.opened.inputs
@@ -160,16 +162,16 @@ class LLM(FrontDoor, PooledRequests):
         tool_choice: str | ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[RequestKeywords],
+        **options: Unpack[GenerateKeywords],
     ) -> Completion:
         """The assistant's next turn, one `Completion` (the first, if `n` is above 1).
 
-        `messages` are dicts with `role` and `content`, rendered by the model's own chat template, which gets `template_vars`, such as
-        `{"enable_thinking": False}`. `tools` are typed Python functions, dicts as OpenAI's API takes them, or `Tool`s; the calls that the
-        model asks for are in `Completion.tool_calls`, and nothing is run. `tool_choice` is "auto", "none", "required" or a tool's name;
-        without `parallel_tool_calls` there is one call at most. Raises `TemplateError` too.
+        `messages` are the user's message as text, or dicts with `role` and `content`. The model's own chat template renders them, and gets
+        `template_vars`, such as `{"enable_thinking": False}`. `tools` are typed Python functions, dicts as OpenAI's API takes them, or
+        `Tool`s; the calls that the model asks for are in `Completion.tool_calls`, and nothing is run. `tool_choice` is "auto", "none",
+        "required" or a tool's name; without `parallel_tool_calls` there is one call at most. Raises `TemplateError` too.
         """
-        terms = RequestOptions.of("chat", options)
+        params, terms = generating("chat", params, options)
         inputs = self._client.opened.inputs
         prompt = inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
         return self._client.complete(deque([inputs.sequences(prompt, params, terms)]))[0]
@@ -183,10 +185,10 @@ class LLM(FrontDoor, PooledRequests):
         tool_choice: str | ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[RequestKeywords],
+        **options: Unpack[GenerateKeywords],
     ) -> Generator[Chunk, None, None]:
         """`chat` in pieces, as those of `stream`."""
-        terms = RequestOptions.of("stream_chat", options)
+        params, terms = generating("stream_chat", params, options)
         inputs = self._client.opened.inputs
         prompt = inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
         return self._client.stream(inputs.sequences(prompt, params, terms))
@@ -201,7 +203,7 @@ class LLM(FrontDoor, PooledRequests):
     def logits(self, token_ids: Prompt, **options: Unpack[RequestKeywords]) -> mx.array:
         """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
         terms, inputs = RequestOptions.of("logits", options), self._client.opened.inputs
-        return self._client.logits(inputs.scored(inputs.scored_ids(token_ids), 0, terms))
+        return self._client.logits(inputs.scored(inputs.scored_ids(token_ids), None, terms))
 
     def _open_model(self) -> OpenModel:
         return self._client.opened
@@ -228,7 +230,7 @@ class LLM(FrontDoor, PooledRequests):
         terms, opened = RequestOptions.of("trace", options), self._client.opened
         ids = opened.inputs.scored_ids(prompt)
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
-        logits = self._client.logits(opened.inputs.scored(ids, 0, terms, tracing.hooks))
+        logits = self._client.logits(opened.inputs.scored(ids, None, terms, tracing.hooks))
         return tracing.result(opened.loaded, ids, logits, self._make)
 
     def _make(self, compute: Callable[[], Made]) -> Made:

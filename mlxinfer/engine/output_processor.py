@@ -157,7 +157,8 @@ class RequestOutput:
 
 
 class PromptOutput:
-    """A prompt that is only read: its chunks have no text, but the log-probabilities of the prompt's tokens from the second on."""
+    """A prompt that is only read: its chunks have no text, but the log-probabilities of the prompt's tokens from the second on. Where
+    `SamplingParams.logprobs` is None the logits are all that is wanted: over a whole vocabulary, these sums cost as much as the head."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
@@ -181,8 +182,11 @@ class PromptOutput:
             rows = event.rows[max(self._rows - event.past, 0) :]
             ids = self.sequence.prompt[self._rows + 1 : self._rows + 1 + rows.shape[0]]
             self._rows += rows.shape[0]
-            if ids:
-                read = logprobs_of(rows[: len(ids)], mx.array(ids, dtype=mx.uint32), self.sequence.params.logprobs or 0).read()
+            wanted = self.sequence.params.logprobs
+            if wanted is None:
+                mx.eval(rows)
+            elif ids:
+                read = logprobs_of(rows[: len(ids)], mx.array(ids, dtype=mx.uint32), wanted).read()
                 found = [_logprob(self._tokenizer, i, own, top) for i, (own, top) in zip(ids, read, strict=True)]
         self._logprobs += found
         reason = self.finish_reason

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..errors import DeadlineError
-from .input_processor import Prompt, RequestKeywords, RequestOptions
+from .input_processor import Prompt
 from .open_model import OpenModel
+from .request_keywords import RequestKeywords, RequestOptions
 from .sequence import Sequence
 
 if TYPE_CHECKING:

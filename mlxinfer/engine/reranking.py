@@ -11,8 +11,9 @@ from ..errors import ContextLengthError, PromptError, UnsupportedModelError
 from ..loading.rerank_recipe import RerankRecipe
 from ..records import dataclass
 from .embedding import Embedder, pooled
-from .input_processor import InputProcessor, RequestOptions
+from .input_processor import InputProcessor
 from .pooling import TokenLogits
+from .request_keywords import RequestOptions
 from .sequence import Sequence
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from .routing import RequestContext
 from .serving import begin, options
 
 if TYPE_CHECKING:
-    from ..engine.input_processor import RequestKeywords
+    from ..engine.request_keywords import RequestKeywords
 
 MAX_INPUTS = 2048
 """Texts of one request, as at OpenAI."""

@@ -20,7 +20,7 @@ from .tools import NO_TOOLS, Offer, schema_refused
 
 if TYPE_CHECKING:
     from ..engine.chat_prompt import ChatPrompt
-    from ..engine.input_processor import RequestKeywords
+    from ..engine.request_keywords import RequestKeywords
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from support.tiny_engine import UNMEASURED
 from mlxinfer import LLM, Choice, SamplingParams
 from mlxinfer.adapters import stacked
 from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.input_processor import RequestOptions
 from mlxinfer.engine.open_model import OpenModel
+from mlxinfer.engine.request_keywords import RequestOptions
 from mlxinfer.engine.sequence import Sequence
 from mlxinfer.errors import SamplingError, SettingError
 

@@ -12,7 +12,7 @@ from support.adapters import merge, random_changes, shapes_of, write_peft
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.engine.embedding import Embedder
-from mlxinfer.engine.input_processor import RequestOptions
+from mlxinfer.engine.request_keywords import RequestOptions
 from mlxinfer.errors import SamplingError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"

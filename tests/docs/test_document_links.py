@@ -17,7 +17,7 @@ from support.documents import PAGES, ROOT, anchors, blocks, commands, links
 from benchmarks.__main__ import main as benchmarks
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli import cli
-from mlxinfer.engine.input_processor import RequestKeywords
+from mlxinfer.engine.request_keywords import RequestKeywords
 
 LAZY = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 

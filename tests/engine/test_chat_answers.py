@@ -9,7 +9,7 @@ import pytest
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, SamplingParams, Schema
-from mlxinfer.engine.input_processor import RequestOptions
+from mlxinfer.engine.request_keywords import RequestOptions
 from mlxinfer.engine.scheduler import Schedule
 from mlxinfer.errors import PromptError, SamplingError, SettingError
 from mlxinfer.structure import Lark

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
-from dataclasses import MISSING
+from dataclasses import MISSING, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.config import CHAT_TEMPERATURE, OLDER_NAMES, EngineArgs, chat_params, default_params, settings, settings_table
-from mlxinfer.engine.input_processor import RequestKeywords, RequestOptions
+from mlxinfer.engine.request_keywords import GenerateKeywords, RequestKeywords, RequestOptions
 from mlxinfer.errors import PromptError, SamplingError, SettingError, UnknownKeywordError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
@@ -112,12 +112,47 @@ def test_a_value_without_a_meaning_is_told(wrong, message):
         EngineArgs("model", **wrong)
 
 
-def test_sampling_fields_given_as_keywords_are_told_where_they_belong(llm):
-    for ask in (llm.chat, llm.stream_chat):
-        with pytest.raises(UnknownKeywordError, match=r"pass SamplingParams\(max_tokens=3, temperature=1.5\) as its second argument"):
-            ask(HELLO, max_tokens=3, temperature=1.5)
-    for ask in (llm.generate, llm.stream, llm.bursts, llm.score, llm.logits):
-        with pytest.raises(UnknownKeywordError, match="SamplingParams"):
+def test_sampling_fields_are_keywords_of_requests():
+    kinds, fields = GenerateKeywords.__annotations__, inspect.signature(SamplingParams).parameters
+    assert set(kinds) == set(fields) | set(RequestKeywords.__annotations__)
+    for name in set(fields) - {"adapter"}:
+        assert fields[name].annotation == getattr(kinds[name], "__forward_arg__", kinds[name]), name
+
+
+def test_a_sampling_keyword_wins_over_params(llm):
+    params = SamplingParams(temperature=0, max_tokens=7)
+    expected = llm.generate("hi", replace(params, max_tokens=3))[0].token_ids
+    for given in (llm.generate("hi", max_tokens=3), llm.generate("hi", params, max_tokens=3), llm.generate(["hi"], [params], max_tokens=3)):
+        assert given[0].token_ids == expected
+    assert len(llm.generate("hi", params, timeout_s=60)[0].token_ids) == 7
+    assert sum(len(chunk.token_ids) for chunk in llm.stream("hi", params, max_tokens=3, ignore_eos=True)) == 3
+    assert llm.chat(HELLO, max_tokens=3).usage.completion_tokens <= 3
+    with pytest.raises(SamplingError, match="max_tokens must be from 1"):
+        llm.generate("hi", max_tokens=0)
+    with pytest.raises(SamplingError, match="params must be SamplingParams"):
+        llm.generate("hi", {"temperature": 0}, max_tokens=3)
+
+
+def test_a_text_alone_is_the_users_message(llm):
+    expected = llm.chat([{"role": "user", "content": "hi"}], max_tokens=5)
+    assert llm.chat("hi", max_tokens=5).token_ids == expected.token_ids
+    assert "".join(map(str, llm.stream_chat("hi", max_tokens=5))) == expected.text == str(expected)
+    assert llm.chat_prompt("hi").token_ids == llm.chat_prompt([{"role": "user", "content": "hi"}]).token_ids
+
+
+def test_the_other_door_takes_the_same(folder):
+    async def ask() -> tuple[int, int, str]:
+        async with AsyncLLM(folder) as llm:
+            answers = await llm.generate("hi", SamplingParams(max_tokens=9, ignore_eos=True), max_tokens=3)
+            pieces = [chunk async for chunk in llm.stream_chat("hi", max_tokens=4, ignore_eos=True)]
+            return len(answers[0].token_ids), sum(len(piece.token_ids) for piece in pieces), str(await llm.chat("hi", max_tokens=4))
+
+    assert asyncio.run(ask())[:2] == (3, 4)
+
+
+def test_keywords_that_mean_nothing_are_told(llm):
+    for ask in (llm.score, llm.logits):
+        with pytest.raises(UnknownKeywordError, match="no token is sampled here"):
             ask("hi", max_tokens=3)
     with pytest.raises(UnknownKeywordError, match=r"template_vars=\{'enable_thinking': False\}"):
         llm.chat(HELLO, enable_thinking=False)
@@ -180,7 +215,7 @@ def test_text_parts_are_joined_and_others_refused(llm):
     assert llm.chat([{"role": "user", "content": parts}], GREEDY).token_ids == llm.chat(HELLO, GREEDY).token_ids
     with pytest.raises(PromptError, match=r"messages\[0\]: content\[1\] is 'image_url', and only text parts"):
         llm.chat([{"role": "user", "content": [parts[0], {"type": "image_url", "image_url": {}}]}])
-    for wrong in ("hi", HELLO[0], ["hi"]):
+    for wrong in (HELLO[0], ["hi"]):
         with pytest.raises(PromptError, match="role"):
             llm.chat(wrong)
 

@@ -9,7 +9,8 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
-from mlxinfer.engine.input_processor import RequestOptions, message_ends, with_message
+from mlxinfer.engine.input_processor import message_ends, with_message
+from mlxinfer.engine.request_keywords import RequestOptions
 from mlxinfer.errors import DraftError, QueueFullError, SamplingError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

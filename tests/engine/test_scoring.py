@@ -9,9 +9,11 @@ import mlx.core as mx
 import pytest
 from support.tiny_directory import tiny_directory
 
+from mlxinfer.engine import output_processor
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.llm import LLM
 from mlxinfer.errors import PromptError
+from mlxinfer.sampling.logprobs import logprobs_of
 from mlxinfer.types import SamplingParams, TokenLogprob
 
 
@@ -33,6 +35,17 @@ def _expected(path: Path, top: int) -> list[TokenLogprob]:
             TokenLogprob(i, text(i), row[i].item(), tuple((j, text(j), row[j].item()) for j in ranks.tolist()))
             for i, row, ranks in zip(PROMPT[1:], logprobs, order, strict=False)
         ]
+
+
+def test_logits_alone_compute_no_logprobs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(output_processor, "logprobs_of", lambda *given: asked.append(given) or logprobs_of(*given))
+    with LLM(path, dtype="float32") as llm:
+        assert llm.logits(PROMPT).shape[0] == len(PROMPT)
+        llm.trace(PROMPT, what="logits")
+        assert not asked
+        llm.score(PROMPT)
+        assert asked
 
 
 async def _scores(path: Path, top: int, beside: int) -> list[list[TokenLogprob]]:

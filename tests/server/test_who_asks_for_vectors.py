@@ -15,7 +15,7 @@ from support.live_server import LiveServer, Served, live_registry
 from support.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.engine.input_processor import RequestOptions
+from mlxinfer.engine.request_keywords import RequestOptions
 from mlxinfer.server.keeping.keeper import Keeper
 from mlxinfer.server.keeping.room import Room
 from mlxinfer.server.keeping.slot import Slot

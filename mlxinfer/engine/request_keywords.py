@@ -1,0 +1,116 @@
+"""The keywords of a request: how it is served among others, and how its tokens are sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import field, fields, replace
+from time import perf_counter
+from typing import Any, TypedDict, TypeVar, cast
+
+from ..config import unknown_keyword
+from ..errors import SamplingError
+from ..records import dataclass
+from ..structure import Structure
+from ..types import SamplingParams
+
+_LONGEST_NAME = 256
+_MOST_SECONDS = 10 * 365 * 86400.0
+_PRIORITIES = range(-(2**31), 2**31)
+_SAMPLING = frozenset(each.name for each in fields(SamplingParams))
+
+Given = TypeVar("Given")
+
+
+class RequestKeywords(TypedDict, total=False):
+    """The keywords of every request: the fields of `RequestOptions`."""
+
+    client_id: str
+    priority: int
+    timeout_s: float | None
+    adapter: str | None
+
+
+class GenerateKeywords(RequestKeywords, total=False):
+    """The keywords of a request that is answered: those of every request, and the fields of `SamplingParams`."""
+
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    max_tokens: int | None
+    stop: str | tuple[str, ...] | list[str] | None
+    stop_token_ids: tuple[int, ...] | list[int]
+    seed: int | None
+    n: int
+    logprobs: int | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    ignore_eos: bool
+    thinking_token_budget: int | None
+    structure: Structure | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOptions:
+    """How a request is served among others. Raises `SamplingError` for values that have no meaning."""
+
+    client_id: str = ""
+    """Who asks, up to 256 characters: clients get their turns evenly."""
+    priority: int = 0
+    """How urgent it is: lower is served first. A whole number of 32 bits."""
+    timeout_s: float | None = None
+    """Seconds from now, after which an answer ends with what it has, and `finish_reason` "timeout"; None waits for its end."""
+    adapter: str | None = None
+    """The adapter by name; None takes that of the request's `SamplingParams`, if it has some."""
+    deadline: float | None = field(init=False, default=None)
+    """When that is, in seconds of `perf_counter`."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.client_id, str) or len(self.client_id) > _LONGEST_NAME:
+            raise SamplingError(f"client_id must be a text of up to {_LONGEST_NAME} characters")
+        if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
+            raise SamplingError(f"priority must be a whole number of 32 bits, not {self.priority!r}")
+        if self.timeout_s is None:
+            return
+        number = isinstance(self.timeout_s, (int, float)) and not isinstance(self.timeout_s, bool)
+        if not number or not 0 < self.timeout_s <= _MOST_SECONDS:
+            raise SamplingError(f"timeout_s must be a number of seconds above 0, not {self.timeout_s!r}")
+        object.__setattr__(self, "deadline", perf_counter() + self.timeout_s)
+
+    @classmethod
+    def of(cls, method: str, keywords: RequestKeywords) -> RequestOptions:
+        """The options of a request that is read only. Raises `UnknownKeywordError` for any other keyword."""
+        known = RequestKeywords.__annotations__
+        for name in keywords:
+            if name not in known:
+                advice = "no token is sampled here" if name in _SAMPLING else ""
+                raise unknown_keyword(f"{method}()", name, list(known), advice)
+        return cls(**keywords)
+
+
+def generating(method: str, params: Given, keywords: GenerateKeywords) -> tuple[Given, RequestOptions]:
+    """The sampling parameters and the options of a request that is answered, from a method's `params` and its other keywords.
+
+    A keyword wins over the same field of `params`, which are `SamplingParams`, a list of them or None. Raises `SamplingError` for a value
+    that has no meaning, and `UnknownKeywordError` for a keyword that is neither an option nor a field."""
+    known, given = RequestKeywords.__annotations__, cast("dict[str, Any]", keywords)
+    sampling = {name: value for name, value in given.items() if name in _SAMPLING and name not in known}
+    for name in given.keys() - known.keys() - sampling.keys():
+        names, advice = [*GenerateKeywords.__annotations__], ""
+        if "chat" in method:
+            names += ["tools", "tool_choice", "parallel_tool_calls", "template_vars"]
+            advice = f"a variable of the chat template is given as template_vars={{{name!r}: {given[name]!r}}}"
+        raise unknown_keyword(f"{method}()", name, names, advice)
+    options = {name: value for name, value in given.items() if name not in sampling}
+    return (_sampled(params, sampling) if sampling else params), RequestOptions(**options)
+
+
+def _sampled(params: Any, sampling: dict[str, Any]) -> Any:
+    """Anything that is not `SamplingParams` stays as it is: it is refused by name where the model's defaults are filled in."""
+    if params is None:
+        return SamplingParams(**sampling)
+    if isinstance(params, (list, tuple)):
+        return [_sampled(each, sampling) for each in params]
+    return replace(params, **sampling) if isinstance(params, SamplingParams) else params
