@@ -10,19 +10,19 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
-from .errors import MLXInferError
-from .garbage import no_garbage_collection
-from .structure import Choice, Lark, Regex, Schema
-from .types import Chunk, Completion, SamplingParams, TokenLogprob, Usage
 
-if TYPE_CHECKING:
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing takes longer than all else here
+    from typing import Any
+
     from .engine.async_llm import AsyncLLM
     from .engine.llm import LLM
+    from .errors import MLXInferError
+    from .structure import Choice, Lark, Regex, Schema
     from .tools import Tool
-    from .types import ToolCall
+    from .types import Chunk, Completion, SamplingParams, TokenLogprob, ToolCall, Usage
 
 if sys.platform == "darwin":
     # MLX begins a new command buffer once the arrays that it reads have 40 or 50 million elements. It counts the whole pool wherever a
@@ -50,25 +50,34 @@ __all__ = [
 ]
 
 
+_MODULES = {
+    "LLM": "engine.llm",
+    "AsyncLLM": "engine.async_llm",
+    "MLXInferError": "errors",
+    "Tool": "tools",
+    **dict.fromkeys(("Choice", "Lark", "Regex", "Schema"), "structure"),
+    **dict.fromkeys(("Chunk", "Completion", "SamplingParams", "TokenLogprob", "ToolCall", "Usage"), "types"),
+}
+"""The module of each name, imported on first use: the command line must answer Ctrl-C, and `--help`, before anything else is there."""
+_PLAIN = ("errors", "structure", "types")
+"""Modules that are there without an import of their own."""
+
+
 def __getattr__(name: str) -> Any:
-    """`LLM` and `AsyncLLM` are imported on first use, as they import MLX, for which `mlxinfer --help` must not wait."""
-    if name == "LLM":
-        with no_garbage_collection():
-            from .engine.llm import LLM
-        return LLM
-    if name == "AsyncLLM":
-        with no_garbage_collection():
-            from .engine.async_llm import AsyncLLM
-        return AsyncLLM
-    if name == "Tool":
-        from .tools import Tool
+    if name not in _MODULES and name not in _PLAIN:
+        raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")
+    from importlib import import_module
 
-        return Tool
-    if name == "ToolCall":
-        from .types import ToolCall
+    from .garbage import no_garbage_collection
 
-        return ToolCall
-    raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")
+    if name in _PLAIN:
+        return import_module(f".{name}", __name__)
+    with no_garbage_collection():
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -1,3 +1,31 @@
-from .cli import main
+"""The command `mlxinfer`, which is also `python -m mlxinfer`.
 
-main()
+Python needs a tenth of a second to import what the command line is made of. Ctrl-C ends the process without a word from the first line on.
+"""
+
+import os
+import signal
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # importing typing takes longer than all else here
+    from typing import NoReturn
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def main() -> "NoReturn":
+    """Run the command line, and exit with its code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started the process ignores it (nohup)
+        signal.signal(signal.SIGINT, _end)
+    from .cli import main as command_line
+
+    command_line()
+
+
+def _end(*_: object) -> "NoReturn":
+    os._exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -14,8 +14,9 @@ import click
 from .._version import __version__
 from ..errors import MLXInferError
 from .console import did_you_mean, fitted, tell_wrong_environment
+from .interrupts import INTERRUPTED, raise_interrupts, was_interrupted
 
-INTERRUPTED, BROKEN_PIPE = 130, 1
+BROKEN_PIPE = 1
 _COMPLETE = "_MLXINFER_COMPLETE"
 
 
@@ -66,6 +67,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
 def _exit_code(arguments: list[str]) -> int:
     code: object
     try:
+        raise_interrupts()
         if _COMPLETE not in os.environ:
             tell_wrong_environment()
         code = cli(arguments or ["--help"], prog_name="mlxinfer", standalone_mode=False)
@@ -80,6 +82,10 @@ def _exit_code(arguments: list[str]) -> int:
     except SystemExit as ended:  # a signal
         code = ended.code
     except (KeyboardInterrupt, click.Abort):
+        code = INTERRUPTED
+    except ImportError as error:
+        if not was_interrupted(error):
+            raise
         code = INTERRUPTED
     except BrokenPipeError:
         _give_up_standard_output()

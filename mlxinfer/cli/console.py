@@ -18,6 +18,7 @@ import click
 
 from ..errors import PromptError
 from ..types import TokenLogprob, Usage
+from .interrupts import interrupts_end
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -188,7 +189,8 @@ def byte_bar(title: str, then: str | None = None) -> Iterator[Progress | None]:
 @contextmanager
 def opened(model: str, options: dict[str, Any]) -> Iterator[LLM]:
     """An `LLM`, closed at the end. Raises `MLXInferError`."""
-    from .. import LLM
+    with interrupts_end():
+        from .. import LLM
 
     with byte_bar(f"loading {model}") as progress:
         llm = LLM(model, progress=progress, **options)
