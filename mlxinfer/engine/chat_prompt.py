@@ -46,7 +46,7 @@ class ChatPrompt:
 
     def reader(self) -> OutputReader:
         """What tells the parts of one answer apart."""
-        return self.format.reader(self.tools, self.begun)
+        return self.format.reader(self.tools, self.begun, parallel=self.choice.parallel)
 
 
 def end_of(ids: list[int], tokenizer: Tokenizer, output_format: OutputFormat) -> str:

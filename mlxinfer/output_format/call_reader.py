@@ -186,7 +186,7 @@ class ObjectCallReader(CallReader):
             elif self._arguments:
                 self._deliver()
         elif self._key == self.calls.arguments_key:
-            self._arguments = _as_object(found)
+            self._arguments = as_object(found)
             if not self._arguments:
                 self.failed = True
             elif self._name:
@@ -210,7 +210,7 @@ class ObjectCallReader(CallReader):
             self._emit("arguments", text)
 
 
-def _as_object(found: str) -> str:
+def as_object(found: str) -> str:
     """JSON text of arguments as an object: models may write them as a text that holds it, or null. Empty for anything else."""
     try:
         value = json.loads(found)

@@ -122,7 +122,7 @@ def answer_of(templates: Templates, found: OutputFormat, calls: Sequence[tuple[s
 
 def read_calls(found: OutputFormat, answer: tuple[str, str]) -> list[tuple[str, Any]]:
     """The complete calls of marked tools in an answer."""
-    reader = found.reader(marked_tools(), answer[0])
+    reader = found.reader(marked_tools(), answer[0], bare=False)
     return collected([*reader.add(answer[1]), *reader.finish()])
 
 

@@ -122,12 +122,13 @@ class OutputFormat:
     answer: str = ""
     """What a model writes before an answer that is no call, as `<|channel|>final<|message|>`, where it has to be written."""
 
-    def reader(self, tools: Tools, begun: str = "") -> OutputReader:
+    def reader(self, tools: Tools, begun: str = "", *, bare: bool = True, parallel: bool = True) -> OutputReader:
         """What tells one answer's parts apart. `tools` are the offered ones: nothing else is taken for a call. `begun` is the end of the
-        rendered prompt, which may have opened reasoning."""
+        rendered prompt, which may have opened reasoning. `bare`: calls as plain JSON are read too, whatever the format; without `parallel`
+        one of them at most."""
         from .reader import OutputReader
 
-        return OutputReader(self, tools, begun)
+        return OutputReader(self, tools, begun, bare=bare, parallel=parallel)
 
     def literals(self) -> Iterator[str]:
         """Every fixed text that may have special tokens in it."""

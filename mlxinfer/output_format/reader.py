@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from ..tools import Tools
+from .bare_calls import FENCE, FIRST, BareCallsReader
 from .call_reader import CallReader, NamedCallReader, ObjectCallReader
 from .format import CallFormat, EventKind, OutputEvent, OutputFormat
 from .literals import MISS, MORE, Literal, literal, overlap, skip_whitespace
@@ -16,6 +17,8 @@ _READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "t
 """By kind; `NamedCallReader` reads the others."""
 
 _LONGEST_ENTRY = 256
+_LONGEST_LINE = 256
+"""Characters of a line that are looked at to tell where a code block begins."""
 _MOST_SPACE = 256
 """Whitespace that is held back."""
 _ENTRY = re.compile(r', {0,4}"\w{1,32}" {0,4}: {0,4}(?:"[^"\\}\n]{0,160}"|\d{1,16}|null)')
@@ -27,7 +30,7 @@ class _Marker:
 
     def __init__(self, kind: str, text: str, calls: CallFormat | None = None) -> None:
         self.kind = kind
-        """One of "reasoning", "call" and "hidden"."""
+        """One of "reasoning", "call", "bare" and "hidden". One that is "bare" is empty: it is where a line begins."""
         self.literal = literal(text.lstrip())
         self.calls = calls
         self.at_start = kind == "call" and len(text.strip()) < 3
@@ -41,12 +44,14 @@ def _call_literal(calls: CallFormat, before: str) -> str:
 class OutputReader:
     """Reads one answer. Pure: it knows no tokens; special tokens that are part of the format must be spelled out in the text."""
 
-    def __init__(self, format: OutputFormat, tools: Tools, begun: str = "") -> None:
+    def __init__(self, format: OutputFormat, tools: Tools, begun: str = "", *, bare: bool = True, parallel: bool = True) -> None:
+        """`bare`: calls as plain JSON are read too. Without `parallel` only the first of these is."""
         self._tools = tools
+        self._parallel = parallel
         self._events: list[OutputEvent] = []
         self._reasoning_end = literal(format.reasoning.end) if format.reasoning else None
         self._reasoning_begin = literal(format.reasoning.begin) if format.reasoning else None
-        self._markers, self._first = _markers(format, bool(tools))
+        self._markers, self._first = _markers(format, bool(tools), bare and bool(tools))
         self._state: Callable[[bool], bool] = self._content
         self._text = ""
         self._at = 0
@@ -55,6 +60,16 @@ class OutputReader:
         self._call: CallReader | None = None
         self._others: list[tuple[int, _Marker]] = []
         self._fresh = True
+        self._line = ""
+        """The content's last line, as far as it was emitted."""
+        self._fenced = False
+        """The content is inside of a code block."""
+        self._called = False
+        """There was a call."""
+        self._offset = 0
+        """Characters of the answer before `_text`."""
+        self._plain = 0
+        """Characters of the answer that are known to be no calls as plain JSON: a failed run is not read again from each of its lines."""
         self._start(format, begun)
 
     def _start(self, format: OutputFormat, begun: str) -> None:
@@ -63,7 +78,7 @@ class OutputReader:
         if format.reasoning and tail.endswith(format.reasoning.begin.strip()):
             self._state = self._reasoning_start
             return
-        texts = [marker.literal.text for marker in self._markers]
+        texts = [marker.literal.text for marker in self._markers if marker.kind != "bare"]
         length = max((max(overlap(tail, text), len(text) if tail.endswith(text) else 0) for text in texts), default=0)
         self._text = tail[len(tail) - length :]
         self._own = length
@@ -86,6 +101,7 @@ class OutputReader:
         while self._state(final):
             pass
         if self._at:
+            self._offset += self._at
             self._text, self._at = self._text[self._at :], 0
         return self._taken()
 
@@ -99,6 +115,8 @@ class OutputReader:
             events[-1] = OutputEvent(kind, events[-1].text + text)
         else:
             events.append(OutputEvent(kind, text))
+        if kind != "content":
+            self._line = ""
 
     def _write(self, end: int) -> None:
         """Emit the text up to `end` as content, without what the prompt wrote of it."""
@@ -108,6 +126,7 @@ class OutputReader:
         self._at = end
         if text:
             self._fresh = self._fresh and text.isspace()
+            self._line, self._fenced = self._line_after(text)
             self._emit("content", text)
 
     def _content(self, final: bool) -> bool:
@@ -132,11 +151,29 @@ class OutputReader:
         """Where the whitespace before `at` begins: it is held back, for a call may follow."""
         return max(len(text[self._at : at].rstrip(" \t\r\n")) + self._at, at - _MOST_SPACE)
 
+    def _line_after(self, text: str) -> tuple[str, bool]:
+        """(the last line of the content, whether it is inside of a code block) once this text is part of it."""
+        *lines, last = (self._line + text).split("\n")
+        fences = sum(line.lstrip().startswith(FENCE) and "`" not in line.lstrip().lstrip("`") for line in lines)
+        return last[:_LONGEST_LINE], self._fenced ^ bool(fences % 2)
+
+    def _bare_at(self, text: str, at: int) -> bool:
+        """Whether a call as plain JSON may begin here: at the beginning of a line, and not inside of a code block."""
+        before = text[self._at : at]
+        if not (self._fresh and not before.strip()):
+            _, newline, line = before.rpartition("\n")
+            line = line if newline else self._line + line
+            if line.strip(" \t") if text[at] == FENCE[0] else line:
+                return False
+        return not self._line_after(before)[1]
+
     def _markers_at(self, text: str, at: int, final: bool) -> list[tuple[int, _Marker]] | None:
         """The markers at this place with where they end, longest first; None while one is open."""
         found = []
         for marker in self._markers:
             if marker.at_start and not (self._fresh and not text[self._at : at].strip()):
+                continue
+            if marker.kind == "bare" and (text[at] not in FIRST or self._offset + at < self._plain or not self._bare_at(text, at)):
                 continue
             end = marker.literal.match(text, at, final)
             if end == MORE:
@@ -150,18 +187,22 @@ class OutputReader:
         end, marker = matches[0]
         if marker.calls is not None:
             self._others = [(other_end - self._at, other) for other_end, other in matches[1:]]
-            self._enter_call(marker.calls, end)
+            self._enter_call(marker.calls, end, bare=marker.kind == "bare")
             return
         self._own = max(0, self._own - (end - self._at))
         self._at = end
         self._fresh = True
         self._state = self._reasoning_space if marker.kind == "reasoning" else self._space
 
-    def _enter_call(self, calls: CallFormat, end: int) -> None:
+    def _enter_call(self, calls: CallFormat, end: int, *, bare: bool = False) -> None:
         self._held = [self._text[self._at : end]]
         self._at = end
-        reader = _READERS.get(calls.kind, NamedCallReader)
-        self._call = reader(calls, self._tools, self._emit)
+        if bare:
+            most = None if self._parallel else int(not self._called)
+            self._call = BareCallsReader(calls, self._tools, self._emit, most)
+        else:
+            reader = _READERS.get(calls.kind, NamedCallReader)
+            self._call = reader(calls, self._tools, self._emit)
         self._state = self._in_call
 
     def _space(self, final: bool) -> bool:
@@ -215,16 +256,22 @@ class OutputReader:
                 return False
             self._no_call()
             return True
-        self._held, self._own, self._fresh = [], 0, False
+        self._held, self._own, self._fresh, self._called = [], 0, False, True
         if call.failed:
             self._call, self._state = None, self._content
+        elif call.ended and isinstance(call, BareCallsReader):
+            self._call, self._state = None, self._space
         elif call.ended:
             self._state = self._object_rest if call.calls.kind == "object" else self._after_call
         return call.failed or call.ended
 
     def _no_call(self) -> None:
         """What looked like a call is one of another spelling, or text: its first character is, and the rest is looked at again."""
-        self._text = "".join(self._held) + self._text[self._at :]
+        held = "".join(self._held)
+        if isinstance(self._call, BareCallsReader):
+            self._plain = self._offset + self._at
+        self._offset += self._at - len(held)
+        self._text = held + self._text[self._at :]
         self._at, self._held, self._call, self._state = 0, [], None, self._content
         if self._others:
             others, self._others = self._others, []
@@ -269,7 +316,7 @@ class OutputReader:
 
 
 @lru_cache(64)
-def _markers(format: OutputFormat, with_tools: bool) -> tuple[tuple[_Marker, ...], re.Pattern[str] | None]:
+def _markers(format: OutputFormat, with_tools: bool, bare: bool) -> tuple[tuple[_Marker, ...], re.Pattern[str] | None]:
     """What to look for in content, and what finds a first letter of it. The call of a section may come without what begins the section."""
     markers = [_Marker("hidden", text) for text in format.hidden]
     if format.reasoning:
@@ -278,7 +325,10 @@ def _markers(format: OutputFormat, with_tools: bool) -> tuple[tuple[_Marker, ...
         begins = {calls.begin, calls.call_begin if len(calls.call_begin.strip()) > 2 else calls.begin}
         markers += [_Marker("call", _call_literal(calls, begin), calls) for begin in sorted(begins)]
     markers = [marker for marker in markers if marker.literal.text]
-    first = "".join(sorted({re.escape(marker.literal.text[0]) for marker in markers}))
+    first = "".join(sorted({re.escape(letter) for letter in {*(marker.literal.text[0] for marker in markers), *(FIRST if bare else "")}}))
+    if bare:
+        own = [CallFormat("object", name_key=calls.name_key, arguments_key=calls.arguments_key) for calls in filter(None, (format.calls,))]
+        markers += [_Marker("bare", "", calls) for calls in dict.fromkeys((CallFormat("object"), *own))]
     return tuple(markers), re.compile(f"[{first}]") if first else None
 
 
