@@ -231,7 +231,7 @@ def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None) -> P
 def _packed_bytes(path: Path, memory_gb: float | None) -> int:
     """Bytes to reserve for the weights of a GGUF file, which are packed block by block and hardly exceed the file. 0 for a file above a
     quarter of the memory: whether that fits must be known first."""
-    size = path.stat().st_size if path.suffix == ".gguf" and path.is_file() else 0
+    size = path.stat().st_size if path.is_file() else 0
     return size if size <= usable_memory(memory_gb) // 4 else 0
 
 
@@ -284,6 +284,7 @@ def _own_graph(
         return stack, weights.read_bytes
 
     notes = _quantized_before(checkpoint, meta, quantize) if quantize else rounding_notes(checkpoint, meta, dtype)
+    notes = [*(checkpoint.notes if isinstance(checkpoint, GGUFCheckpoint) else []), *notes]
     sizes = [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()]
     ends = [asked[id(block)] for block in outline.blocks]
     starts = [max((n for n in asked.values() if n < ends[0]), default=0), *ends]

@@ -142,7 +142,8 @@ def resolve(what: str | Path) -> Resolved:
     text = os.fspath(what)
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
-        return Resolved(_model_in(path), path.resolve().stem if path.is_file() else path.resolve().name)
+        found = _model_in(path)
+        return Resolved(found, _name_of(path, found))
     if text in ALIASES:
         alias = ALIASES[text]
         return Resolved(alias.find() or _not_installed(text), text)
@@ -174,6 +175,8 @@ def local_place(what: str | Path) -> object:
 def _model_in(path: Path) -> Path:
     if path.is_file():
         if path.suffix != ".gguf" and not _is_gguf(path):
+            if blob := _ollama_blob(path):
+                return blob
             raise ModelNotFoundError(f"{path} is no model: give a directory with config.json and safetensors, or a GGUF file")
         return path
     if not (path / "config.json").exists():
@@ -183,6 +186,35 @@ def _model_in(path: Path) -> Path:
         if ggufs:
             raise ModelNotFoundError(f"{path} holds {len(ggufs)} GGUF files: give one of them, for example {ggufs[0]}")
     return path
+
+
+def _name_of(path: Path, found: Path) -> str:
+    if not path.is_file():
+        return path.resolve().name
+    return path.resolve().stem if found == path else f"{path.parent.name}:{path.name}"
+
+
+_MANIFEST_BYTES = 1 << 20
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+
+
+def _ollama_blob(path: Path) -> Path | None:
+    """The GGUF file of a manifest in Ollama's folder (`models/manifests/HOST/library/NAME/TAG`); None for any other path. Raises
+    `ModelNotFoundError` for a manifest whose file is not there."""
+    root = next((parent.parent for parent in path.absolute().parents if parent.name == "manifests"), None)
+    if root is None or path.stat().st_size > _MANIFEST_BYTES:
+        return None
+    import json
+
+    try:
+        layers = json.loads(path.read_bytes())["layers"]
+        digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == _MODEL_LAYER)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, RecursionError):
+        return None
+    blob = root / "blobs" / digest.replace(":", "-")
+    if not blob.is_file() or blob.parent != root / "blobs":
+        raise ModelNotFoundError(f"{path} is a manifest of Ollama, whose model {blob} is not there: pull it again")
+    return blob
 
 
 def _is_gguf(path: Path) -> bool:

@@ -168,7 +168,10 @@ def _end_of_turn(keys: TokenizerMetadata, vocabulary: Vocabulary, eos: int | Non
             by_text[token] = token_id
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)
+    several = keys.take("tokenizer.ggml.eos_token_ids")  # Ollama's
     named = {eos, keys.token_id("eot", size), keys.token_id("eom", size)}
+    if isinstance(several, np.ndarray) and several.dtype.kind in "iu":
+        named |= {int(token_id) for token_id in several if 0 <= token_id < size}
     return {token_id for token_id in {*named, *by_text.values()} if token_id is not None}
 
 

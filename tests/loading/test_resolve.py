@@ -29,6 +29,40 @@ def test_a_directory_and_a_gguf_file(tmp_path: Path) -> None:
     assert resolve(tmp_path / "blob").path == tmp_path / "blob"
 
 
+def manifest(root: Path, text: str) -> Path:
+    path = root / "models" / "manifests" / "registry.ollama.ai" / "library" / "gemma3" / "4b"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+LAYER = '{"mediaType": "application/vnd.ollama.image.model", "digest": "%s"}'
+
+
+def test_a_manifest_of_ollama_and_its_blob(tmp_path: Path) -> None:
+    path = manifest(tmp_path, '{"layers": [{"mediaType": "text", "digest": "sha256:0"}, ' + LAYER % "sha256:abc" + "]}")
+    with pytest.raises(ModelNotFoundError, match=r"4b is a manifest of Ollama, whose model .*sha256-abc is not there: pull it again"):
+        resolve(path)
+    blob = tmp_path / "models" / "blobs" / "sha256-abc"
+    blob.parent.mkdir()
+    blob.write_bytes(b"GGUFxyz")
+    assert resolve(path) == Resolved(blob, "gemma3:4b")
+    assert resolve(blob) == Resolved(blob, "sha256-abc")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"layers": 3}', '{"layers": [{}]}', "[" * 100000, "\0"])
+def test_files_among_ollamas_manifests_that_are_none(text: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="give a directory"):
+        resolve(manifest(tmp_path, text))
+
+
+def test_a_manifest_leads_to_no_other_folder(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_bytes(b"GGUF")
+    (tmp_path / "models" / "blobs" / "sha256-").mkdir(parents=True)
+    with pytest.raises(ModelNotFoundError, match="pull it again"):
+        resolve(manifest(tmp_path, '{"layers": [' + LAYER % "sha256:/../../../secret" + "]}"))
+
+
 def test_a_folder_of_ggufs(tmp_path: Path) -> None:
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     assert resolve(tmp_path).path == tmp_path / "a.gguf"

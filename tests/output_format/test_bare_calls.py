@@ -133,7 +133,12 @@ def test_nothing_is_a_call_without_offered_tools() -> None:
 
 
 def test_there_is_one_call_where_the_client_takes_one() -> None:
-    for text in (f"{CALL}\n{CALL}", f"[{CALL}, {CALL}]", f"```json\n{CALL}\n```\n```json\n{CALL}\n```", f"<tool_call>{CALL}</tool_call>\n{CALL}"):
+    for text in (
+        f"{CALL}\n{CALL}",
+        f"[{CALL}, {CALL}]",
+        f"```json\n{CALL}\n```\n```json\n{CALL}\n```",
+        f"<tool_call>{CALL}</tool_call>\n{CALL}",
+    ):
         reader = QWEN.reader(TOOLS, parallel=False)
         events = [*reader.add(text), *reader.finish()]
         assert len(calls_in(events)) == 1, text

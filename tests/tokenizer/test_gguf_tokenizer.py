@@ -81,6 +81,7 @@ def test_what_stands_around_a_text(metadata: dict[str, Any], ids: list[int]) -> 
     [
         (byte_level("<e>", eos_token_id=5), {5}),
         (byte_level("<e>", "<t>", "<m>", eos_token_id=5, eot_token_id=6, eom_token_id=7), {5, 6, 7}),
+        (byte_level("<e>", "<t>", "<m>", eos_token_id=5, eos_token_ids=np.array([6, 7, 99, -1])), {5, 6, 7}),
         (byte_level("<e>", "<|im_end|>", eos_token_id=5), {5, 6}),
         (byte_level("<eos>", "<end_of_turn>"), {5, 6}),
         (byte_level("<|return|>", "<|call|>", "<|end|>", eos_token_id=5), {5, 6}),

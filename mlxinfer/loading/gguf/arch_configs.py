@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...typed_reader import shown
@@ -59,7 +59,7 @@ def _experts(source: Source) -> Config:
         "num_experts": hparams.integer("expert_count"),
         "num_experts_per_tok": hparams.integer("expert_used_count"),
         "moe_intermediate_size": hparams.integer("expert_feed_forward_length"),
-        "norm_topk_prob": True,
+        "norm_topk_prob": hparams.boolean("expert_weights_norm", True),
     }
 
 
@@ -214,15 +214,11 @@ BUILDERS: dict[str, Callable[[Source], Config]] = {
 }
 
 
-def read_hparams(files: GGUFFiles, ignored: Collection[str] = ()) -> HParams:
-    """The keys under the name of the architecture, less the ignored ones. Raises as `architecture` does."""
-    return HParams(files.metadata, architecture(files), files.path, ignored)
-
-
-def rebuild_config(files: GGUFFiles, hparams: HParams | None = None) -> Config:
+def rebuild_config(files: GGUFFiles) -> Config:
     """The config. Raises `UnsupportedModelError` naming an unknown architecture or hyperparameter, `CheckpointError` for senseless ones."""
-    source = Source(hparams or read_hparams(files), files)
-    config = BUILDERS[architecture(files)](source)
+    name = architecture(files)
+    source = Source(HParams(files.metadata, name, files.path, files.written_as), files)
+    config = BUILDERS[name](source)
     source.hparams.finish()
     return config
 
@@ -240,5 +236,8 @@ def architecture(files: GGUFFiles) -> str:
         raise CheckpointError(f"{files.path}: general.architecture is missing from the metadata; convert the model again")
     if name not in BUILDERS:
         known = ", ".join(BUILDERS)
-        raise UnsupportedModelError(f"{files.path}: the architecture {shown(name)} is not supported from GGUF (only {known})")
+        raise UnsupportedModelError(
+            f"{files.path}: the architecture {shown(files.written_as)} is not supported from GGUF (only {known}); "
+            f"give the model's safetensors instead"
+        )
     return name

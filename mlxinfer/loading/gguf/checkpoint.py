@@ -10,9 +10,10 @@ import mlx.core as mx
 
 from ...errors import CheckpointError
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
-from .arch_configs import architecture, read_hparams, rebuild_config
+from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
 from .names import map_tensors
+from .ollama import from_ollama
 from .transforms import MappedTensor
 from .types import QUANTIZED
 
@@ -33,10 +34,11 @@ class GGUFCheckpoint:
         """Whether `pack` was called."""
         self._files = GGUFFiles(self.path, raw_blocks=raw_blocks)
         try:
-            hparams = read_hparams(self._files, ignore_config_keys)
-            self.ignored_keys = hparams.ignored
+            self.ignored_keys = self._files.leave_out(ignore_config_keys)
             """Keys of `ignore_config_keys` that the file has."""
-            self.config: dict[str, Any] = rebuild_config(self._files, hparams)
+            self.notes = from_ollama(self._files)
+            """What to tell the user about the file."""
+            self.config: dict[str, Any] = rebuild_config(self._files)
             self._tensors = self._mapped()
         except ValueError as error:
             self._files.close()

@@ -97,12 +97,31 @@ class GGUFFiles:
             self.metadata: dict[str, Any] = self._files[0].metadata
             self._check_parts()
             self._where = self._locate()
+            self.written_as = str(self.metadata.get("general.architecture", ""))
+            """The architecture as the file names it."""
             self.tensors = {name: file.tensors[name] for name, file in self._where.items()}
             if raw_blocks:
                 self.tensors = {name: marked_to_stay(info) for name, info in self.tensors.items()}
         except BaseException:
             self.close()
             raise
+
+    def leave_out(self, keys: Collection[str]) -> tuple[str, ...]:
+        """Take metadata keys of the architecture out, each named with or without the architecture. Returns those that were there."""
+        prefix = f"{self.written_as}."
+        found = tuple(key for key in self.metadata if key.startswith(prefix) and not {key, key.removeprefix(prefix)}.isdisjoint(keys))
+        self._replace_metadata({key: value for key, value in self.metadata.items() if key not in found})
+        return found
+
+    def hold(self, metadata: dict[str, Any], names: Mapping[str, str]) -> None:
+        """Have other metadata, and of the tensors only those of `names`: the name to have to the name in the file."""
+        self._replace_metadata(metadata)
+        self._where = {name: self._where[old] for name, old in names.items()}
+        self.tensors = {name: replace(self.tensors[old], name=name) for name, old in names.items()}
+
+    def _replace_metadata(self, metadata: dict[str, Any]) -> None:
+        """Keep no other, as a vocabulary is large."""
+        self.metadata = self._files[0].metadata = metadata
 
     def pack(self, kinds: Collection[str], blocks: Collection[str] = ()) -> None:
         """Read matrices of these kinds packed for a GPU, and those of `blocks` in their blocks; see `marked_to_pack`."""

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,36 +13,18 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...typed_reader import LARGEST, TypedReader, shown
-
-_ANY = object()
-_HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "vocab_size": (_ANY,),
-    "rope.scaling.finetuned": (_ANY,),
-    "tensor_data_layout": (_ANY,),
-    "pooling_type": (_ANY,),
-    "attention.causal": (True,),
-    "use_parallel_residual": (False,),
-    "expert_shared_count": (0,),
-    "expert_group_count": (0, 1),
-    "expert_group_used_count": (0, 1),
-    "expert_weights_scale": (0.0, 1.0),
-    "expert_weights_norm": (True,),
-    "expert_gating_func": (1,),
-}
-"""Keys that change nothing, with the values for which that is true."""
+from .harmless import is_harmless
 
 
 class HParams(TypedReader):
     """The keys `{arch}.*`. A value of the wrong type is a `CheckpointError`, a value without support an `UnsupportedModelError`."""
 
-    def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path, ignored: Collection[str] = ()) -> None:
-        """`ignored` keys are read as if the file did not have them; each is named with or without the architecture."""
+    def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path, written_as: str = "") -> None:
+        """`written_as` is the architecture's name in the file, where that is another."""
         self.path = path
-        self._prefix = architecture + "."
-        found = {key.removeprefix(self._prefix): value for key, value in metadata.items() if key.startswith(self._prefix)}
-        self.ignored = tuple(self._prefix + key for key in found if not {key, self._prefix + key}.isdisjoint(ignored))
-        """The whole names of the keys that the file has, and that were ignored."""
-        self._hparams = {key: value for key, value in found.items() if self._prefix + key not in self.ignored}
+        self._prefix = (written_as or architecture) + "."
+        prefix = architecture + "."
+        self._hparams = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
         super().__init__(self._hparams)
 
     def error(self, key: str, what: str) -> CheckpointError:
@@ -88,13 +70,13 @@ class HParams(TypedReader):
     def finish(self) -> None:
         """Raise `UnsupportedModelError` for the first key that was not taken and may change the maths."""
         for key, value in self.untaken():
-            if key not in _HARMLESS:
+            known = is_harmless(key, value, self._hparams)
+            if known is None:
                 raise UnsupportedModelError(
                     f"{self.path}: {self._prefix}{key} = {shown(value)} is not understood, and may change the answers; "
                     f"if it does not, go on with --ignore-config-key {self._prefix}{key}"
                 )
-            allowed = _HARMLESS[key]
-            if _ANY not in allowed and (isinstance(value, (list, np.ndarray)) or value not in allowed):
+            if not known:
                 raise self.unsupported(key, f"is {shown(value)}")
 
 

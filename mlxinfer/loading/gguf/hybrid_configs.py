@@ -205,8 +205,8 @@ def _lfm2_moe(source: Source) -> Config:
         "moe_intermediate_size": hparams.integer("expert_feed_forward_length"),
         "num_dense_layers": hparams.integer("leading_dense_block_count", 0, low=0),
         "use_expert_bias": source.has_any("exp_probs_b.bias"),
-        "norm_topk_prob": True,
-        "routed_scaling_factor": 1.0,
+        "norm_topk_prob": hparams.boolean("expert_weights_norm", True),
+        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
     }
 
 

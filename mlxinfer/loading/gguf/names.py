@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 
 from .base_config import ROPE_TENSORS, Config
 from .hybrid_tables import HYBRID_TABLES
+from .ollama import ALTERNATING
 from .reader import TensorInfo
 from .tables import QKV, TABLES, TensorTable
-from .transforms import MappedTensor, interleaved_qkvz, joined_rows, piece, scaled, unchanged
+from .transforms import MappedTensor, every_second, interleaved_qkvz, joined_rows, piece, scaled, unchanged
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
 _OLD_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")
@@ -74,6 +75,10 @@ class _Mapper:
             yield from self._joined(info, source, stem, suffix, target)
         elif name == "ffn_gate_up_exps.weight":
             yield from self._split(info, target, suffix, {self._table.layer.get(f"ffn_{part}_exps"): 1 for part in ("gate", "up")})
+        elif stem == ALTERNATING:
+            for first, part in enumerate(("gate", "up")):
+                place = self._table.layer.get(f"ffn_{part}_exps")
+                yield (f"{target}{place}.{suffix}", every_second(info, first)) if place else (info.name, unchanged(info))
         elif expert:
             yield f"{target}block_sparse_moe.experts.{expert[2]}.{_OLD_EXPERT_PARTS[expert[1]]}.weight", unchanged(info)
         else:

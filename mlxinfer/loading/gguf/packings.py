@@ -116,6 +116,10 @@ def _mxfp4(blocks: np.ndarray) -> Packed:
     return words(interleave(blocks[..., 1:])), _numbers(blocks[..., 0])
 
 
+def _mxfp4_ollama(blocks: np.ndarray) -> Packed:
+    return words(np.ascontiguousarray(blocks[..., 1:])), _numbers(blocks[..., 0])
+
+
 def _nvfp4(blocks: np.ndarray) -> Packed:
     """Blocks of 64 hold four groups of 16. ggml's scales have no sign bit, and 127 means zero there."""
     scales = _numbers(blocks[..., :4]) & 0x7F
@@ -135,6 +139,7 @@ ALIKE: dict[str, Packing] = {
     "Q4_1": Packing(Format(4, 32), _q4_1),
     "Q8_0": Packing(Format(8, 32), _q8_0),
     "MXFP4": Packing(Format(4, 32, "mxfp4"), _mxfp4),
+    "MXFP4_OLLAMA": Packing(Format(4, 32, "mxfp4"), _mxfp4_ollama),
     "NVFP4": Packing(Format(4, 16, "nvfp4"), _nvfp4),
 }
 """Types that MLX has itself: packed wherever they are read."""

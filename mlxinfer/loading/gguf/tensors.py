@@ -76,7 +76,21 @@ def _q8_k(blocks: np.ndarray) -> np.ndarray:
     return np.asarray(_singles(blocks) * np.ascontiguousarray(blocks[:, 4:260]).view(np.int8).astype(np.float32))
 
 
-_OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q1_0": _q1_0, "Q2_0": _q2_0, "Q8_1": _q8_1, "Q8_K": _q8_k}
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
+
+
+def _mxfp4_ollama(blocks: np.ndarray) -> np.ndarray:
+    """A power of two, and 32 codes of floats in their order."""
+    return np.asarray(np.ldexp(_FP4[_codes(blocks[:, 1:], 4).astype(np.uint8)], blocks[:, :1].astype(np.int32) - 127))
+
+
+_OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "MXFP4_OLLAMA": _mxfp4_ollama,
+    "Q1_0": _q1_0,
+    "Q2_0": _q2_0,
+    "Q8_1": _q8_1,
+    "Q8_K": _q8_k,
+}
 
 
 CHUNK_BYTES = 16 << 20

@@ -224,6 +224,20 @@ def piece(info: TensorInfo, start: int, stop: int, transform: Transform, config:
     return replace(mapped, make=lambda matrices: mapped.make([map_rows(matrices[0], cut)]))
 
 
+def every_second(info: TensorInfo, first: int) -> MappedTensor:
+    """Every second row of each expert's matrix, or number of its bias, from the first on."""
+    axis = len(info.shape) - (1 if len(info.shape) < 3 else 2)
+    shape = tuple(size // 2 if at == axis else size for at, size in enumerate(info.shape))
+    if len(info.shape) < 2 or info.shape[axis] % 2:
+        return unchanged(info)
+
+    def pick(x: mx.array) -> mx.array:
+        return x[..., first::2] if x.ndim < 3 else x[..., first::2, :]
+
+    share = replace(info, shape=shape, nbytes=info.nbytes // 2)
+    return replace(unchanged(share), make=lambda matrices: map_rows(matrices[0], pick))
+
+
 def scaled(mapped: MappedTensor, scale: TensorInfo) -> MappedTensor:
     """A weight times a number of its own, or one for each of its experts."""
 

@@ -30,6 +30,7 @@ _TABLE = (
     (1, "F16", 1, 2),
     (2, "Q4_0", 32, 18),
     (3, "Q4_1", 32, 20),
+    (4, "MXFP4_OLLAMA", 32, 17),
     (6, "Q5_0", 32, 22),
     (7, "Q5_1", 32, 24),
     (8, "Q8_0", 32, 34),
@@ -62,7 +63,8 @@ _TABLE = (
     (41, "Q1_0", 128, 18),
 )
 TENSOR_TYPES = {row[0]: TensorType(*row) for row in _TABLE}
-"""By the number in the file. The table is that of the `gguf` package, which is slow to import; a newer one may know more."""
+"""By the number in the file. The table is that of the `gguf` package, which is slow to import; a newer one may know more. The number 4,
+which llama.cpp has given up, is what Ollama's first files of gpt-oss have for MXFP4 with neighbouring codes in each byte."""
 
 BLOCK_BYTES = {kind.name: kind.block_bytes / kind.block for kind in TENSOR_TYPES.values()}
 """Bytes of a number, by the type's name."""

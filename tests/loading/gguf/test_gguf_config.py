@@ -202,7 +202,7 @@ def test_the_divisors_of_llama_3_are_recognized(tmp_path: Path) -> None:
 UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": ("gpt2", {}, "'gpt2' is not supported"),
     "unknown key": ("llama", {"attention.secret": 1}, "llama.attention.secret = 1 is not understood"),
-    "a key of another architecture": ("llama", {"attn_logit_softcapping": 30.0}, "llama.attn_logit_softcapping = 30.0"),
+    "a key of another architecture": ("llama", {"attn_logit_softcapping": 30.0}, "llama.attn_logit_softcapping is 30.0"),
     "seen both ways": ("llama", {"attention.causal": False}, "llama.attention.causal is False"),
     "groups of experts": ("qwen3moe", EXPERTS | {"expert_group_count": 4}, "expert_group_count is 4"),
     "sigmoid gates": ("qwen3moe", EXPERTS | {"expert_gating_func": 2}, "expert_gating_func is 2"),

@@ -168,7 +168,7 @@ UNSUPPORTED: dict[str, tuple[bytes, str]] = {
     "version 1": (b"GGUF" + struct.pack("<III", 1, 0, 0) + bytes(20), "version 1"),
     "version 4": (encode(ARCH, version=4), "version 4"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
-    "tensor type": (wrong(Tensor("t", (1,), bytes(4), type=4)), "tensor t has the unknown type 4"),
+    "tensor type": (wrong(Tensor("t", (1,), bytes(4), type=5)), "tensor t has the unknown type 5"),
     "new tensor type": (wrong(Tensor("t", (1,), bytes(4), type=2**31)), "tensor t has the unknown type 2147483648"),
 }
 
