@@ -32,7 +32,7 @@ def publish(stem: Path, text: str, picture: Callable[[Path], None]) -> None:
     try:
         picture(place(stem, "svg"))
     except ImportError:
-        click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
+        click.echo("There is no picture without matplotlib: pip install '.[bench]'", err=True)
 
 
 def measure(stem: Path, models: dict[str, Path], make: Callable[[str, Path], Run], about: dict[str, Any]) -> None:

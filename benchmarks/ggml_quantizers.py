@@ -34,7 +34,7 @@ def _library() -> ctypes.CDLL:
     places = [Path(folder) / "lib" / name for folder in (package.submodule_search_locations or () if package else ()) for name in names]
     found = next((place for place in places if place.exists()), None)
     if found is None:
-        raise RuntimeError("llama.cpp's quantizers are missing: pip install 'mlxinfer[bench]'")
+        raise RuntimeError("llama.cpp's quantizers are missing: pip install '.[bench]'")
     library = ctypes.CDLL(str(found))
     pointer, count = ctypes.c_void_p, ctypes.c_int64
     library.ggml_quantize_chunk.argtypes = [ctypes.c_int, pointer, pointer, count, count, count, pointer]

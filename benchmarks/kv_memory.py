@@ -83,7 +83,7 @@ def main(model: str, tokens: int, chunk: int, formats: tuple[str, ...]) -> None:
     try:
         draw(points, f"{loaded.name}: reading {tokens} tokens, {chunk} a step", RESULTS / "kv_memory.svg")
     except ModuleNotFoundError:
-        click.echo("There is no picture without matplotlib: pip install 'mlxinfer[bench]'", err=True)
+        click.echo("There is no picture without matplotlib: pip install '.[bench]'", err=True)
 
 
 if __name__ == "__main__":

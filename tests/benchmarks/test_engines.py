@@ -53,7 +53,7 @@ def test_mlx_lm(tmp_path: Path) -> None:
 
 @pytest.mark.model
 def test_llama_cpp() -> None:
-    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (pip install 'mlxinfer[bench]')")
+    pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (pip install '.[bench]')")
     from mlxinfer.loading.resolve import resolve
 
     engine = create("llama.cpp")

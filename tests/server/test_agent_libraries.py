@@ -21,7 +21,7 @@ openai, pydantic = needs("openai"), needs("pydantic")
 
 def installed(name: str) -> Any:
     """The module, or a skip."""
-    return pytest.importorskip(name, reason=f"{name} is not installed (pip install mlxinfer[agents])")
+    return pytest.importorskip(name, reason=f"{name} is not installed (pip install '.[agents]')")
 
 
 pytestmark = pytest.mark.long

@@ -347,7 +347,7 @@ def test_langchain(live: LiveServer) -> None:
 def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     litellm = needs("litellm")
-    pytest.importorskip("mcp", reason="mcp is not installed, without which LiteLLM knows no tools (pip install mlxinfer[agents])")
+    pytest.importorskip("mcp", reason="mcp is not installed, without which LiteLLM knows no tools (pip install '.[agents]')")
     litellm.telemetry = False
     settings: dict[str, Any] = {
         "model": "openai/tiny",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
-_HOW = "pip install 'mlxinfer[page]'; Debian: apt install chromium"
+_HOW = "pip install playwright; Debian: apt install chromium"
 
 
 @contextmanager

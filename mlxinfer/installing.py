@@ -1,0 +1,21 @@
+"""The command that installs a package into the environment that this program runs in. An extra is spelled by its packages: the name of this
+project is on no index."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+
+def install_line(packages: str) -> str:
+    """The command for these packages, such as "pip install pandas"; `packages` may begin with options of pip."""
+    here = Path(sys.prefix)
+    if (here / "uv-receipt.toml").exists():  # uv tool install
+        return f"uv pip install --python {here} {packages}"
+    if (here / "pipx_metadata.json").exists():
+        return f"pipx runpip {here.name} install {packages}"
+    pip = shutil.which("pip")
+    if pip is not None and Path(pip).parent == here / "bin":
+        return f"pip install {packages}"
+    return f"{sys.executable} -m pip install {packages}"
