@@ -164,3 +164,28 @@ def test_letters_survive_every_markup(text: str) -> None:
     kept = [c for c in plain(text, 200) if c in "ab語"]
     if "```" not in text and "~~~" not in text and "|" not in text:
         assert kept == [c for c in text if c in "ab語"]
+
+
+BLOCKS = {
+    "diff": "--- a/x\n+++ b/x\n@@ -1 +1 @@\n- a\n+ b",
+    "make": "all: x\n\tcc -o x x.c",
+    "latex": "\\section{One}\n$a^2$ and text",
+    "http": "GET /v1/models HTTP/1.1\nHost: localhost",
+    "pycon": ">>> 1 + 1\n2\n>>> def f(x):\n...     return x",
+    "python": "def f(x):\n    return x",
+    "bash": "ls -l | head",
+    "sql": "SELECT a FROM b",
+}
+
+
+@pytest.mark.parametrize("language", BLOCKS)
+def test_no_line_of_sound_code_is_shown_as_an_error(language):
+    text = f"```{language}\n{BLOCKS[language]}\n```\n"
+    assert "\x1b[04m\x1b[91m" not in rendered(text), "underlined and red: pygments' Error"
+    assert plain(text).splitlines() == [f"  {line.expandtabs(4)}" for line in BLOCKS[language].splitlines()]
+
+
+def test_a_diff_is_red_and_green():
+    removed, added = rendered("```diff\n- a\n+ b\n```\n").splitlines()
+    assert removed != added
+    assert {removed.strip(), added.strip()} == {"\x1b[91m- a\x1b[39;49;00m", "\x1b[32m+ b\x1b[39;49;00m"}

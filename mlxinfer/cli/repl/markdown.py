@@ -28,9 +28,9 @@ class Highlighter:
     def __init__(self, language: str, *, colours: bool = True) -> None:
         self._colours = colours
         try:
-            self._lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else TextLexer(ensurenl=False)
+            self._lexer = get_lexer_by_name(language) if language else TextLexer()
         except ClassNotFound:
-            self._lexer = TextLexer(ensurenl=False)
+            self._lexer = TextLexer()
         self._formatter = TerminalFormatter()
         self._before = ""
 
@@ -38,13 +38,13 @@ class Highlighter:
         """The line with ANSI colours, without a line break."""
         if not self._colours:
             return line
-        code = self._before + line
+        code = f"{self._before}{line}\n"  # many lexers take a line without its break for an error
         tokens = []
         for start, kind, value in self._lexer.get_tokens_unprocessed(code):
-            overlap = value[max(len(self._before) - start, 0) :]
-            if start + len(value) > len(self._before) and overlap:
+            overlap = value[max(len(self._before) - start, 0) : max(len(code) - 1 - start, 0)]
+            if overlap:
                 tokens.append((kind, overlap))
-        self._before = code + "\n"
+        self._before = code
         out = StringIO()
         self._formatter.format(tokens, out)
         return out.getvalue().rstrip("\n")
