@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
+from glob import escape, iglob
+from pathlib import Path
 from typing import Any
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, FishComplete, ShellComplete, ZshComplete, add_completion_class
 from click.shell_completion import get_completion_class as completion_class
 
+from ..errors import MLXInferError
+from .console import tell
+
+_VARIABLE = "_MLXINFER_COMPLETE"
 _DTYPES = ("float32", "bfloat16", "float16")
 _VALUES = {
     "dtype": _DTYPES,
-    "kv": ("16", "8", "6", "5", "4", "3", "2", "k8v4"),
+    "kv": ("16", "8", "6", "5", "4", "3", "2", "k8v4", "auto"),
     "bits": ("2", "3", "4", "5", "6", "8"),
     "group_size": ("32", "64", "128"),
+    "encoder": ("fit", "gptq", "minmax"),
+    "calibration": ("samples", "random"),
     "mode": ("affine", "mxfp4", "mxfp8", "nvfp4"),
 }
 """By the name of the parameter."""
@@ -33,11 +43,18 @@ class _WithValues(ShellComplete):
         items = super().get_completions(args, incomplete)
         if items:
             return items
+        if incomplete.startswith("@"):  # --system @FILE, and files in a message
+            return [CompletionItem(f"@{path}") for path in sorted(_files(incomplete[1:]))]
         last = next((word for word in reversed(args) if word != "="), "")
         name, equals, start = incomplete.partition("=")
         option, start = (name, start) if equals else (last, incomplete)
         values = _VALUES.get(option.removeprefix("--").replace("-", "_"), ()) if option.startswith("--") else ()
         return [CompletionItem(value) for value in values if value.startswith(start)]
+
+
+def _files(start: str) -> list[str]:
+    """Paths that begin like this, directories with a slash."""
+    return [path + "/" * os.path.isdir(path) for path in iglob(escape(start) + "*")]
 
 
 class _Bash(_WithValues, BashComplete):
@@ -50,24 +67,82 @@ class _Zsh(_WithValues, ZshComplete):
 
 
 class _Fish(_WithValues, FishComplete):
-    pass
+    # click's own script cuts a description at its first comma.
+    source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
 
 
 for _shell in (_Bash, _Zsh, _Fish):
     add_completion_class(_shell)
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a shell looks for completions of the user's own."""
+
+    file: Path
+    """The script's place."""
+    startup: Path | None
+    """The file that has to name it; None where the shell finds it by itself."""
+    line: str
+    """What that file has to say, or what else is needed."""
+
+
+def _place(shell: str) -> _Place:
+    """By the variables that move a shell's folders, as far as they are set."""
+    data, config, zsh = (
+        Path(os.environ.get(name) or Path.home() / usual)
+        for name, usual in (("XDG_DATA_HOME", ".local/share"), ("XDG_CONFIG_HOME", ".config"), ("ZDOTDIR", ""))
+    )
+    if shell == "bash":
+        folder = Path(os.environ.get("BASH_COMPLETION_USER_DIR") or data / "bash-completion")
+        eager = 'needs the package bash-completion; without it, add to ~/.bashrc: eval "$(mlxinfer completion bash)"'
+        return _Place(folder / "completions" / "mlxinfer", None, eager)
+    if shell == "fish":
+        return _Place(config / "fish" / "completions" / "mlxinfer.fish", None, "")
+    return _Place(Path.home() / ".zfunc" / "_mlxinfer", zsh / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
+
+
 @click.command(short_help="Shell completion for bash, zsh and fish.")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+@click.option("--install", "installs", is_flag=True, help="Write the script to the place where the shell looks for it.")
+def completion(shell: str, installs: bool) -> None:
+    """Print the completion script of a shell, or install it for new shells.
 
     \b
     bash:  eval "$(mlxinfer completion bash)"       in ~/.bashrc
     zsh:   eval "$(mlxinfer completion zsh)"        in ~/.zshrc
-    fish:  mlxinfer completion fish > ~/.config/fish/completions/mlxinfer.fish
+    fish:  mlxinfer completion fish --install
     """
     from . import cli
 
     script: Any = completion_class(shell)
-    click.echo(script(cli, {}, "mlxinfer", "_MLXINFER_COMPLETE").source())
+    source = script(cli, {}, "mlxinfer", _VARIABLE).source()
+    if installs:
+        _install(_place(shell), source)
+    else:
+        click.echo(source)
+
+
+def _install(place: _Place, source: str) -> None:
+    """Raises `MLXInferError` rather than replace a file that is not this script."""
+    try:
+        if place.file.exists() and _VARIABLE not in place.file.read_text(encoding="utf-8", errors="replace"):
+            raise MLXInferError(f"{place.file} exists and is not this script: move it away first")
+        place.file.parent.mkdir(parents=True, exist_ok=True)
+        place.file.write_text(f"{source}\n", encoding="utf-8")
+        click.echo(f"wrote {place.file}")
+        if place.startup is not None and _add_line(place.startup, place.line):
+            click.echo(f"added to {place.startup}: {place.line}")
+    except OSError as error:
+        raise MLXInferError(f"cannot write {error.filename or place.file}: {error.strerror}") from None
+    tell("new shells complete mlxinfer" + (f"; this {place.line}" if place.startup is None and place.line else ""))
+
+
+def _add_line(file: Path, line: str) -> bool:
+    """Add a line to a shell's file, unless the file mentions the folder already. Returns whether the line was added."""
+    text = file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
+    if ".zfunc" in text:
+        return False
+    with file.open("a", encoding="utf-8") as target:
+        target.write(f"{'' if not text or text.endswith(chr(10)) else chr(10)}{line}\n")
+    return True

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from ..errors import ServerError
 from .agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, Settings
@@ -27,8 +28,12 @@ _HERE = ""
 """The value of `--write` without a file."""
 
 
+def _complete_tool(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name, help=agent.what) for name, agent in AGENTS.items() if name.startswith(incomplete)]
+
+
 @click.command(short_help="Start a coding agent with a served model.", context_settings={"ignore_unknown_options": True})
-@click.argument("tool", required=False, metavar="[TOOL]")
+@click.argument("tool", required=False, metavar="[TOOL]", shell_complete=_complete_tool)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS...]")
 @click.option("--model", metavar="MODEL", shell_complete=complete_model, help="A served model; where no server listens, the one to serve.")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The server.")
@@ -38,8 +43,8 @@ _HERE = ""
 def launch(tool: str | None, arguments: tuple[str, ...], model: str | None, url: str, only_print: bool, write: str | None) -> None:
     """Start TOOL with a model of this machine; without TOOL, list the tools.
 
-    The tool is told by variables and arguments, for this run only. Where no server listens at --url, one is started for --model, which
-    ends with the tool.
+    TOOL is codex, claude, opencode, aider, vibe, gptme, qwen or goose. It is told by variables and arguments, for this run only. Where no
+    server listens at --url, one is started for --model, which ends with the tool.
     """
     if tool is None:
         _list()
