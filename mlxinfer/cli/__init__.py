@@ -13,41 +13,64 @@ import click
 
 from .._version import __version__
 from ..errors import MLXInferError
-from .console import did_you_mean, fitted, tell_wrong_environment
+from .console import fitted, tell_wrong_environment
+from .groups import Commands
 from .interrupts import INTERRUPTED, raise_interrupts, was_interrupted
 
 BROKEN_PIPE = 1
 _COMPLETE = "_MLXINFER_COMPLETE"
 
 
-class _Commands(click.Group):
+_OF_MODELS = ("list", "pull", "show", "rm")
+"""Commands of `mlxinfer models` that may stand alone, as in Ollama."""
+_OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "server": "serve", "generate": "run", "quantize": "convert"}
+
+
+class _Modules(Commands):
     """Commands are modules of this folder, each with a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return ["run", "chat", "serve", "launch", "embed", "convert", "eval", "models", "bench", "doctor", "completion"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in ("help", "version"):
+            return _help if cmd_name == "help" else _version
+        if cmd_name in _OF_MODELS:
+            from .models import models
+
+            return models.get_command(ctx, cmd_name)
         if cmd_name not in self.list_commands(ctx):
             return None
         command = getattr(importlib.import_module(f".{cmd_name}", __name__), cmd_name)
         assert isinstance(command, click.Command)
         return command
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        names = self.list_commands(ctx)
-        if args[0] not in names and not args[0].startswith("-") and not ctx.resilient_parsing:
-            near = did_you_mean(args[0], names)
-            raise click.UsageError(f"there is no command {args[0]!r}{near}: {', '.join(names)}", ctx)
-        return super().resolve_command(ctx, args)
 
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=_Modules,
+    other_names=_OTHER_NAMES,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="mlxinfer help COMMAND describes a command; list, pull, show and rm are commands of models.",
+)
 @click.version_option(__version__, prog_name="mlxinfer")
 def cli() -> None:
     """Run language models on Apple silicon: chat in the terminal, convert and quantize checkpoints.
 
     A MODEL is a directory, a GGUF file, a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct, or an alias (mlxinfer models list).
     """
+
+
+@click.command("help")
+@click.argument("names", nargs=-1, metavar="[COMMAND]...")
+def _help(names: tuple[str, ...]) -> None:
+    """Describe a command."""
+    cli.main([*names, "--help"], prog_name="mlxinfer", standalone_mode=False)
+
+
+@click.command("version")
+def _version() -> None:
+    """Print the version."""
+    click.echo(f"mlxinfer, version {__version__}")
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:

@@ -61,12 +61,18 @@ def _wrapped_line(line: str, width: int) -> str:
     return "\n".join(lines) if len(line) > width else line
 
 
-def did_you_mean(typed: str, names: Iterable[str]) -> str:
-    """ " (did you mean NAME?)", or nothing where no name is near."""
+def nearest(typed: str, names: Iterable[str]) -> str | None:
+    """The name that is spelled nearly so; None where no name is near."""
     by_lower = {name.lower(): name for name in names}
     typed = typed.lower()
     near = [name for name in by_lower if len(typed) > 2 and name.startswith(typed)] or get_close_matches(typed, by_lower, 1, 0.6)
-    return f" (did you mean {by_lower[near[0]]}?)" if near else ""
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(typed: str, names: Iterable[str]) -> str:
+    """ " (did you mean NAME?)", or nothing where no name is near."""
+    near = nearest(typed, names)
+    return f" (did you mean {near}?)" if near else ""
 
 
 _MOST_BYTES = 2_000_000

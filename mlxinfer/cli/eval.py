@@ -14,6 +14,7 @@ import click
 
 from .._version import __version__
 from .console import dumb_terminal, human_bytes, tell
+from .groups import Commands
 from .options import ABOVE_ZERO, complete_model
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@click.group(no_args_is_help=True, short_help="Measure what a model loses.")
+@click.group(cls=Commands, short_help="Measure what a model loses.")
 def eval() -> None:
     """Measure what models lose: KL divergence, likeliest tokens and perplexity at 4,096 positions of a text, with standard errors.
 
@@ -60,7 +61,7 @@ _cache = click.option(
 )
 
 
-@eval.command()
+@eval.command(short_help="Compare a model with the one it was made of.")
 @click.argument("teacher", shell_complete=complete_model)
 @click.argument("student", shell_complete=complete_model)
 @_reading_options(256)
@@ -76,7 +77,7 @@ def kl(teacher: str, student: str, as_json: bool, **options: Any) -> None:
     click.echo("\n".join(_kl_lines(found.students[0])))
 
 
-@eval.command()
+@eval.command(short_help="Measure the perplexity of a text.")
 @click.argument("model", shell_complete=complete_model)
 @_reading_options(256)
 def ppl(model: str, as_json: bool, **options: Any) -> None:
@@ -93,7 +94,7 @@ def ppl(model: str, as_json: bool, **options: Any) -> None:
     click.echo(f"{found.model}: {_size(found)}\n{_what(text)}\nperplexity {_plus_minus(found.ppl, found.ppl_stderr, 3)}")
 
 
-@eval.command()
+@eval.command(short_help="Compare several models, in a table.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
 @click.option("--teacher", metavar="MODEL", shell_complete=complete_model, help="What all are compared with.  [default: the first]")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw KL divergence over bits per weight: .svg or .png.")
@@ -114,7 +115,7 @@ def compare(models: tuple[str, ...], teacher: str | None, picture: Path | None, 
     _show_comparison(found, as_json)
 
 
-@eval.command()
+@eval.command(short_help="Measure what fewer bits in the cache lose.")
 @click.argument("model", shell_complete=complete_model)
 @click.option("--limit", type=ABOVE_ZERO, help="Mean KL divergence in nats that --kv auto may have.  [default: 0.005]")
 @click.option("--layers/--no-layers", default=True, show_default=True, help="Measure each layer's keys and values alone, too.")

