@@ -35,7 +35,9 @@ _SKIPPED = (
     ),
     (re.compile(r"(^|\.)mtp\."), OF_HEADS),
     (
-        re.compile(r"(^|\.)(visual|vision_tower|vision_model|multi_modal_projector|audio_tower|audio_model|embed_vision|embed_audio)\."),
+        re.compile(
+            r"(^|\.)((vision|audio)_(tower|model|embedder|encoder|projector)|visual|multi_modal_projector|embed_(vision|audio)|mlp1|connector)\."
+        ),
         OF_TOWERS,
     ),
 )

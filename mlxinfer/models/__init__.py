@@ -11,6 +11,7 @@ import mlx.core as mx
 
 from ..errors import DraftError, UnsupportedModelError
 from ..nn.weights import Weights
+from .config_reader import ignored_note
 from .decoder import Architecture, BlockStack, Decoder, Model, keep_lazy
 from .mtp import HeadPlan
 from .stack import Part
@@ -105,8 +106,8 @@ def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tup
         raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
     wrapped = model_type in TEXT_MODELS
     plan = architecture(text_config(config) if wrapped else config)
-    if wrapped and config.get("text_config"):
-        plan = replace(plan, notes=(*plan.notes, NOTE))
+    notes = [NOTE] if wrapped and (config.get("text_config") or config.get("llm_config")) else []
+    plan = replace(plan, notes=(*plan.notes, *notes, *ignored_note(config)))
     return plan, text_weights(weights) if wrapped else bare_weights(weights)
 
 

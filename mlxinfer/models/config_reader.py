@@ -1,43 +1,32 @@
 """Reading a Hugging Face config so that nothing in it is overlooked.
 
-Every key that a model understands is taken; a key that is left, and is not known to leave the maths alone, is an error.
+A graph takes every key that it understands. A key that is left is an error, unless it changes no answer (`config_keys`) or the user
+wants it ignored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..typed_reader import TypedReader, shown
+from .config_keys import harmless
 
 _MANY = 1 << 16
 
-_HARMLESS_KEYS = """
-add_cross_attention architectures attn_implementation auto_map bad_words_ids begin_suppress_tokens cache_implementation
-chunk_size_feed_forward cross_attention_hidden_size diversity_penalty do_sample dtype early_stopping
-encoder_no_repeat_ngram_size experts_implementation exponential_decay_length_penalty finetuning_task
-gradient_checkpointing id2label is_decoder is_encoder_decoder
-is_llama_config label2id length_penalty max_length max_new_tokens max_sequence_length min_length mlx_version
-model_max_length model_type name_or_path no_repeat_ngram_size num_beam_groups num_beams num_labels num_return_sequences output_attentions
-output_hidden_states output_past output_router_logits output_scores prefix pretraining_tp problem_type pruned_heads
-quantization quantization_config remove_invalid_values repetition_penalty return_dict return_dict_in_generate
-router_jitter_noise seq_length suppress_tokens task_specific_params temperature tf_legacy_loss
-tie_encoder_decoder tokenizer_class tokenizer_model_max_length top_k top_p torch_dtype torchscript transformers.js_config
-transformers_version typical_p use_bfloat16 use_cache use_return_dict
-"""
-_HARMLESS = frozenset(_HARMLESS_KEYS.split())
+IGNORED_KEYS = "_ignored_config_keys"
+"""The key under which a config carries the names of the keys that the user wants ignored."""
 
-_HARMLESS_STARTS = ("_", "initializer_", "unsloth_")
-_HARMLESS_ENDS = ("_token_id", "_token_ids", "_dropout", "_pdrop", "_loss_coef")
-"""Bookkeeping of transformers and others, ids of tokens, and what matters in training alone."""
 
-_MEANINGFUL = frozenset({"_sliding_window_pattern"})
+def way_on(key: str) -> str:
+    """The end of an error about a key that is not understood."""
+    return f"if you know that it changes no answer, ignore it: --ignore-config-key {key}, or ignore_config_keys=[{key!r}] in Python"
 
-_FALSE_KEYS = """
-attention_bias lm_head_bias mlp_bias rope_interleaved rope_traditional use_bidirectional_attention use_mrope use_sliding_window
-"""
-_HARMLESS_WHEN_FALSE = frozenset(_FALSE_KEYS.split())
+def ignored_note(config: Mapping[str, Any]) -> list[str]:
+    """A line for the user where a config has keys that the user wants ignored, else nothing."""
+    names = ", ".join(config.get(IGNORED_KEYS) or ())
+    return [f"ignored in config.json, as asked: {names}; answers are wrong if that changes what the model computes"] if names else []
 
 
 class ConfigReader(TypedReader):
@@ -96,14 +85,18 @@ class ConfigReader(TypedReader):
         if value is not None and (not isinstance(value, list) or any(name != kind for name in value)):
             raise self.bad("layer_types", value, f"{kind} for every layer of this model")
 
+    @property
+    def ignored(self) -> frozenset[str]:
+        """Keys that the user wants ignored."""
+        return frozenset(self.values.get(IGNORED_KEYS) or ())
+
     def finish(self) -> None:
-        """Raise for the first key that was not taken and may change the maths."""
+        """Raise for the first key that was not taken and may change the maths, and for a key that was taken and shall be ignored."""
+        for key in sorted(self.ignored & self._taken):
+            if self.values.get(key) is not None:
+                raise self.error(key, f"is read by this model ({self.values.get('model_type')}): it cannot be ignored")
         for key, value in self.untaken():
-            if value is not None and not _is_harmless(key, value):
-                raise self.error(key, f"= {shown(value)} is not understood by this model ({self.values.get('model_type')})")
+            if value is not None and key not in self.ignored and harmless(key, value) is None:
+                unknown = f"= {shown(value)} is not understood by this model ({self.values.get('model_type')})"
+                raise self.error(key, f"{unknown}, and may change its answers; {way_on(key)}")
 
-
-def _is_harmless(key: str, value: object) -> bool:
-    if key in _HARMLESS or (key in _HARMLESS_WHEN_FALSE and value is False):
-        return True
-    return (key.startswith(_HARMLESS_STARTS) and key not in _MEANINGFUL) or key.endswith(_HARMLESS_ENDS)

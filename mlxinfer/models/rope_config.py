@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import UnsupportedModelError
 from ..nn.rope import ROPE_TYPES, Rope, make_rope
 from ..typed_reader import is_number
-from .config_reader import ConfigReader
+from .config_reader import ConfigReader, way_on
 
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})
 _OWN: dict[str, frozenset[str]] = {
@@ -28,7 +28,12 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "longrope": ("short_factor", "long_factor"),
 }
-_POSITIVE = _COMMON.union(*_OWN.values()) - {"rope_type", "type", "truncate", "short_factor", "long_factor"}
+_UNDERSTOOD = _COMMON.union(*_OWN.values())
+_POSITIVE = _UNDERSTOOD - {"rope_type", "type", "truncate", "short_factor", "long_factor"}
+_OPTIONAL_SCALES = frozenset({"mscale", "mscale_all_dim"})
+"""Scales of YaRN for which 0 means that there are none."""
+MROPE = frozenset({"mrope_section", "mrope_interleaved"})
+"""Parameters that divide a head among three positions, which are the same for every token of a text."""
 _TRAINED_LENGTH = frozenset({"llama3", "yarn", "longrope"})
 
 
@@ -102,7 +107,8 @@ def checked_rope(
         raise UnsupportedModelError(f"config.json: rope type {kind!r} is not supported (known: {', '.join(ROPE_TYPES)})")
     for key, value in parameters.items():
         if key not in _COMMON | _OWN[kind] | ignored:
-            raise UnsupportedModelError(f"config.json: rope parameter {key} = {str(value)[:40]} is not understood with type {kind!r}")
+            unknown = f"rope parameter {key} = {str(value)[:40]} is not understood with type {kind!r}"
+            raise UnsupportedModelError(f"config.json: {unknown}; {way_on(key)}")
     clean = {"partial_rotary_factor": 1.0} | dict(parameters)
     if kind in _TRAINED_LENGTH:
         clean.setdefault("original_max_position_embeddings", max_positions)
@@ -121,13 +127,26 @@ def checked_rope(
 
 
 def rope_mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
-    """The object under this key without its nulls, or an empty one."""
+    """The object under this key without its nulls and what the user wants ignored, or an empty one."""
     value = reader.take(key)
     if value is None:
         return {}
     if not isinstance(value, dict):
         raise reader.bad(key, value, "an object")
-    return {name: item for name, item in value.items() if item is not None}
+    return {name: _stated_only(reader, name, item) for name, item in value.items() if not _says_nothing(reader, name, item)}
+
+
+def _stated_only(reader: ConfigReader, name: str, item: Any) -> Any:
+    """The parameters of a kind of layer as those of the whole model are read."""
+    if not isinstance(item, dict):
+        return item
+    return {inner: value for inner, value in item.items() if not _says_nothing(reader, inner, value)}
+
+
+def _says_nothing(reader: ConfigReader, name: str, value: object) -> bool:
+    if name in reader.ignored and name in _UNDERSTOOD:
+        raise reader.error(name, "is read as a parameter of the rope: it cannot be ignored")
+    return value is None or name in reader.ignored or (name in _OPTIONAL_SCALES and value == 0 and not isinstance(value, bool))
 
 
 def _check_values(parameters: Mapping[str, Any], kind: str) -> None:

@@ -46,6 +46,7 @@ class SparseLayers:
         self.by_probability = scores == "softmax"
         self.count = reader.count("n_routed_experts", count)
         reader.only("num_local_experts", self.count)
+        reader.only("num_routed_experts", self.count)
         known = reader.values.get("num_experts_per_tok") is not None
         self.chosen = read_chosen_count(reader, chosen, self.count) if known else chosen
         reader.skip("num_experts_per_tok")

@@ -11,24 +11,49 @@ import mlx.core as mx
 from ..errors import UnsupportedModelError
 from ..nn.weights import Matrix, Recipe, Weights
 from ..records import dataclass
-from .config_reader import ConfigReader
+from .config_reader import IGNORED_KEYS, ConfigReader
 
-TEXT_MODELS = {
+TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "gemma3": ("gemma3_text",),
     "gemma4": ("gemma4_text",),
+    "gemma4_unified": ("gemma4_unified_text",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
+    "qwen3_vl": ("qwen3_vl_text",),
+    "qwen3_vl_moe": ("qwen3_vl_moe_text",),
     "mistral3": ("mistral", "ministral3", "mistral4"),
+    "exaone4_5": ("exaone4", "exaone4_5_text"),
+    "lfm2_vl": ("lfm2", "lfm2_moe"),
+    "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gpt_oss"),
+    "internvl_chat": ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gpt_oss"),
 }
 """`model_type` of the whole to those that its text model may have; the first, if the config does not say."""
 
+_GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma4_unified_text": (
+        "gemma4_text",
+        {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024, "attention_k_eq_v": False},
+    ),
+    "qwen3_vl_text": ("qwen3", {"rope_theta": 5000000.0, "max_position_embeddings": 128000}),
+    "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5000000.0, "max_position_embeddings": 128000, "norm_topk_prob": True}),
+    "exaone4_5_text": ("exaone4", {}),
+}
+"""Text models that have the graph of another family: that family, and their defaults where these differ from the family's."""
+
 NOTE = "only the text model is used: images are not understood"
 
+_TEXT_KEYS = {"internvl_chat": "llm_config"}
+"""By `model_type`: the key of the text model's config, where it is not `text_config`."""
 _OUTER_KEYS = """
-audio_config boi_token_index eoa_token_index eoi_token_index image_token_id image_token_index language_model_only mm_tokens_per_image
-multimodal_projector_bias projector_hidden_act spatial_merge_size text_config tie_word_embeddings video_token_id vision_config
-vision_end_token_id vision_feature_layer vision_start_token_id
+do_image_splitting downsample_factor downsample_ratio encoder_patch_size image_splitting max_image_tokens max_num_patches max_tiles
+min_image_tokens min_tiles output_attentions pad2square quantization_config select_layer template text_config tie_word_embeddings
+tile_size use_backbone_lora use_image_special_tokens use_llm_lora use_thumbnail
 """
+_REPEATED_KEYS = """
+attention_bias head_dim hidden_act hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers
+num_key_value_heads rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window use_sliding_window vocab_size
+"""
+"""Keys of text models that some configs have outside too, where transformers does not read them."""
 _PREFIXES = (("model.", "model.language_model."), ("", "language_model."))
 """What a name in the graph starts with, and what it starts with in a checkpoint: Hugging Face's and mlx-lm's."""
 
@@ -37,15 +62,23 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     """The text model's part, or the config itself where it is flat (as mlx-lm allows). Raises `UnsupportedModelError`."""
     whole = config["model_type"]
     usual, *others = TEXT_MODELS[whole]
-    inner = config.get("text_config")
+    place = _TEXT_KEYS.get(whole, "text_config")
+    inner = config.get(place)
     if inner is None:
-        return dict(config) | {"model_type": usual}
+        return _as_graph(dict(config) | {"model_type": usual})
     if not isinstance(inner, dict) or inner.get("model_type", usual) not in (usual, *others, whole):
-        raise UnsupportedModelError(f"config.json: text_config of {whole} must describe a {' or '.join(TEXT_MODELS[whole])}")
+        raise UnsupportedModelError(f"config.json: {place} of {whole} must describe a {' or '.join(TEXT_MODELS[whole])}")
     reader = ConfigReader(config)
-    reader.skip(*_OUTER_KEYS.split())
+    reader.skip(place, *_OUTER_KEYS.split(), *_REPEATED_KEYS.split(), *(inner.keys() - {IGNORED_KEYS}))
     reader.finish()
-    return inner | {"model_type": inner["model_type"] if inner.get("model_type") in others else usual}
+    passed = {IGNORED_KEYS: config[IGNORED_KEYS]} if IGNORED_KEYS in config else {}
+    return _as_graph(inner | passed | {"model_type": inner["model_type"] if inner.get("model_type") in others else usual})
+
+
+def _as_graph(config: dict[str, Any]) -> dict[str, Any]:
+    """The config under the name of the family that has its graph."""
+    name, defaults = _GRAPHS.get(config["model_type"], (config["model_type"], {}))
+    return {**defaults, **config, "model_type": name}
 
 
 def integer_setting(config: Mapping[str, Any], key: str) -> int | None:

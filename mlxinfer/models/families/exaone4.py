@@ -35,6 +35,7 @@ def exaone4(config: dict[str, Any]) -> Architecture:
     pattern = reader.take("sliding_window_pattern", 4)
     types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, lambda layer: _kind(reader, pattern, layer, window, sizes.layers))
     rope = read_rope(reader, heads.dim, sizes.positions)
+    reader.only("use_qk_norm", True)
     reader.finish()
     gate = gated(sizes.activation)
 

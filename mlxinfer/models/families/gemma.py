@@ -74,6 +74,8 @@ def _architecture(
     scale = reader.nonzero("query_pre_attn_scalar", 256) ** -0.5
     logit_cap = reader.optional_number("final_logit_softcapping", logit_cap)
     bias = reader.boolean("attention_bias", False)
+    if head_norms:
+        reader.only("use_qk_norm", True)
     reader.skip("hidden_act")
     reader.finish()
     gate = gated(sizes.activation)

@@ -80,7 +80,9 @@ def load_norms(weights: Weights, name: str, sizes: Sizes) -> list[RMSNorm]:
 def _check_the_rest(reader: ConfigReader) -> None:
     reader.only("use_bidirectional_attention", "vision", False)
     reader.only("attention_bias", False)
-    reader.skip("hidden_act")
+    reader.only("use_qk_norm", True)
+    # Scores of Gemma 4 are not scaled, whatever its converters wrote.
+    reader.skip("hidden_act", "query_pre_attn_scalar")
     reader.finish()
 
 
@@ -100,7 +102,7 @@ class Kinds:
     @classmethod
     def read(cls, reader: ConfigReader, sizes: Sizes) -> Kinds:
         """Take it out of a config. Raises `UnsupportedModelError`."""
-        types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(6, FULL, SLIDING))
+        types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(reader.integer("sliding_window_pattern", 6), FULL, SLIDING))
         types[-1] = FULL
         narrow, same = sizes.heads, reader.boolean("attention_k_eq_v", False)
         kv = reader.optional_integer("num_global_key_value_heads")

@@ -137,6 +137,7 @@ def _check_the_rest(reader: ConfigReader, sizes: Sizes) -> None:
     reader.only("block_norm_eps", 1e-5)
     reader.only("conv_use_xavier_init", True, False)
     reader.only("use_pos_enc", True)
+    reader.only("use_qk_norm", True)
     reader.skip("tie_embedding")
     reader.finish()
 

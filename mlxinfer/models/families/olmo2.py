@@ -49,6 +49,7 @@ def olmo3(config: dict[str, Any]) -> Architecture:
 def _architecture(reader: ConfigReader, sizes: Sizes, types: list[str], window: int | None, ropes: Mapping[str, Rope]) -> Architecture:
     heads = sizes.heads
     bias = reader.boolean("attention_bias", False)
+    reader.only("use_qk_norm", True)
     reader.finish()
     gate = gated(sizes.activation)
 

@@ -16,7 +16,7 @@ from ..common import FULL, SLIDING, Sizes, read_layer_types, read_sizes, windows
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
-from ..rope_config import read_rope
+from ..rope_config import MROPE, read_rope
 
 QWEN2 = {
     "vocab_size": 151936,
@@ -37,6 +37,7 @@ def qwen2(config: dict[str, Any]) -> Architecture:
     """Biases only on queries, keys and values."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN2)
+    reader.only("qkv_bias", True)
     return _dense(reader, sizes, qkv_bias=True, output_bias=False, head_norms=False)
 
 
@@ -96,7 +97,9 @@ def _dense(reader: ConfigReader, sizes: Sizes, *, qkv_bias: bool, output_bias: b
 def _architecture(
     reader: ConfigReader, sizes: Sizes, seen: list[int | None], mlp: LoadMLP, *, qkv_bias: bool, output_bias: bool, head_norms: bool
 ) -> Architecture:
-    rope = read_rope(reader, sizes.heads.dim, sizes.positions)
+    if head_norms:
+        reader.only("use_qk_norm", True)
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, ignored=MROPE)
     reader.finish()
 
     def block(weights: Weights, layer: int) -> Block:

@@ -27,7 +27,7 @@ from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
 from ..mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
 from ..native_parts import Parts, Sink
-from ..rope_config import read_rope
+from ..rope_config import MROPE, read_rope
 
 QWEN3_NEXT = {
     "vocab_size": 151936,
@@ -103,6 +103,7 @@ def qwen3_5_moe_text(config: dict[str, Any]) -> Architecture:
 def _check_the_rest(reader: ConfigReader) -> None:
     for key, allowed in _WITHOUT_EFFECT.items():
         reader.only(key, *allowed)
+    reader.only("use_qk_norm", True)
     reader.skip("mrope_interleaved", "mrope_section")
 
 
@@ -149,8 +150,7 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
     reader.only("hidden_act", "silu", "swish")
     interval = reader.integer("full_attention_interval", 4)
     types = read_layer_types(reader, (FULL, LINEAR), sizes.layers, every(interval, FULL, LINEAR))
-    ignored = frozenset({"mrope_section", "mrope_interleaved"})
-    rope = read_rope(reader, sizes.heads.dim, sizes.positions, partial=0.25, ignored=ignored)
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, partial=0.25, ignored=MROPE)
     bias = reader.boolean("attention_bias", False)
     shares = not reader.boolean("mtp_use_dedicated_embeddings", False) and reader.integer("mtp_num_hidden_layers", 1, low=0) == 1
     reader.finish()
