@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..loading.formats import dtype_name
+from ..models.config_reader import IGNORED_KEYS
 from ..models.hf_compat import lost_in_old_style, to_old_style
 from ..nn.weights import Format
 from .mapper import ConversionPlan
@@ -18,6 +19,8 @@ def destination_config(plan: ConversionPlan) -> dict[str, Any]:
     tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
     for owner in (written, written.get("text_config")):
         if owner is not None:
+            for key in written.get(IGNORED_KEYS) or ():
+                owner.pop(key, None)
             owner["tie_word_embeddings"] = tied
             owner.pop("quantization_config", None)
     written["torch_dtype"] = dtype_name(plan.dtype)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,6 +100,15 @@ class EngineArgs:
     group_size: int = field(default=64, metadata=about("Weights that share a scale, with bits", unit="weights", least=1))
     gguf_exact: bool = field(
         default=False, metadata=about("On a GPU, unpack types of GGUF files to 16 bits where packing would round them")
+    )
+    ignore_config_keys: Sequence[str] = field(
+        default=(),
+        metadata=about(
+            "Load the model although its config.json has this key, which is not understood and may change its answers",
+            automatic="none",
+            flag="--ignore-config-key",
+            metavar="KEY",
+        ),
     )
     max_context: int | None = field(
         default=None,
@@ -208,12 +217,18 @@ class EngineArgs:
                 raise SettingError(f"{one.name} {problem}")
         if self.adapters is not None:
             _check_adapters(self.adapters)
+        _check_keys(self.ignore_config_keys)
         _check_hand_over(self)
 
     @property
     def max_draft(self) -> int:
         """Tokens drafted for a sequence in one step, at most; 0 where nothing proposes any."""
         return MAX_DRAFT if self.speculate or self.draft is not None else 0
+
+
+def _check_keys(keys: object) -> None:
+    if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) and key for key in keys):
+        raise SettingError(f"ignore_config_keys must be a list of keys of config.json, such as ['some_key'], not {keys!r}")
 
 
 def _check_hand_over(args: EngineArgs) -> None:
@@ -280,7 +295,7 @@ def flags_of(one: Field[Any], how: Setting) -> list[str]:
 
 def default_text(one: Field[Any], how: Setting) -> str:
     """A default as it is shown to people."""
-    if one.default is None:
+    if one.default is None or one.default == ():
         return how.automatic
     return (
         str(one.default).lower() if isinstance(one.default, bool) else f"{one.default:g}" if kind_of(one) == "float" else str(one.default)

@@ -6,7 +6,7 @@ import importlib.util
 import platform
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -27,6 +27,7 @@ from ..loading.load import PreparedModel, meta_model
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.repack_cache import cache_usage, directory, limit_bytes
 from ..loading.resolve import ALIASES, cache_dir
+from ..models.config_reader import check_ignored
 from ..nn.row_products import product_status
 from .console import human_bytes
 
@@ -191,26 +192,38 @@ class ModelDiagnosis:
     """A `MemoryPlan`, in bytes; None where the model does not fit, or its sizes are not known."""
     problem: str = ""
     """Why there is no plan."""
+    notes: tuple[str, ...] = ()
+    """Lines about the model that the user should know."""
     context_tokens: dict[str, int] | None = None
     """Tokens of one sequence that fit in memory, by the bits of the cache; the model itself may allow fewer."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
-        yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}"]
+        yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}", *self.notes]
         cost = [f"{human_bytes(self.token_bytes)} for each further token of context"] if self.token_bytes else []
         yield f"cache, kv {self.kv}", [*self.layers, *cost]
         yield "attention", self.attention
         yield "memory", list(_memory_lines(self.plan, self.context_tokens)) if self.plan else [self.problem]
 
 
-def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None = None, draft: str | None = None) -> ModelDiagnosis:
+def diagnose_model(
+    model: str,
+    kv: str,
+    first16: bool,
+    memory_gb: float | None = None,
+    draft: str | None = None,
+    ignore_config_keys: Sequence[str] = (),
+) -> ModelDiagnosis:
     """Describe a model from the headers of its checkpoint. Raises `MLXInferError`."""
     form, _ = kv_format(kv, model, first16=first16)
-    found = meta_model(model)
+    found = meta_model(model, ignore_config_keys=ignore_config_keys)
+    check_ignored(ignore_config_keys, found.checkpoint.config)
     name = str(found.dtype).rpartition(".")[2]
     if found.borrowed:
         lines = ["all layers: mlx-lm's own cache, unquantized"]
         ways = ["mlx-lm's, one sequence at a time"]
-        return ModelDiagnosis(found.name, found.model_type, name, form.name, 0, lines, ways, problem="not known before it is loaded")
+        return ModelDiagnosis(
+            found.name, found.model_type, name, form.name, 0, lines, ways, problem="not known before it is loaded", notes=found.model.notes
+        )
     layers, dtype = found.model.layers, found.dtype
     drafter = _drafter(draft) if draft else None
     plan, problem = _plan(found, form, memory_gb, drafter)
@@ -224,6 +237,7 @@ def diagnose_model(model: str, kv: str, first16: bool, memory_gb: float | None =
         attention=attention_lines(layers, form, dtype),
         plan=_as_object(plan) if plan else None,
         problem=problem,
+        notes=found.model.notes,
         context_tokens={bits: _room(found, KVFormat.parse(bits), memory_gb, drafter) for bits in _WIDTHS},
     )
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .options import ABOVE_ZERO, complete_model
+from .options import ABOVE_ZERO, complete_model, ignore_option
 
 if TYPE_CHECKING:
     from .diagnosis import Diagnosis, ModelDiagnosis
@@ -24,6 +24,7 @@ _REPORT = "mlxinfer-report.md"
 @click.option("--kv-first16", is_flag=True, help="With MODEL: keep the first page of each sequence at 16 bits.")
 @click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most this much.")
 @click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: also load this draft model.")
+@ignore_option
 @click.option("--nodes", type=click.Path(path_type=Path), metavar="HOSTFILE", help="Ask the machines in this hostfile of MLX instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--report", "report_file", is_flag=False, flag_value=_REPORT, type=click.Path(path_type=Path), metavar="[FILE]",
@@ -34,6 +35,7 @@ def doctor(
     kv_first16: bool,
     memory_gb: float | None,
     draft: str | None,
+    ignore_config_keys: tuple[str, ...],
     nodes: Path | None,
     as_json: bool,
     report_file: Path | None,
@@ -47,7 +49,7 @@ def doctor(
     if report_file is not None:
         _write_report(model, report_file)
         return
-    found = _diagnose(model, kv, kv_first16, memory_gb, draft)
+    found = _diagnose(model, kv, kv_first16, memory_gb, draft, ignore_config_keys)
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return
@@ -90,11 +92,13 @@ def _write_report(model: str | None, file: Path) -> None:
     click.echo(f"{file}: please read it before you send it to anybody")
 
 
-def _diagnose(model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None) -> Diagnosis | ModelDiagnosis:
+def _diagnose(
+    model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, ignored: tuple[str, ...]
+) -> Diagnosis | ModelDiagnosis:
     if model is None:
         from .diagnosis import diagnose
 
         return diagnose()
     from .diagnosis import diagnose_model
 
-    return diagnose_model(model, kv, kv_first16, memory_gb, draft)
+    return diagnose_model(model, kv, kv_first16, memory_gb, draft, ignored)

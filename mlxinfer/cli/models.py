@@ -10,7 +10,7 @@ import click
 from ..errors import ModelNotFoundError
 from .console import did_you_mean, human_bytes
 from .groups import Commands
-from .options import model_argument
+from .options import ignore_option, model_argument
 
 
 @click.group(
@@ -41,12 +41,13 @@ def list_models(as_json: bool) -> None:
 
 @models.command()
 @model_argument
+@ignore_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def show(model: str, as_json: bool) -> None:
+def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None:
     """Show what MODEL is, from its headers alone."""
     from ..loading.catalog import describe
 
-    found = describe(model)
+    found = describe(model, ignore_config_keys=ignore_config_keys)
     if as_json:
         click.echo(json.dumps({**asdict(found), "bits_per_weight": found.bits_per_weight}, default=str))
         return
@@ -55,6 +56,8 @@ def show(model: str, as_json: bool) -> None:
     click.echo(f"size             {human_bytes(found.nbytes)}, {found.bits_per_weight:.2f} bits per weight")
     click.echo(f"stored as        {', '.join(f'{form} ({count} tensors)' for form, count in found.stored.items())}")
     click.echo(f"context          {found.max_context or 'known when it is loaded: runs through mlx-lm'}")
+    for note in found.notes:
+        click.echo(f"note: {note}")
 
 
 @models.command()

@@ -120,6 +120,9 @@ def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Cal
     if one.name == "adapters":
         details |= {"multiple": True, "metavar": how.metavar, "callback": _adapters}
         return click.option(*flags, one.name, **details)
+    if kind == "Sequence[str]":
+        details |= {"multiple": True, "metavar": how.metavar, "help": f"{how.meaning}; repeatable."}
+        return click.option(*flags, one.name, **details)
     if kind == "bool":
         name = one.name.replace("_", "-")
         flags = [f"--{name}/--no-{name}"] if one.default else flags
@@ -129,6 +132,11 @@ def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Cal
     if how.metavar == "MODEL":
         details["shell_complete"] = complete_model
     return click.option(*flags, one.name, **details)
+
+
+def ignore_option(command: Command) -> Command:
+    """`--ignore-config-key` for commands that read headers only."""
+    return _all([_engine_option(one, how) for one, how in settings() if one.name == "ignore_config_keys"], command)
 
 
 _ENGINE = {one.name: (how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"}

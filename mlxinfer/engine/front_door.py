@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections.abc
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
@@ -80,6 +81,7 @@ class FrontDoor(HookedRequests):
         bits: int | None = None,
         group_size: int = 64,
         gguf_exact: bool = False,
+        ignore_config_keys: collections.abc.Sequence[str] = (),
         max_context: int | None = None,
         max_num_seqs: int = 16,
         memory_gb: float | None = None,

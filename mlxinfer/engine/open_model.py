@@ -27,6 +27,7 @@ from ..loading.memory_budget import BUDGET, Reservation, shares
 from ..loading.memory_plan import GOOD_CONTEXT, MemoryPlan, plan_memory
 from ..loading.resolve import prefix_dir
 from ..loading.weights import Progress
+from ..models.config_reader import check_ignored
 from ..models.decoder import Model
 from ..nn import row_products
 from ..records import dataclass
@@ -308,10 +309,12 @@ def prepared(args: EngineArgs) -> Iterator[Prepared]:
     """Read the headers of a model and its draft model. Raises `MLXInferError`s."""
     (kv, kv_note), memory_gb = kv_format(args.kv, args.path_or_id, first16=args.kv_first16), args.memory_gb
     with ExitStack() as opened:
-        opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb)
+        keys = tuple(args.ignore_config_keys)
+        opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb, ignore_config_keys=keys)
         mtp = head_in(args.draft)
         target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv, mtp=mtp))
         draft = opened.enter_context(opening(args.draft)) if args.draft is not None and not mtp else None
+        check_ignored(keys, *(model.checkpoint.config for model in (target, draft) if model))
         adapters = _opened_adapters(args, target, opened)
         yield Prepared(args=args, target=target, draft=draft, kv=kv, kv_note=kv_note, adapters=adapters)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from ..errors import MLXInferError, ModelNotFoundError
 from ..models import build, supports
-from .checkpoint import Checkpoint
+from ..models.config_reader import check_ignored, ignored_note
 from .hub import cached_models, delete_cached
 from .load import model_type, open_checkpoint
 from .resolve import ALIASES, models_dir, resolve
@@ -79,17 +80,15 @@ def _remove_assembled(name: str) -> int:
     return size
 
 
-def describe(what: str | Path) -> Summary:
-    """What the headers of a model say. A hub id is downloaded if it is not cached. Raises `MLXInferError`."""
+def describe(what: str | Path, *, ignore_config_keys: Sequence[str] = ()) -> Summary:
+    """Summarize the headers of a model. A hub id is downloaded if it is not cached. Raises `MLXInferError`."""
     found = resolve(what)
-    checkpoint = open_checkpoint(found.path)
+    checkpoint = open_checkpoint(found.path, ignore_config_keys=ignore_config_keys)
     try:
-        return summarize(checkpoint, found.name, model_type(checkpoint), _max_context(checkpoint))
+        check_ignored(ignore_config_keys, checkpoint.config)
+        graph = build(checkpoint.config, MetaWeights(checkpoint)) if supports(model_type(checkpoint)) else None
+        notes = graph.notes if graph else tuple(ignored_note(checkpoint.config))
+        summary = summarize(checkpoint, found.name, model_type(checkpoint), graph.max_context if graph else None)
+        return replace(summary, notes=notes)
     finally:
         checkpoint.close()
-
-
-def _max_context(checkpoint: Checkpoint) -> int | None:
-    if not supports(model_type(checkpoint)):
-        return None
-    return build(checkpoint.config, MetaWeights(checkpoint)).max_context

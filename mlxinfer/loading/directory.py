@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
+from ..models.config_reader import with_ignored
 from ..nn.packing import arrays
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
@@ -28,9 +29,10 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 class SafetensorsCheckpoint:
     """Implements `Checkpoint`. Opening it reads the config, the index and every header; see `Checkpoint` for the rest."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, ignore_config_keys: Sequence[str] = ()) -> None:
+        """`ignore_config_keys`: keys of the config that are let pass though no graph understands them."""
         self.path = Path(path)
-        self.config = read_config(self.path)
+        self.config = with_ignored(read_config(self.path), ignore_config_keys)
         foreign = foreign_quantization(self.config, self.path)
         block = None if foreign else quantization_block(self.config, self.path)
         listed = _weight_files(self.path)
@@ -161,17 +163,10 @@ def _base(name: str) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The config of a model directory. Refuses what would run code from it; nothing here ever does."""
+    """The config of a model directory. Code that it names (`auto_map`) is never run: `model_type` chooses the graph."""
     if not (directory / "config.json").exists():
         raise ModelNotFoundError(f"{directory} has no config.json: give a model directory, a .gguf file or a hub id")
-    config = read_json(directory / "config.json")
-    for key in ("auto_map", "model_file", "trust_remote_code"):
-        if config.get(key):
-            raise UnsupportedModelError(
-                f"{directory}: config.json asks for code from the repository ({key}), which is never run; "
-                f"if the architecture is the standard {config.get('model_type', '?')}, delete that key"
-            )
-    return config
+    return read_json(directory / "config.json")
 
 
 def _stated_quantization(config: dict[str, Any], path: Path) -> dict[str, Any]:

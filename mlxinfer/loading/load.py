@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..device import is_gpu
 from ..errors import DraftError, UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, build_blocks, supports
+from ..models.config_reader import IGNORED_KEYS
 from ..models.decoder import BlockStack
 from ..models.mtp import Head
 from ..models.stack import Part
@@ -163,6 +164,8 @@ class PrepareOptions(TypedDict, total=False):
     """Unpack types of GGUF that a GPU would otherwise hold rounded."""
     kv: KVFormat | None
     """The format that the cache will have."""
+    ignore_config_keys: Sequence[str]
+    """Keys of config.json, or of a GGUF file's metadata, that are let pass though they are not understood."""
     memory_gb: float | None
     """The caller's limit, in GB of 10^9 bytes."""
     mtp: bool | Path
@@ -181,7 +184,8 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
     copies = open_copies(found.path) if quantize is None else None
     fresh = quantize is None and not (copies and copies.found)
     with no_garbage_collection(), kernels_cpu.weight_memory(_packed_bytes(found.path, memory_gb) if fresh else 0):
-        checkpoint = open_checkpoint(found.path, raw_blocks=quantize is None and not is_gpu())
+        raw = quantize is None and not is_gpu()
+        checkpoint = open_checkpoint(found.path, raw_blocks=raw, ignore_config_keys=options.get("ignore_config_keys", ()))
         try:
             compute, own = compute_dtype(checkpoint, dtype), supports(model_type(checkpoint))
             if quantize is None and is_gpu() and isinstance(checkpoint, GGUFCheckpoint):
@@ -222,9 +226,9 @@ def load(path_or_id: str | Path, progress: Progress | None = None, **options: Un
         return prepared.read(prepared.load_tokenizer(), progress)
 
 
-def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None) -> PreparedModel:
+def meta_model(path_or_id: str | Path, dtype: str | mx.Dtype | None = None, *, ignore_config_keys: Sequence[str] = ()) -> PreparedModel:
     """A model's headers alone: it can be planned, but not read any more. Raises `MLXInferError`."""
-    with prepare(path_or_id, dtype=dtype) as prepared:
+    with prepare(path_or_id, dtype=dtype, ignore_config_keys=ignore_config_keys) as prepared:
         return prepared
 
 
@@ -327,16 +331,20 @@ def _borrowed(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, 
     return _Outline(borrowed.model, borrowed.sizes, lambda progress, part: (borrowed.read(progress), []))
 
 
-def open_checkpoint(path: Path, *, raw_blocks: bool = False) -> Checkpoint:
+def open_checkpoint(path: Path, *, raw_blocks: bool = False, ignore_config_keys: Sequence[str] = ()) -> Checkpoint:
     """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`.
 
-    `raw_blocks` is passed to `GGUFCheckpoint`: set it where `nn.packing.settle` packs what is read.
+    `raw_blocks` is passed to `GGUFCheckpoint`: set it where `nn.packing.settle` packs what is read. `ignore_config_keys` are let pass
+    though no graph understands them.
     """
     if not path.is_dir():
-        return GGUFCheckpoint(path, raw_blocks=raw_blocks)
+        checkpoint = GGUFCheckpoint(path, raw_blocks=raw_blocks, ignore_config_keys=ignore_config_keys)
+        if checkpoint.ignored_keys:
+            checkpoint.config[IGNORED_KEYS] = list(checkpoint.ignored_keys)
+        return checkpoint
     from .directory import SafetensorsCheckpoint  # a GGUF file does not need it
 
-    return SafetensorsCheckpoint(path)
+    return SafetensorsCheckpoint(path, ignore_config_keys)
 
 
 def model_type(checkpoint: Checkpoint) -> str:

@@ -21,8 +21,7 @@ class BorrowedModel:
     """A model on mlx-lm's graph whose weights are not read yet. Raises `UnsupportedModelError`, `WeightsError`."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
-        if not zoo.supports(checkpoint.config):
-            raise UnsupportedModelError(f"architecture {checkpoint.config.get('model_type')!r} is supported neither here nor by mlx-lm")
+        zoo.check_supported(checkpoint.config)
         if isinstance(checkpoint, SafetensorsCheckpoint) and checkpoint.is_foreign:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: its quantization can be read, but not by mlx-lm's graph of {checkpoint.config['model_type']}"

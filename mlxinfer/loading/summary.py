@@ -43,6 +43,9 @@ class Summary:
     max_context: int | None
     """Tokens; None where this program has no graph of the architecture."""
 
+    notes: tuple[str, ...] = ()
+    """Lines about the model that the user should know."""
+
     @property
     def bits_per_weight(self) -> float:
         """Bits of the file for each parameter."""

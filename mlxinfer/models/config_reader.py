@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..errors import UnsupportedModelError
+from ..errors import SettingError, UnsupportedModelError
 from ..typed_reader import TypedReader, shown
 from .config_keys import harmless
 
@@ -23,10 +23,36 @@ def way_on(key: str) -> str:
     """The end of an error about a key that is not understood."""
     return f"if you know that it changes no answer, ignore it: --ignore-config-key {key}, or ignore_config_keys=[{key!r}] in Python"
 
+
+def with_ignored(config: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """The config with the names of the keys that are to be ignored, where it has them; those of a conversion are there already."""
+    present = _names(config)
+    ignored = sorted({*(config.get(IGNORED_KEYS) or ()), *(key for key in keys if key in present)})
+    return config | {IGNORED_KEYS: ignored} if ignored else config
+
+
+def check_ignored(keys: Sequence[str], *configs: Mapping[str, Any]) -> None:
+    """Raise `SettingError` for a key to be ignored that no config has."""
+    for key in keys:
+        if not any(key in _names(config) for config in configs):
+            raise SettingError(f"ignore_config_keys: the model has no key {key!r}")
+
+
+def _names(config: Mapping[str, Any]) -> set[str]:
+    """The keys of a config, of its text model's, and of the parameters of ropes."""
+    found = set(config)
+    for name in config.get(IGNORED_KEYS) or ():  # of a GGUF file, named with or without its architecture
+        found |= {name, name.partition(".")[2]}
+    for key in ("text_config", "llm_config", "rope_parameters", "rope_scaling", "full_attention", "sliding_attention"):
+        if isinstance(inner := config.get(key), Mapping):
+            found |= _names(inner)
+    return found
+
+
 def ignored_note(config: Mapping[str, Any]) -> list[str]:
     """A line for the user where a config has keys that the user wants ignored, else nothing."""
     names = ", ".join(config.get(IGNORED_KEYS) or ())
-    return [f"ignored in config.json, as asked: {names}; answers are wrong if that changes what the model computes"] if names else []
+    return [f"keys of the config ignored, as asked: {names}; answers are wrong if that changes what the model computes"] if names else []
 
 
 class ConfigReader(TypedReader):
@@ -99,4 +125,3 @@ class ConfigReader(TypedReader):
             if value is not None and key not in self.ignored and harmless(key, value) is None:
                 unknown = f"= {shown(value)} is not understood by this model ({self.values.get('model_type')})"
                 raise self.error(key, f"{unknown}, and may change its answers; {way_on(key)}")
-

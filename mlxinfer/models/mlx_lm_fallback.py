@@ -19,6 +19,7 @@ from mlx.utils import tree_flatten
 
 from ..cache.base import LayerSpec, OpaqueSpec, Step
 from ..errors import UnsupportedModelError, WeightsError
+from .config_reader import ignored_note
 from .fallback_checks import note_of, refuse_what_differs
 from .hf_compat import lost_in_old_style, to_old_style
 
@@ -30,6 +31,7 @@ Tensors = Mapping[str, mx.array]
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 _NO_LIMIT = 1 << 20
 _LISTED = 8
+_CODE_KEYS = ("auto_map", "model_file", "trust_remote_code")
 _ROTARY_SHARES = {"recurrent_gemma": 0.5}
 """By module: the share of a head's channels that its graph always rotates, where that is not all of them."""
 
@@ -46,16 +48,20 @@ def supports(config: Mapping[str, Any]) -> bool:
     return isinstance(config.get("model_type"), str) and _module_name(config) is not None
 
 
+def check_supported(config: Mapping[str, Any]) -> None:
+    """Raise `UnsupportedModelError` for an architecture that mlx-lm does not have."""
+    if not supports(config):
+        unknown = f"architecture {config.get('model_type')!r} is supported neither here nor by the installed mlx-lm"
+        raise UnsupportedModelError("; ".join([unknown, *code_note(config)]))
+
+
 def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = None) -> FallbackModel:
     """The model of a config of either style, from lazily loaded tensors (packed ones as `.weight`, `.scales`, `.biases`).
 
     Floating-point tensors are cast to `dtype`. The result's weights are not evaluated yet. Raises `UnsupportedModelError`, and
     `WeightsError` with the names of missing, unexpected and mis-shaped tensors.
     """
-    if not supports(config):
-        raise UnsupportedModelError(f"architecture {config.get('model_type')!r} is supported neither here nor by the installed mlx-lm")
-    if config.get("model_file"):
-        raise UnsupportedModelError(f"config.json: model_file = {config['model_file']!r} is code of the model's own, which is never run")
+    check_supported(config)
     refuse_what_differs(config)
     lost = lost_in_old_style(config)
     if lost:
@@ -69,6 +75,12 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
     model.load_weights(list(_cast(model, weights, dtype).items()))
     model.eval()
     return FallbackModel(model, old, window)
+
+
+def code_note(config: Mapping[str, Any]) -> list[str]:
+    """A line for the user where a config names code of its repository, else nothing."""
+    key = next((key for key in _CODE_KEYS if config.get(key)), None)
+    return [f"config.json names code of its repository ({key}), which is never run"] if key else []
 
 
 @dataclass(slots=True)
@@ -99,7 +111,7 @@ class FallbackModel:
         self.max_context = next((int(c[key]) for c in (config, text) for key in _CONTEXT_KEYS if c.get(key)), _NO_LIMIT)
         self.layers: tuple[LayerSpec, ...] = (OpaqueSpec(lambda: SequenceState(make_prompt_cache(model))),)
         alone = f"{self.model_type} has no graph of its own: it runs on mlx-lm's, one sequence at a time, with an unquantized cache"
-        self.notes: tuple[str, ...] = (alone, *note_of(self.model_type))
+        self.notes: tuple[str, ...] = (alone, *code_note(config), *note_of(self.model_type), *ignored_note(config))
         self.mtp = None
         if window is not None and window < self.max_context:
             self.max_context = window

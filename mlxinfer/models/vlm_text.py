@@ -45,9 +45,8 @@ NOTE = "only the text model is used: images are not understood"
 _TEXT_KEYS = {"internvl_chat": "llm_config"}
 """By `model_type`: the key of the text model's config, where it is not `text_config`."""
 _OUTER_KEYS = """
-do_image_splitting downsample_factor downsample_ratio encoder_patch_size image_splitting max_image_tokens max_num_patches max_tiles
-min_image_tokens min_tiles output_attentions pad2square quantization_config select_layer template text_config tie_word_embeddings
-tile_size use_backbone_lora use_image_special_tokens use_llm_lora use_thumbnail
+do_image_splitting downsample_factor downsample_ratio encoder_patch_size pad2square select_layer template text_config
+tie_word_embeddings tile_size use_backbone_lora use_llm_lora
 """
 _REPEATED_KEYS = """
 attention_bias head_dim hidden_act hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from contextlib import closing
 from pathlib import Path
 
 import mlx.core as mx
@@ -88,9 +89,12 @@ def test_pickles_are_refused_with_the_way_out(tmp_path: Path, name: str) -> None
 
 
 @pytest.mark.parametrize("key", ["auto_map", "model_file", "trust_remote_code"])
-def test_custom_code_is_refused(tmp_path: Path, key: str) -> None:
+def test_the_name_of_code_in_the_repository_refuses_nothing(tmp_path: Path, key: str) -> None:
+    (tmp_path / "modeling.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     write(tmp_path, {"a": mx.ones(2)}, {"model_type": "llama", key: {"AutoModel": "modeling.Model"}})
-    assert key in refused(tmp_path, UnsupportedModelError)
+    with closing(SafetensorsCheckpoint(tmp_path)) as checkpoint:
+        assert checkpoint.config["model_type"] == "llama"
+    assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors", "mxfp4", "bitnet", "quanto", "modelopt"])

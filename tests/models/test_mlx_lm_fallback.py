@@ -162,11 +162,14 @@ def test_only_architectures_of_mlx_lm_are_imported(model_type: str) -> None:
         zoo.build({"model_type": model_type, "vocab_size": 1}, {})
 
 
-def test_code_of_the_models_own_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["auto_map", "model_file", "trust_remote_code"])
+def test_code_of_the_models_own_is_named_and_never_run(tmp_path: Path, key: str) -> None:
     trap = tmp_path / "model.py"
     trap.write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
-    with pytest.raises(UnsupportedModelError, match="model_file"):
-        zoo.build(STABLELM | {"model_file": str(trap)}, stablelm())
+    model = zoo.build(STABLELM | {key: str(trap)}, stablelm())
+    assert [note for note in model.notes if key in note and "never run" in note]
+    with pytest.raises(UnsupportedModelError, match=f"nonesuch.*{key}.*never run"):
+        zoo.build({"model_type": "nonesuch", key: str(trap)}, {})
     assert not (tmp_path / "ran").exists()
 
 

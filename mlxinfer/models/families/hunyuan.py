@@ -35,6 +35,7 @@ def hunyuan_v1_dense(config: dict[str, Any]) -> Architecture:
     reader.skip("eod_token_id", "attention_head_dim", "org_vocab_size")
     reader.only("use_qk_norm", True)
     reader.only("use_cla", False)
+    reader.skip("cla_share_factor", "dense_list")  # of layers that share keys and values, which use_cla would ask for
     reader.only("attention_head_dim", heads.dim)
     scaling = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or {}
     aliases = {"dynamic": "ntk_alpha"} if isinstance(scaling, dict) and scaling.get("alpha") else None

@@ -32,7 +32,7 @@ KIMI_LINEAR = {
     "max_position_embeddings": 1048576,
     "rms_norm_eps": 1e-5,
 }
-_PUBLISHED = {
+PUBLISHED_KEYS = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
     "moe_router_activation_func": "scoring_func",
@@ -75,7 +75,7 @@ def kimi_linear(config: dict[str, Any]) -> Architecture:
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:
     """With the keys that DeepSeek's families have, and `linear_attn_config`, which counts layers from 1, spread out."""
-    known = {_PUBLISHED.get(key, key): value for key, value in config.items() if value is not None and key != "linear_attn_config"}
+    known = {PUBLISHED_KEYS.get(key, key): value for key, value in config.items() if value is not None and key != "linear_attn_config"}
     linear = config.get("linear_attn_config")
     if not isinstance(linear, dict):
         return known
