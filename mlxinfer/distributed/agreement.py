@@ -103,7 +103,7 @@ class Orders:
 
 _SHARED = (
     *("dtype", "kv", "kv_first16", "bits", "group_size", "gguf_exact", "max_context", "max_num_seqs", "deterministic"),
-    *("prefix_cache", "speculate"),
+    *("ignore_config_keys", "prefix_cache", "speculate"),
 )
 
 

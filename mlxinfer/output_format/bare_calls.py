@@ -29,8 +29,8 @@ _ENDS_NO_CALL = frozenset("]},:;")
 
 
 class BareCallsReader(CallReader):
-    """Reads one run of calls from its first character on. Nothing is emitted before all of it is read: a text that only looks like calls has
-    to come out as text. Every object must have the name of an offered tool, its arguments as an object, and nothing else but an id."""
+    """Reads one run of calls from its first character on. Nothing is emitted before all of it is read: a text that only looks like calls
+    has to come out as text. Every object must have the name of an offered tool, its arguments as an object, and nothing else but an id."""
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit, most: int | None = None) -> None:
         """`most`: how many calls are delivered; any more are left out."""

@@ -10,9 +10,10 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.plain_weights import PlainWeights
-from support.tiny import logits_of
+from support.tiny import logits_of, random_tokens, transformers_logits, write_with_transformers
 
 from mlxinfer.errors import UnsupportedModelError
+from mlxinfer.loading.load import load
 from mlxinfer.models import build
 from mlxinfer.models.vlm_text import NOTE
 
@@ -69,3 +70,79 @@ def test_a_flat_config_as_mlx_lm_allows(model_type: str) -> None:
 def test_what_is_not_understood_outside_is_named(changes: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=r"text_config|pooling"):
         build({"model_type": "gemma3", **changes}, PlainWeights({}))
+
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 320,
+}
+MROPE = {"rope_scaling": {"rope_type": "default", "mrope_section": [4, 2, 2], "mrope_interleaved": True}}
+QWEN_EYES = {
+    "depth": 1,
+    "hidden_size": 32,
+    "num_heads": 2,
+    "intermediate_size": 64,
+    "out_hidden_size": 64,
+    "num_position_embeddings": 16,
+    "deepstack_visual_indexes": [0],
+}
+EYES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+WHOLE: dict[str, dict[str, Any]] = {
+    "qwen3_vl": {"text_config": TEXT | MROPE, "vision_config": QWEN_EYES},
+    "qwen3_vl_moe": {
+        "text_config": TEXT | MROPE | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        "vision_config": QWEN_EYES,
+    },
+    "lfm2_vl": {
+        "text_config": TEXT | {"model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "block_auto_adjust_ff_dim": False},
+        "vision_config": EYES | {"num_patches": 16, "patch_size": 4},
+    },
+    "internvl": {
+        "text_config": {key: value for key, value in TEXT.items() if key != "head_dim"} | {"model_type": "qwen2"},
+        "vision_config": EYES | {"image_size": [16, 16], "patch_size": [4, 4]},
+    },
+    "exaone4_5": {
+        "text_config": TEXT | {"model_type": "exaone4", "sliding_window": 16, "sliding_window_pattern": 3},
+        "vision_config": QWEN_EYES | {"num_key_value_heads": 2, "fullatt_block_indexes": [0]},
+    },
+    "gemma4_unified": {
+        "text_config": TEXT
+        | {
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "global_head_dim": 32,
+            "sliding_window": 16,
+            "pad_token_id": 0,
+        }
+    },
+}
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("model_type", WHOLE)
+def test_the_text_model_inside_computes_what_transformers_computes(model_type: str, tmp_path: Path) -> None:
+    tokens = [token % 300 + 3 for token in random_tokens(90)]
+    expected = transformers_logits(write_with_transformers(tmp_path, model_type, **WHOLE[model_type]), tokens)
+    loaded = load(tmp_path, dtype="float32")
+    assert NOTE in loaded.notes
+    for chunks in (None, [33, 1, 56]):
+        assert np.abs(logits_of(loaded.model, tokens, chunks) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+def test_the_names_of_internvl_before_transformers(tmp_path: Path) -> None:
+    """`internvl_chat` has the text model's config under `llm_config`, and towers called `vision_model` and `mlp1`."""
+    data = np.load(GOLDEN / "qwen2" / "reference.npz")
+    held = mx.load(str(GOLDEN / "qwen2" / "model.safetensors"))
+    tensors = {f"language_model.{name}": tensor for name, tensor in held.items()}
+    tensors |= {"vision_model.encoder.layers.0.ls1": mx.ones(4), "mlp1.0.weight": mx.ones(4)}
+    mx.save_safetensors(str(tmp_path / "model.safetensors"), tensors)
+    text = json.loads((GOLDEN / "qwen2" / "config.json").read_text(encoding="utf-8"))
+    config = {"model_type": "internvl_chat", "llm_config": text, "auto_map": {"AutoModel": "x"}, "downsample_ratio": 0.5}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    loaded = load(tmp_path, dtype="float32")
+    assert NOTE in loaded.notes
+    assert np.abs(logits_of(loaded.model, data["ids"].tolist()) - data["logits"]).max() < 2e-3

@@ -22,7 +22,7 @@ HELLO: Any = [{"role": "user", "content": "What is the weather in Paris?"}]
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 FUNCTION: dict[str, Any] = {"name": "get_weather", "description": "Tells the weather.", "parameters": SCHEMA}
 TOOLS: Any = [{"type": "function", "function": FUNCTION}]
-ROME, PARIS = ('{"name": "get_weather", "arguments": {"city": "%s"}}' % city for city in ("Rome", "Paris"))
+ROME, PARIS = ('{"name": "get_weather", "arguments": {"city": "' + city + '"}}' for city in ("Rome", "Paris"))
 SAID = {
     "bare": PARIS,
     "fenced": f"```json\n{PARIS}\n```",

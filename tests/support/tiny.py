@@ -21,12 +21,13 @@ VOCAB = 96
 def write_with_transformers(folder: Path, model_type: str, seed: int = 0, **settings: Any) -> Any:
     """A float32 checkpoint with random weights in `folder`; returns the torch model. Needs torch and transformers."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, Mistral4ForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, Mistral4ForCausalLM
 
     config = AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)
     # transformers knows `mistral4` as the text part of others only
-    make = Mistral4ForCausalLM._from_config if model_type == "mistral4" else AutoModelForCausalLM.from_config
+    known = AutoModelForImageTextToText if "text_config" in settings else AutoModelForCausalLM
+    make = Mistral4ForCausalLM._from_config if model_type == "mistral4" else known.from_config
     model = make(config, attn_implementation="eager", experts_implementation="eager").float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
