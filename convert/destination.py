@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,40 @@ _SLACK = 16 << 20
 
 
 def check_destination(destination: Path) -> None:
-    """Raise `DestinationError` if it exists or cannot be created."""
+    """Raise `DestinationError` if it exists or cannot be created. Parents that do not exist are created later."""
     if os.path.lexists(destination):
         raise DestinationError(f"{destination} exists: choose another destination, or delete it")
-    parent = destination.parent
+    parent = _existing(destination)
     if not parent.is_dir():
-        raise DestinationError(f"there is no directory {parent}: create it first")
+        raise DestinationError(f"{parent} is not a directory: choose another destination")
     if not os.access(parent, os.W_OK | os.X_OK):
         raise DestinationError(f"{parent} is not writable")
 
 
+def _existing(path: Path) -> Path:
+    """The nearest of a path's parents that exists."""
+    return next(parent for parent in path.parents if os.path.lexists(parent))
+
+
+@contextmanager
+def made_parents(destination: Path) -> Iterator[None]:
+    """The parents of the destination, created; those that are empty at the end are removed again. Raises `DestinationError`."""
+    missing = [parent for parent in destination.parents if not os.path.lexists(parent)]
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DestinationError(f"cannot create {destination.parent}: {error.strerror or error}") from None
+    try:
+        yield
+    finally:
+        for parent in missing:
+            with suppress(OSError):  # it holds something
+                parent.rmdir()
+
+
 def check_room(destination: Path, nbytes: int) -> None:
     """Raise `DestinationError` unless `nbytes` are free there, or taken already by what an interrupted run has written."""
-    free = shutil.disk_usage(destination.parent).free
+    free = shutil.disk_usage(_existing(destination)).free
     needed = nbytes - _allocated(_staging(destination) / _FILES)
     if free < needed + _SLACK:
         raise DestinationError(f"{destination} needs {needed / 1e9:.2f} GB, but {free / 1e9:.2f} GB are free")

@@ -73,7 +73,7 @@ def _quality_object(quality: Quality | None) -> dict[str, Any] | None:
     if quality is None:
         return None
     found = asdict(quality)
-    return {"kl_mean": found.pop("kl"), "positions": found.pop("tokens"), **found}
+    return {"kl_mean": found.pop("kl"), "positions": found.pop("tokens"), **found, "level": quality.level}
 
 
 def base_model(report: Report) -> str | None:
@@ -107,7 +107,7 @@ def _lines(report: Report, base: object) -> list[str]:
     ]
     lines += ["", f"- {report.nbytes / 1e9:.3g} GB"]
     kinds = Counter(tensor.stored for tensor in report.tensors if len(tensor.shape) > 1)
-    lines += [f"- {count} matrices: {kind}" for kind, count in kinds.most_common()]
+    lines += [f"- {count} {'matrix' if count == 1 else 'matrices'}: {kind}" for kind, count in kinds.most_common()]
     settings |= settings.pop("budget", {})
     known = {key.replace("_", " "): value for key, value in settings.items() if key not in _LONG and value is not None}
     lines += ["- " + ", ".join(f"{key} {value}" for key, value in known.items())]
@@ -122,8 +122,10 @@ def _loss_lines(quality: Quality | None) -> list[str]:
         return ["Its outputs were not compared with the source's."]
     kl = f"{quality.kl:.4f}" + ("" if quality.kl_stderr is None else f" ± {quality.kl_stderr:.4f}")
     return [
-        f"Against the source, at {quality.tokens} positions of {quality.text}: KL divergence of the next token's probabilities {kl} nats, "
-        f"the same likeliest token {quality.top1:.1%}, perplexity x{quality.perplexity_ratio:.3f}."
+        quality.verdict,
+        "",
+        f"Against the source, at {quality.tokens:,} positions of {quality.text}: KL divergence of the next token's probabilities {kl} "
+        f"nats, the same likeliest token {quality.top1:.1%}, perplexity x{quality.perplexity_ratio:.3f}.",
     ]
 
 

@@ -192,24 +192,28 @@ def _commonest(outputs: tuple[Output, ...]) -> Format | None:
 def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
-    notes = [f"{count} matrices keep their format: {form}" for form, count in _counted([o for o in kept if not o.codes_of])]
-    codes = Counter(f"{o.codes_of} are written as {format_text(o.target)}: the same codes, scales in 16 bits" for o in kept if o.codes_of)
-    notes += [f"{count} matrices of {how}" for how, count in codes.most_common()]
+    notes = [f"{_matrices(count, ' keep their', ' keeps its')} format: {form}" for form, count in _counted([o for o in kept if not o.codes_of])]
+    codes = Counter(f"{o.codes_of}, written as {format_text(o.target)}: the same codes, scales in 16 bits" for o in kept if o.codes_of)
+    notes += [f"{_matrices(count)} of {how}" for how, count in codes.most_common()]
     if asked and kept and not any(o.action in ("quantized", "requantized") for o in outputs):
         notes.insert(0, f"asking for {asked.bits} bits changed nothing: more bits than are stored would add size, but no precision")
     unpacked = Counter(f"to {format_text(o.target)}: from {o.kind}" for o in outputs if o.action == "dequantized")
-    notes += [f"{count} matrices unpacked {how}" for how, count in unpacked.most_common()]
+    notes += [f"{_matrices(count)} unpacked {how}" for how, count in unpacked.most_common()]
     if not asked:
-        wider = Counter(f"{o.unpacked_from} are written as {format_text(o.target)}, as MLX has no groups of 16" for o in again)
-        notes += [f"{count} matrices of {how}" for how, count in wider.most_common()]
+        wider = Counter(f"{o.unpacked_from}, written as {format_text(o.target)}, as MLX has no groups of 16" for o in again)
+        notes += [f"{_matrices(count)} of {how}" for how, count in wider.most_common()]
     else:
-        notes += [f"{count} matrices requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
+        notes += [f"{_matrices(count)} requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
         plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]
         smaller = [o for o in outputs if o.action == "quantized" and o.target != asked]
         why = f"their rows cannot be divided into groups of {asked.group_size}"
-        notes += [f"{len(plain)} matrices stay unquantized: {why}"] if plain else []
-        notes += [f"{len(smaller)} matrices have smaller groups: {why}"] if smaller else []
+        notes += [f"{_matrices(len(plain), ' stay', ' stays')} unquantized: {why}"] if plain else []
+        notes += [f"{_matrices(len(smaller), ' have', ' has')} smaller groups: {why}"] if smaller else []
     return notes
+
+
+def _matrices(count: int, verb: str = "", verb_of_one: str = "") -> str:
+    return f"1 matrix{verb_of_one}" if count == 1 else f"{count} matrices{verb}"
 
 
 def _counted(outputs: list[Output]) -> list[tuple[str, int]]:

@@ -29,7 +29,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from .allocation import TOKENS as PLANNING_TOKENS
 from .batches import BATCH
 from .config import destination_config, differences_in_mlx_lm
-from .destination import Staging, check_destination, check_room, staged
+from .destination import Staging, check_destination, check_room, made_parents, staged
 from .documents import write_documents
 from .encoded import Encodings
 from .importance import BATCH as WEIGHED_AT_ONCE
@@ -61,6 +61,7 @@ class _Told:
 
     written: Progress | None
     read: Progress | None
+    measured: Progress | None
     estimated: Callable[[Estimate], None] | None
 
 
@@ -84,6 +85,7 @@ def convert(
     target_kl: float | None = None,
     plan: str | Path | None = None,
     adapter: str | Path | None = None,
+    measuring: Progress | None = None,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
@@ -98,8 +100,9 @@ def convert(
     `bpw` gives those of all that is written, and each matrix gets the format that suits it; `target_kl` asks for the smallest that is
     expected to differ so much from the source; `plan` is a file with the format of each matrix, as such a conversion writes it.
     `max_memory` is the GB that may be resident, from which follows how much is in memory at a time; `estimated` is called with what the
-    conversion will take, before it begins. `adapter` is merged into the weights first. Everything that can be wrong is found
-    before a weight is read, except NaN, and the destination is complete or absent. Interrupted, it goes on when it is called again. Raises
+    conversion will take, before it begins, and `measuring` with (positions read, positions in all) during the comparison. `adapter` is
+    merged into the weights first. Everything that can be wrong is found before a weight is read, except NaN, and the destination is
+    complete or absent; its parents are created. Interrupted, it goes on when it is called again. Raises
     `MLXInferError`.
     """
     options = Options.checked(
@@ -108,11 +111,12 @@ def convert(
     )  # fmt: skip
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
-    found, told = resolve(src), _Told(progress, weighing, estimated)
-    if adapter is not None:
-        return _convert_merged(found, adapter, destination, options, told)
-    with closing(open_checkpoint(found.path)) as checkpoint:
-        return _convert(checkpoint, found.name, destination, options, told)
+    found, told = resolve(src), _Told(progress, weighing, measuring, estimated)
+    with made_parents(destination):
+        if adapter is not None:
+            return _convert_merged(found, adapter, destination, options, told)
+        with closing(open_checkpoint(found.path)) as checkpoint:
+            return _convert(checkpoint, found.name, destination, options, told)
 
 
 def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, options: Options, told: _Told) -> Report:
@@ -126,7 +130,7 @@ def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, opt
             plain = replace(options, form=None, budget=None, encoder="minmax", dtype=dtype, measure=False, settings={**named, "bits": None})
             with TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.merged-") as folder:
                 merged = Path(folder) / "model"
-                _convert(checkpoint, found.name, merged, plain, _Told(None, None, None))
+                _convert(checkpoint, found.name, merged, plain, _Told(None, None, None, None))
                 with closing(open_checkpoint(merged)) as source:
                     report = _convert(source, found.name, destination, replace(options, settings=named), told)
             report.source = found.path
@@ -156,7 +160,7 @@ def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Opti
         report.skipped = write_towers(checkpoint, planned.skipped, staging.files, journal)
         verify(staging.files, planned)
         files.check(headers=True)
-        _describe(report, staging.files, tokenizer, options)
+        _describe(report, staging.files, tokenizer, options, told.measured)
         report.notes += _notes_of(journal)
     return report
 
@@ -183,7 +187,8 @@ def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, t
     if told.estimated:
         own = options.calibration in (None, "samples")
         planning = PLANNING_TOKENS if options.budget and not options.budget.replayed else 0
-        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak, own_samples=own, planning=planning))
+        positions = _positions(sum(math.prod(o.request.shape) for o in planned.outputs), options)
+        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak, own_samples=own, planning=planning, positions=positions))
     return sizes
 
 
@@ -275,21 +280,29 @@ def _write_tensors(
         writer.close()
 
 
-def _describe(report: Report, written: Path, tokenizer: Tokenizer, options: Options) -> None:
+def _describe(report: Report, written: Path, tokenizer: Tokenizer, options: Options, progress: Progress | None) -> None:
     """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
     if any(tensor.error for tensor in report.tensors) and options.measure is not False:
-        _measure(report, written, tokenizer, options.max_memory, required=options.measure is True)
+        _measure(report, written, tokenizer, options, progress)
     report.notes += options.budget.notes(report) if options.budget else []
     report.copied += write_documents(written, report)
 
 
-def _measure(report: Report, written: Path, tokenizer: Tokenizer, memory_gb: float | None, *, required: bool) -> None:
-    count = tokens_to_measure(report.parameters, required=required)
+def _positions(parameters: int, options: Options) -> int:
+    """Positions at which a lossy result is compared with its source; 0 if it is not."""
+    if options.measure is False:
+        return 0
+    quantized = options.form is not None or options.budget is not None
+    return tokens_to_measure(parameters, required=options.measure is True, quantized=quantized)
+
+
+def _measure(report: Report, written: Path, tokenizer: Tokenizer, options: Options, progress: Progress | None) -> None:
+    count = _positions(report.parameters, options)
     if isinstance(tokenizer, NoTokenizer) or not count:
         why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
         report.notes.append(f"not compared with the source on a text: {why}")
         return
     try:
-        report.quality = measure_loss(report.source, written, report.parameters, count, memory_gb=memory_gb)
+        report.quality = measure_loss(report.source, written, report.parameters, count, memory_gb=options.max_memory, progress=progress)
     except MLXInferError as error:
         report.notes.append(f"not compared with the source on a text: {error}")

@@ -7,12 +7,15 @@ from typing import Any
 
 from .. import kernels_cpu
 from ..device import default_dtype, device_memory, is_gpu
-from ..evaluation.measure import POSITIONS, Reading, Tell, compare
+from ..evaluation.measure import POSITIONS, Reading, compare
 from ..loading.formats import dtype_name
+from ..loading.weights import Progress
 from .report import Quality
 
 LEAST_TOKENS = 128
 """Fewer positions say nothing."""
+_CHECKED = 512
+"""Positions where nothing was asked to be quantized: formats that hold the same codes lose hardly anything."""
 _SECONDS = 45
 """For both models together, unless a comparison was asked for."""
 _GPU_RATE, _KERNELS_RATE, _PLAIN_RATE = 1e12, 2.5e10, 1e9
@@ -20,23 +23,32 @@ _GPU_RATE, _KERNELS_RATE, _PLAIN_RATE = 1e12, 2.5e10, 1e9
 without."""
 
 
-def tokens_to_measure(parameters: int, *, required: bool = False) -> int:
-    """How many positions can be compared within a minute and within memory; 0 if too few to be meaningful, unless it is `required`."""
+def tokens_to_measure(parameters: int, *, required: bool = False, quantized: bool = True) -> int:
+    """How many positions can be compared within a minute and within memory, and fewer where nothing was asked to be `quantized`; 0 if too
+    few to be meaningful, unless it is `required`."""
     if required:
         return POSITIONS
     if parameters * default_dtype().size > device_memory().usable / 2:
         return 0
     rate = _GPU_RATE if is_gpu() else _KERNELS_RATE if kernels_cpu.in_use() else _PLAIN_RATE
-    count = min(POSITIONS, int(_SECONDS * rate / (2 * max(parameters, 1))))
+    count = min(POSITIONS if quantized else _CHECKED, int(_SECONDS * rate / (2 * max(parameters, 1))))
     return count if count >= LEAST_TOKENS else 0
 
 
 def measure_loss(
-    source: Path, converted: Path, parameters: int, count: int, *, memory_gb: float | None = None, tell: Tell | None = None
+    source: Path, converted: Path, parameters: int, count: int, *, memory_gb: float | None = None, progress: Progress | None = None
 ) -> Quality:
     """The two models compared at `count` positions of the text that is shipped; one model is in memory at a time, a block of it where
-    `memory_gb` is too little for that. Raises `MLXInferError`s."""
+    `memory_gb` is too little for that. `progress` is called with (positions read, positions in all), those of both models. Raises
+    `MLXInferError`s."""
     settings = _settings(parameters) | ({} if memory_gb is None else {"memory_gb": memory_gb})
+    read: dict[str, int] = {}
+
+    def tell(what: str, done: int, total: int) -> None:
+        read[what] = done
+        if progress:
+            progress(sum(read.values()), 2 * total)
+
     found = compare(source, [converted], Reading(positions=count, settings=settings), tell)
     figures = found.students[0]
     return Quality(

@@ -10,6 +10,8 @@ import numpy as np
 
 from .. import kernels_cpu
 from ..device import default_dtype
+from ..evaluation.probabilities import kl_divergence, logprobs_of
+from ..evaluation.teacher import Teacher
 from ..nn.weights import Dense, Format
 from .encoders import Encoder
 from .gptq import Factor, encode, factorize
@@ -20,6 +22,8 @@ from .quantizer import Quantizer
 _SIDE = 1024
 """Rows and columns of the matrices that are measured."""
 
+_ROWS, _VOCABULARY = 16, 32_768
+"""Positions and tokens whose probabilities are measured."""
 _BESIDES = 0.3
 """What is done to such a number, in gates with a sum of squares: measured, while SmolLM2 was read."""
 
@@ -36,9 +40,9 @@ def seconds_per_weight(output: Output, encoder: Encoder) -> float:
     return _seconds(lambda: mx.eval(quantizer(Dense(sample)))) / _SIDE**2
 
 
-def seconds_per_product() -> float:
-    """Seconds to multiply a weight with a number while the model reads: by the kernels that compute it."""
-    x, matrix = _random().astype(default_dtype()), _random().astype(default_dtype())
+def seconds_per_product(dtype: mx.Dtype | None = None) -> float:
+    """Seconds to multiply a weight with a number while the model reads: by the kernels that compute it, in `dtype` or the usual one."""
+    x, matrix = (_random().astype(dtype or default_dtype()) for _ in range(2))
     mx.eval(x, matrix)
     if not kernels_cpu.in_use():
         return _seconds(lambda: mx.eval(x @ matrix.T)) / _SIDE**3
@@ -52,6 +56,21 @@ def seconds_per_channel() -> float:
     x = _random()
     mx.eval(x)
     return _BESIDES * _seconds(lambda: mx.eval(x * mx.sigmoid(x), mx.square(x).sum(0))) / _SIDE**2
+
+
+def seconds_per_probability() -> float:
+    """Seconds for the probability of one token at one position, while two models are compared: for one of the two."""
+    logits = mx.random.normal((_ROWS, _VOCABULARY), key=mx.random.key(0))
+    nothing = np.zeros(_ROWS)
+    teacher = Teacher(_ROWS, _VOCABULARY, None, {})
+
+    def compare() -> None:
+        for _ in range(2):
+            found = logprobs_of(logits)
+        teacher.write(0, 0, found, nothing)
+        mx.eval(kl_divergence(teacher.read(0, _ROWS), found), mx.argmax(found, axis=-1))
+
+    return _seconds(compare) / (2 * _ROWS * _VOCABULARY)
 
 
 def seconds_per_sum() -> float:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from ..evaluation.verdict import Level, level_of, verdict
+
 Action = Literal["kept", "cast", "made", "quantized", "requantized", "dequantized"]
 
 
@@ -64,6 +66,16 @@ class Quality:
     """Name of the text."""
     text_sha256: str = ""
     """Hash of the token ids that were read, in hexadecimal."""
+
+    @property
+    def verdict(self) -> str:
+        """A sentence for people: how good the model is, and how many words change."""
+        return verdict(self.kl, self.top1)
+
+    @property
+    def level(self) -> Level:
+        """The verdict in one word, from "same" to "unusable"."""
+        return level_of(self.kl, self.top1)
 
 
 @dataclass(slots=True)

@@ -17,7 +17,14 @@ from .budget import FORMATS, SAMPLED
 from .encoders import Encoder
 from .mapper import ConversionPlan, Output
 from .preparation import seconds_to_sample
-from .rates import seconds_per_channel, seconds_per_cube, seconds_per_product, seconds_per_sum, seconds_per_weight
+from .rates import (
+    seconds_per_channel,
+    seconds_per_cube,
+    seconds_per_probability,
+    seconds_per_product,
+    seconds_per_sum,
+    seconds_per_weight,
+)
 from .reader import can_read_rows
 
 _BASE = 160_000_000
@@ -52,13 +59,15 @@ class Estimate:
     """What a conversion is expected to take."""
 
     seconds: float
-    """From rates that were measured on a small piece; reading and writing files is not in it."""
+    """In all, from rates that were measured on a small piece; reading and writing files is not in it."""
     nbytes: int
     """Bytes to be written."""
     peak: int
     """As `Pieces.peak`."""
     bits_per_weight: float
     """Bits to be written per parameter."""
+    measuring: float = 0.0
+    """The part of `seconds` in which the result is compared with its source."""
 
 
 def pieces(
@@ -98,18 +107,30 @@ def needs_importance(planned: ConversionPlan) -> bool:
 
 
 def estimate(
-    planned: ConversionPlan, encoder: Encoder, tokens: int, peak: int, *, own_samples: bool = False, planning: int = 0
+    planned: ConversionPlan,
+    encoder: Encoder,
+    tokens: int,
+    peak: int,
+    *,
+    own_samples: bool = False,
+    planning: int = 0,
+    positions: int = 0,
 ) -> Estimate:
     """How long it will take, from rates that are measured on small pieces first. With `own_samples` the model writes the tokens itself;
-    `planning` is how many of them are read, and taken back through, to find out what formats cost."""
+    `planning` is how many of them are read, and taken back through, to find out what formats cost. `positions` are read by the source and
+    by the result, to compare them."""
     parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     encoded = [output for output in planned.outputs if output.action in ("quantized", "requantized")]
     seconds = 0.0
     if encoded:
         seconds += sum(math.prod(output.request.shape) for output in encoded) * seconds_per_weight(encoded[0], encoder)
-    if (tokens and encoder != "minmax") or planning:
-        layers = [o for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)]
-        inputs, per_token = _inputs(layers), _seconds_per_token(layers, planned.config.get("num_experts_per_tok") or math.inf)
+    reads = (tokens and encoder != "minmax") or planning
+    positions = positions if encoded else 0
+    layers = [o for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)]
+    chosen = planned.config.get("num_experts_per_tok") or math.inf
+    per_token = _seconds_per_token(layers, chosen) if reads or positions else 0.0
+    if reads:
+        inputs = _inputs(layers)
         squares = sum(size**2 for size in inputs) * seconds_per_sum() if planning or encoder == "gptq" else 0.0
         seconds += (tokens + _BACK * planning) * per_token + planning * squares
         if encoder == "gptq":
@@ -118,7 +139,15 @@ def estimate(
         if planning and encoded:
             rounded = sum(_sampled(output) for output in encoded)
             seconds += rounded * len(FORMATS) * seconds_per_weight(encoded[0], "fit")
-    return Estimate(seconds, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1))
+    measuring = 2 * positions * (per_token + _seconds_per_answer(planned)) if positions else 0.0
+    return Estimate(seconds + measuring, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1), measuring)
+
+
+def _seconds_per_answer(planned: ConversionPlan) -> float:
+    """For the probabilities of all tokens at one position: the head's product, and what is kept of them or compared."""
+    tables = [o.request.shape for o in planned.outputs if o.request.kind == "matrix" and not _LAYER.search(o.request.name)]
+    vocab, width = max(tables, default=(0, 0), key=lambda shape: shape[0])[-2:]
+    return vocab * (width * seconds_per_product(mx.float32) + seconds_per_probability())
 
 
 def _seconds_per_token(layers: list[Output], chosen: float) -> float:

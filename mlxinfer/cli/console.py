@@ -175,11 +175,8 @@ def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
 
 
 @contextmanager
-def byte_bar(title: str, then: str | None = None) -> Iterator[Progress | None]:
-    """A bar that is told (bytes done, bytes in all) and removed at the end; None where standard error is not a terminal.
-
-    `then` is its title when all bytes are done and something else is going on.
-    """
+def byte_bar(title: str) -> Iterator[Progress | None]:
+    """A bar that is told (bytes done, bytes in all) and removed at the end; None where standard error is not a terminal."""
     if not sys.stderr.isatty() or dumb_terminal():
         yield None
         return
@@ -189,7 +186,7 @@ def byte_bar(title: str, then: str | None = None) -> Iterator[Progress | None]:
     columns = (TextColumn("[dim]{task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total, description=then if then and done >= total else title)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from .console import byte_bar, human_bytes, tell
+from .console import colours, dumb_terminal, human_bytes, tell
 from .options import complete_model
+from .stages import count_of, human_time, stages
 
 if TYPE_CHECKING:
-    from ..convert.report import Report
+    from ..convert.report import Quality, Report
     from ..convert.resources import Estimate
 
 
@@ -37,35 +39,54 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
     """
     from ..convert import convert as convert_checkpoint
 
-    with (
-        byte_bar("weighing what each layer reads") as weighing,
-        byte_bar(f"converting {source}", then="measuring what was lost") as progress,
-    ):
-        report = convert_checkpoint(source, destination, progress=progress, weighing=weighing, estimated=_say, **settings)
+    with stages() as shown:
+        report = convert_checkpoint(
+            source,
+            destination,
+            weighing=shown.of("reading texts, block by block"),
+            progress=shown.of(f"converting {source}"),
+            measuring=shown.of(f"measuring the loss before {destination.name} appears", "positions"),
+            estimated=partial(_say, destination=destination),
+            **settings,
+        )
     click.echo("\n".join(_lines(report)))
+    if report.quality:
+        _tell_verdict(report.quality)
 
 
-def _say(estimate: Estimate) -> None:
-    """What lies ahead, before it begins; nothing where it is over in a moment."""
+def _say(estimate: Estimate, destination: Path) -> None:
+    """What lies ahead, before it starts; nothing where it is over in a moment."""
     if estimate.seconds >= 5:
-        minutes = f"{estimate.seconds / 60:.0f} minutes" if estimate.seconds >= 90 else f"{estimate.seconds:.0f} seconds"
+        measuring = f" ({human_time(estimate.measuring)} of it to measure the loss)" if estimate.measuring >= 5 else ""
         size = f"{human_bytes(estimate.nbytes)} at {estimate.bits_per_weight:.2f} bits per weight"
         tell(
-            f"about {minutes}, {human_bytes(estimate.peak)} of memory; it will be {size}. Interrupted, it goes on when it is started again"
+            f"{human_time(estimate.seconds)}{measuring}, {human_bytes(estimate.peak)} of memory. "
+            f"{destination.name} appears at the end, with {size}. Safe to interrupt: run the same command again to continue."
         )
 
 
 def _lines(report: Report) -> list[str]:
     lines = [f"{report.destination}", f"{human_bytes(report.nbytes)}, {report.bits_per_weight:.2f} bits per weight"]
     lines[1] += f" (from {human_bytes(report.source_nbytes)})"
-    lines.append(", ".join(f"{count} tensors {action}" for action, count in report.actions.items()))
+    lines.append(", ".join(f"{count_of(count, 'tensor')} {action}" for action, count in report.actions.items()))
     worst = max(report.tensors, key=lambda tensor: tensor.error, default=None)
     if worst and worst.error:
         lines.append(f"largest relative error {worst.error:.4f} ({worst.name})")
-    if report.quality:
-        kl, top1 = report.quality.kl, report.quality.top1
-        stderr = "" if report.quality.kl_stderr is None else f" ± {report.quality.kl_stderr:.4f}"
-        lines.append(f"against the source: KL {kl:.4f}{stderr} nats, same likeliest token {top1:.1%}, at {report.quality.tokens} positions")
     if report.skipped:
-        lines.append(f"{len(report.skipped)} tensors left out: {'; '.join(sorted(set(report.skipped.values())))}")
-    return lines + [f"note: {note}" for note in report.notes]
+        lines.append(f"{count_of(len(report.skipped), 'tensor')} left out: {'; '.join(sorted(set(report.skipped.values())))}")
+    lines += [f"note: {note}" for note in report.notes]
+    if report.quality:
+        quality = report.quality
+        stderr = "" if quality.kl_stderr is None else f" ± {quality.kl_stderr:.4f}"
+        same = f"same likeliest token {quality.top1:.1%}, at {quality.tokens:,} positions"
+        lines.append(f"against the source: KL {quality.kl:.4f}{stderr} nats, {same}")
+    return lines
+
+
+def _tell_verdict(quality: Quality) -> None:
+    """What the figures mean; a bad model stands out."""
+    if quality.level in ("poor", "unusable"):
+        click.secho(quality.verdict, bold=True, fg="red" if colours() else None, color=False if dumb_terminal() else None)
+        click.echo("More bits lose less (--bits, --bpw), and so does --encoder gptq.")
+    else:
+        click.echo(quality.verdict)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from .._version import __version__
-from .console import dumb_terminal, human_bytes, tell
+from .console import human_bytes, tell
 from .groups import Commands
 from .options import ABOVE_ZERO, complete_model
+from .stages import count_of, stages
 
 if TYPE_CHECKING:
     from ..evaluation.figures import Difference, Figures
@@ -34,20 +35,20 @@ def eval() -> None:
     """
 
 
-def _reading_options(length: int) -> Callable[[Command], Command]:
+def _reading_options(length: int, positions: int = 4096) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
-        for option in reversed(_options(length)):
+        for option in reversed(_options(length, positions)):
             command = option(command)
         return command
 
     return add
 
 
-def _options(length: int) -> list[Callable[[Any], Any]]:
+def _options(length: int, positions: int) -> list[Callable[[Any], Any]]:
     return [
         click.option("--text", metavar="FILE", help="A text, .jsonl or .parquet file, a folder, or a data set in the hub's cache.  "
                      "[default: Python's documentation]"),
-        click.option("--positions", type=click.IntRange(64), default=4096, show_default=True, help="Positions to compare, at most."),
+        click.option("--positions", type=click.IntRange(64), default=positions, show_default=True, help="Positions to compare, at most."),
         click.option("--window", type=click.IntRange(16), default=length, show_default=True, help="Tokens that are read together."),
         click.option("--dtype", default="float32", show_default=True, help="Compute in float32, bfloat16 or float16."),
         click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="Use at most this much for a model."),
@@ -84,8 +85,8 @@ def ppl(model: str, as_json: bool, **options: Any) -> None:
     """Measure the perplexity of a text for MODEL. It says little about what a conversion lost: use kl for that."""
     from ..evaluation.measure import perplexity
 
-    with _progress() as bar:
-        found, text, notes = perplexity(model, _reading(options), bar)
+    with stages() as shown:
+        found, text, notes = perplexity(model, _reading(options), shown.tell)
     _tell(notes)
     if as_json:
         kept = {name: value for name, value in asdict(found).items() if not name.startswith(("kl_", "top1", "ppl_ratio"))}
@@ -118,8 +119,8 @@ def compare(models: tuple[str, ...], teacher: str | None, picture: Path | None, 
 @eval.command(short_help="Measure what fewer bits in the cache lose.")
 @click.argument("model", shell_complete=complete_model)
 @click.option("--limit", type=ABOVE_ZERO, help="Mean KL divergence in nats that --kv auto may have.  [default: 0.005]")
-@click.option("--layers/--no-layers", default=True, show_default=True, help="Measure each layer's keys and values alone, too.")
-@_reading_options(512)
+@click.option("--layers/--no-layers", default=False, show_default=True, help="Measure each layer's keys and values alone, too (slow).")
+@_reading_options(512, 2048)
 def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: Any) -> None:
     """Measure what fewer bits of cached keys and values lose in MODEL, against 16. What it finds is kept: --kv auto uses it."""
     from ..evaluation.kv import evaluate_kv
@@ -127,14 +128,14 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
     from ..loading.resolve import resolve
 
     limit = LIMIT if limit is None else limit
-    with _progress() as bar:
-        found, text = evaluate_kv(model, _reading(options), limit, layers=layers, tell=bar)
+    with stages() as shown:
+        found, text = evaluate_kv(model, _reading(options), limit, layers=layers, tell=partial(shown.tell, unit="windows"))
     kept = {"formats": [asdict(each) for each in found.formats], **_about(text)}
     save_choice(resolve(model).path, found.auto, limit, found.kl_auto, _plain(kept))
     if as_json:
         click.echo(json.dumps(_plain({**asdict(found), "limit": limit, **_about(text)})))
         return
-    click.echo(f"{found.model}: {found.positions} positions, {text.name}")
+    click.echo(f"{found.model}: {found.positions:,} positions, {text.name}")
     _kv_table(found)
     click.echo(f"--kv auto: {found.auto}, the fewest bits with a mean KL divergence of at most {limit:g}")
 
@@ -150,8 +151,8 @@ def _reading(options: dict[str, Any]) -> Reading:
 def _compared(teacher: str, students: list[str], options: dict[str, Any]) -> Comparison:
     from ..evaluation.measure import compare
 
-    with _progress() as bar:
-        found = compare(teacher, students, _reading(options), bar)
+    with stages() as shown:
+        found = compare(teacher, students, _reading(options), shown.tell)
     _tell(found.notes)
     return found
 
@@ -159,23 +160,6 @@ def _compared(teacher: str, students: list[str], options: dict[str, Any]) -> Com
 def _tell(notes: tuple[str, ...]) -> None:
     for note in notes:
         tell(f"note: {note}")
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar on standard error that is removed at the end; None where that is no terminal."""
-    import sys
-
-    if not sys.stderr.isatty() or dumb_terminal():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("[dim]{task.description}"), BarColumn(30), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("loading", total=None)
-        yield lambda what, done, total: bar.update(task, completed=done, total=total, description=what)
 
 
 def _about(text: Windows) -> dict[str, Any]:
@@ -188,7 +172,7 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _what(text: Windows) -> str:
-    return f"{text.positions} positions in {len(text.windows)} windows: {text.name}"
+    return f"{text.positions:,} positions in {count_of(len(text.windows), 'window')}: {text.name}"
 
 
 def _size(found: Figures) -> str:
@@ -197,6 +181,10 @@ def _size(found: Figures) -> str:
 
 def _plus_minus(value: float, stderr: float | None, digits: int) -> str:
     return f"{value:.{digits}f}" + ("" if stderr is None or math.isnan(stderr) else f" ± {stderr:.{digits}f}")
+
+
+def _share(value: float, stderr: float | None, sign: str = "") -> str:
+    return f"{value:{sign}.1%}" + ("" if stderr is None or math.isnan(stderr) else f" ± {stderr:.1%}")
 
 
 def _kl(value: float | None, stderr: float | None) -> str:
@@ -224,11 +212,14 @@ def _heading(found: Comparison) -> None:
 
 
 def _kl_lines(found: Figures) -> list[str]:
+    from ..evaluation.verdict import verdict
+
     return [
         f"{found.model}: {_size(found)}",
         f"KL divergence     {_kl(found.kl_mean, found.kl_stderr)} nats; 99 % below {found.kl_p99:.3g}",
-        f"same top token    {found.top1 or 0.0:.1%} ± {found.top1_stderr or 0.0:.1%}",
+        f"same top token    {_share(found.top1 or 0.0, found.top1_stderr)}",
         f"perplexity        {found.ppl:.2f}, x{_plus_minus(found.ppl_ratio or 0.0, found.ppl_ratio_stderr, 3)} the teacher's",
+        verdict(found.kl_mean or 0.0, found.top1 or 0.0),
     ]
 
 
@@ -268,5 +259,5 @@ def _echo_columns(rows: list[tuple[str, ...]]) -> None:
 
 def _difference_line(each: Difference) -> str:
     sign = "+" if each.kl_mean >= 0 else "-"
-    top1 = f"{each.top1:+.1%} ± {each.top1_stderr or 0.0:.1%}"
+    top1 = _share(each.top1, each.top1_stderr, "+")
     return f"{each.model} against {each.against}: KL {sign}{_kl(abs(each.kl_mean), each.kl_stderr)}, same top token {top1}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Union
 
 import mlx.core as mx
 import numpy as np
@@ -17,7 +18,7 @@ from ..errors import EvaluationError
 from ..models import Model
 from .figures import Scores, estimate
 from .measure import Reading, Source, Tell, open_model, windows_of
-from .probabilities import logprobs_of
+from .probabilities import kl_divergence, logprobs_of
 from .texts import Window, Windows
 
 FORMATS = ("8", "k8v4", "k6v4", "k5v4", "4", "3", "2")
@@ -26,6 +27,8 @@ LAYER_BITS = (8, 4, 3)
 """Bits that are tried for the keys, and for the values, of one layer."""
 LENGTH = 512
 """Tokens of a window: a page of 64 is kept as it is until it is full, so short ones would show nothing."""
+POSITIONS = 2_048
+"""Positions that are compared unless something else is asked for: each is read once with every format."""
 LAYER_POSITIONS = 1_024
 """Positions of the comparison layer by layer, which reads them once for each layer, kind and number of bits."""
 _OPEN = 64
@@ -70,10 +73,11 @@ class KVEvaluation:
 
 
 def evaluate_kv(
-    model: str | Path, reading: Reading, limit: float, *, layers: bool = True, tell: Tell | None = None
+    model: str | Path, reading: Reading, limit: float, *, layers: bool = False, tell: Tell | None = None
 ) -> tuple[KVEvaluation, Windows]:
-    """Measure each format, and with `layers` each layer's keys and values alone; `limit` is the mean KL divergence in nats that `auto` may
-    have. Raises `MLXInferError`, `EvaluationError` for models with a cache of their own."""
+    """Measure each format, and with `layers` each layer's keys and values alone, which takes several times as long. `limit` is the mean KL
+    divergence in nats that `auto` may have. `tell` is told how many windows have been read, of how many in all. Raises `MLXInferError`,
+    `EvaluationError` for models with a cache of their own."""
     source = Source.of(model)
     windows, _ = windows_of(source, reading)
     short = Windows(_first(windows, LAYER_POSITIONS), windows.name)
@@ -83,9 +87,11 @@ def evaluate_kv(
         if not kept or any(len(window.ids) <= _OPEN for window in windows.windows):
             why = "its texts are shorter than a page of 64 tokens" if kept else "this model's cache is its own, and is never quantized"
             raise EvaluationError(f"nothing to measure for {source.name}: {why}")
-        formats = _formats(llm, windows, [(KVFormat.parse(name), None) for name in FORMATS], tell)
-        single = [(each, layer) for layer in kept for bits in LAYER_BITS for each in (KVFormat(bits, 16), KVFormat(16, bits))]
-        found = _formats(llm, short, single, tell) if layers else ()
+        every: _Tried = [(KVFormat.parse(name), None) for name in FORMATS]
+        single: _Tried = [(each, layer) for layer in kept for bits in LAYER_BITS for each in (KVFormat(bits, 16), KVFormat(16, bits))]
+        turns = [(windows, every), (short, single)][: 2 if layers else 1]
+        read = _Counted(tell, source.name, sum(len(each.windows) * (len(tried) + 1) for each, tried in turns))
+        formats, found = [_formats(llm, each, tried, read) for each, tried in turns] + ([] if layers else [()])
     auto, kl = choose(formats, limit)
     return KVEvaluation(source.name, formats, found, auto, kl, _compared(windows)), windows
 
@@ -116,21 +122,37 @@ def _compared(windows: Windows) -> int:
     return sum(len(window.ids) - _OPEN for window in windows.windows)
 
 
-def _formats(llm: LLM, windows: Windows, tried: Sequence[tuple[KVFormat, int | None]], tell: Tell | None) -> tuple[KVLoss, ...]:
+_Tried = list[tuple[KVFormat, Union[int, None]]]
+"""Formats, and the only layer that has each; None: all layers."""
+
+
+class _Counted:
+    """Counts windows that have been read. All take about as long: what is left can be computed from the first."""
+
+    def __init__(self, tell: Tell | None, model: str, total: int) -> None:
+        self._tell, self._what, self._done, self._total = tell, f"reading {model} with each format", 0, total
+
+    def __call__(self) -> None:
+        self._done += 1
+        if self._tell:
+            self._tell(self._what, self._done, self._total)
+
+
+def _formats(llm: LLM, windows: Windows, tried: _Tried, read: Callable[[], None]) -> tuple[KVLoss, ...]:
     """Each window is read once with 16 bits, then with each setting."""
     positions, graph = _compared(windows), llm.loaded.model
     kl, same = np.zeros((len(tried), positions)), np.zeros((len(tried), positions), np.bool_)
-    number, first, total = np.zeros(positions, np.int32), 0, len(tried) * len(windows.windows)
+    number, first = np.zeros(positions, np.int32), 0
     for index, window in enumerate(windows.windows):
         exact = _read(graph, llm.dtype, window.ids, KVFormat(), None)
+        read()
         rows = slice(first, first + exact.shape[0])
         number[rows] = index
         for turn, (form, layer) in enumerate(tried):
             other = _read(graph, llm.dtype, window.ids, form, layer)
-            kl[turn, rows] = np.array((mx.exp(exact) * (exact - other)).sum(-1))
+            kl[turn, rows] = np.array(kl_divergence(exact, other))
             same[turn, rows] = np.array(mx.argmax(exact, axis=-1) == mx.argmax(other, axis=-1))
-            if tell:
-                tell(f"cache of {llm.name}", index * len(tried) + turn + 1, total)
+            read()
         first = rows.stop
     scores = [Scores(number, np.zeros(positions), each, agree) for each, agree in zip(kl, same, strict=True)]
     return tuple(_loss(form, layer, each) for (form, layer), each in zip(tried, scores, strict=True))

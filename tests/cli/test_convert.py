@@ -2,10 +2,15 @@ from __future__ import annotations
 
 import json
 import shutil
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
 from support.checkpoints import config_of, random_checkpoint
+
+from mlxinfer.cli.stages import Stages
+from mlxinfer.convert.report import Quality
 
 QUICK = ("--no-measure",)
 
@@ -38,6 +43,43 @@ def test_the_result_runs_and_the_report_tells_its_size(call, wide, tmp_path):
 def test_the_loss_is_measured_when_asked(call, wide, tmp_path):
     result = call("convert", wide, str(tmp_path / "small"), "--bits", "3", "--group-size", "32", "--measure")
     assert "against the source: KL" in result.out
+
+
+@pytest.mark.parametrize(
+    ("kl", "top1", "last"),
+    [
+        (
+            2.1795,
+            0.266,
+            "This model is unusable: three of four words change.\nMore bits lose less (--bits, --bpw), and so does --encoder gptq.",
+        ),
+        (0.0437, 0.879, "This model is close to its source: one of eight words changes."),
+    ],
+)
+def test_the_last_line_says_what_the_figures_mean(call, wide, tmp_path, monkeypatch, kl, top1, last):
+    quality = Quality(kl=kl, top1=top1, tokens=256)
+    monkeypatch.setattr("mlxinfer.convert.pipeline.measure_loss", lambda *_, **__: quality)
+    out = tmp_path / "new" / "small"
+    result = call("convert", wide, str(out), "--bits", "4", "--group-size", "32", "--encoder", "minmax", "--measure")
+    assert result.out.rstrip("\n").endswith(last)
+    assert f"KL {kl:.4f} nats" in result.out
+    assert quality.verdict in (out / "README.md").read_text()
+    assert json.loads((out / "quantization_report.json").read_text())["quality"]["level"] == quality.level
+
+
+def test_the_stages_come_one_after_another(call, wide, tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr(Stages, "tell", lambda _, stage, done, total, unit: told.append((stage, done, total, unit)))
+    result = call("convert", wide, str(tmp_path / "small"), "--bits", "4", "--group-size", "32", "--measure")
+    assert result.code == 0
+    stages = [stage for stage, _ in groupby(told, key=itemgetter(0))]
+    assert stages == ["reading texts, block by block", f"converting {wide}", "measuring the loss before small appears"]
+    measured = [each[1:] for each in told if each[0] == stages[-1]]
+    assert measured[-1] == (measured[-1][1], measured[-1][1], "positions")
+    assert [done for done, *_ in measured] == sorted(done for done, *_ in measured)
+    told.clear()
+    call("convert", wide, str(tmp_path / "other"), "--bits", "4", "--group-size", "32", "--encoder", "minmax", "--no-measure")
+    assert {stage for stage, *_ in told} == {f"converting {wide}"}
 
 
 def test_without_bits_nothing_is_lost(call, chat_model, tmp_path):

@@ -34,6 +34,20 @@ def test_kl(call, pair):
     assert found["text"]["positions"] == 120
 
 
+def test_an_error_is_told_only_where_it_is_known(call, pair):
+    one = call("eval", "kl", *pair, "--positions", "64", "--window", "64").out
+    assert "64 positions in 1 window:" in one
+    assert "±" not in one
+    assert "same top token    1" in one or "same top token    9" in one
+    assert "±" in call("eval", "kl", *pair, *QUICK).out
+    assert "±" not in call("eval", "compare", *pair, pair[0], "--positions", "64", "--window", "64").out
+
+
+def test_kl_ends_with_a_verdict(call, pair):
+    assert call("eval", "kl", *pair, *QUICK).out.splitlines()[-1].startswith("This model ")
+    assert call("eval", "kl", pair[0], pair[0], *QUICK).out.splitlines()[-1] == "This model answers as its source does."
+
+
 def test_ppl(call, pair, tmp_path):
     (tmp_path / "text.txt").write_text("hello, you " * 30)
     result = call("eval", "ppl", pair[0], *QUICK, "--text", str(tmp_path / "text.txt"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.convert.destination import check_destination, check_room, staged
+from mlxinfer.convert.destination import check_destination, check_room, made_parents, staged
 from mlxinfer.errors import DestinationError
 
 
@@ -54,12 +54,23 @@ def test_checks(tmp_path: Path) -> None:
     for name in ("there", "link", "file"):
         with pytest.raises(DestinationError, match="exists"):
             check_destination(tmp_path / name)
-    with pytest.raises(DestinationError, match="no directory"):
-        check_destination(tmp_path / "no" / "out")
-    with pytest.raises(DestinationError, match="no directory"):
+    with pytest.raises(DestinationError, match="file is not a directory"):
         check_destination(tmp_path / "file" / "out")
     with pytest.raises(DestinationError, match=r"needs 1000000000\.00 GB"):
         check_room(tmp_path / "out", 10**18)
+
+
+def test_parents_are_created_and_stay_only_with_something_in_them(tmp_path: Path) -> None:
+    out = tmp_path / "a" / "b" / "out"
+    check_destination(out)
+    check_room(out, 1000)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ZeroDivisionError), made_parents(out), staged(out, {}):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    with made_parents(out), staged(out, {}) as staging:
+        (staging.files / "x").write_text("1")
+    assert (out / "x").read_text() == "1"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,9 @@ from support.checkpoints import config_of, random_checkpoint
 from support.peak_rss import peak_rss
 
 from mlxinfer.cli.convert import _say
-from mlxinfer.convert import convert, quantizer, reader
+from mlxinfer.convert import convert, quantizer, reader, resources
 from mlxinfer.convert.mapper import plan
-from mlxinfer.convert.resources import Estimate, pieces
+from mlxinfer.convert.resources import Estimate, estimate, pieces
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.nn.weights import Format
@@ -73,11 +74,25 @@ def test_too_little_memory_is_refused_with_what_would_do(source: Path, tmp_path:
 def test_what_the_command_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("mlxinfer.cli.convert.tell", said.append)
-    _say(Estimate(seconds=2, nbytes=10**9, peak=10**9, bits_per_weight=4.5))
+    out = Path("models/out")
+    _say(Estimate(seconds=2, nbytes=10**9, peak=10**9, bits_per_weight=4.5), out)
     assert said == []
-    _say(Estimate(seconds=600, nbytes=10**9, peak=2 * 10**9, bits_per_weight=4.5))
-    assert "about 10 minutes" in said[0]
+    _say(Estimate(seconds=600, nbytes=10**9, peak=2 * 10**9, bits_per_weight=4.5, measuring=120), out)
+    assert said[0].startswith("about 10 minutes (about 2 minutes of it to measure the loss)")
+    assert "out appears at the end" in said[0]
     assert "4.50 bits per weight" in said[0]
+
+
+def test_the_measurement_is_part_of_the_estimate(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rate in ("seconds_per_product", "seconds_per_probability", "seconds_per_channel", "seconds_per_weight"):
+        monkeypatch.setattr(resources, rate, lambda *_: 1e-9)
+    planned = plan(SafetensorsCheckpoint(source), Format(4, 64), True, None)
+    without, with_it, twice = (estimate(planned, "minmax", 0, 0, positions=count) for count in (0, 1000, 2000))
+    assert without.measuring == 0
+    assert with_it.seconds - without.seconds == pytest.approx(with_it.measuring) == pytest.approx(twice.measuring / 2)
+    layers = sum(math.prod(o.request.shape) for o in planned.outputs if ".layers." in o.name)
+    assert with_it.measuring > 2 * 1000 * layers * 1e-9
+    assert estimate(plan(SafetensorsCheckpoint(source), None, True, None), "minmax", 0, 0, positions=1000).seconds == 0
 
 
 @pytest.mark.long

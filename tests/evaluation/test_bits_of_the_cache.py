@@ -44,10 +44,22 @@ def test_each_format_is_what_the_engine_computes(model: Path) -> None:
     assert found.positions == sum(map(len, expected))
 
 
+@pytest.mark.parametrize("layers", [False, True])
+def test_progress_counts_every_window_that_is_read(model: Path, monkeypatch: pytest.MonkeyPatch, layers: bool) -> None:
+    monkeypatch.setattr(kv, "FORMATS", ("8", "3"))
+    monkeypatch.setattr(kv, "LAYER_BITS", (3,))
+    reads, told = [], []
+    read = kv._read
+    monkeypatch.setattr(kv, "_read", lambda *given: reads.append(given) or read(*given))
+    evaluate_kv(model, READING, 0.005, layers=layers, tell=lambda _, done, total: told.append((done, total)))
+    assert told == [(number, len(reads)) for number in range(1, len(reads) + 1)]
+    assert len(reads) == 2 * (2 + 1) + layers * 2 * (3 * 2 + 1)
+
+
 def test_each_layer_alone_adds_up_to_all(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv, "FORMATS", ("8", "3"))
     monkeypatch.setattr(kv, "LAYER_BITS", (3,))
-    found, _ = evaluate_kv(model, READING, 0.005)
+    found, _ = evaluate_kv(model, READING, 0.005, layers=True)
     assert {(each.layer, each.kv) for each in found.layers} == {(layer, form) for layer in range(3) for form in ("k3v16", "k16v3")}
     together = sum(each.kl_mean for each in found.layers)
     assert found.formats[1].kl_mean == pytest.approx(together, rel=0.6)
