@@ -192,7 +192,8 @@ def _commonest(outputs: tuple[Output, ...]) -> Format | None:
 def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
-    notes = [f"{_matrices(count, ' keep their', ' keeps its')} format: {form}" for form, count in _counted([o for o in kept if not o.codes_of])]
+    alike = _counted([o for o in kept if not o.codes_of])
+    notes = [f"{_matrices(count, ' keep their', ' keeps its')} format: {form}" for form, count in alike]
     codes = Counter(f"{o.codes_of}, written as {format_text(o.target)}: the same codes, scales in 16 bits" for o in kept if o.codes_of)
     notes += [f"{_matrices(count)} of {how}" for how, count in codes.most_common()]
     if asked and kept and not any(o.action in ("quantized", "requantized") for o in outputs):

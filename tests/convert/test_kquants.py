@@ -45,10 +45,8 @@ def test_a_k_quant_keeps_its_codes(source: Path, tmp_path: Path) -> None:
     assert report.nbytes < 1.25 * report.source_nbytes
     assert 0 < error(report, Q4_K) < 2e-3
     assert 1e-3 < error(report, Q6_K) < 1e-2
-    assert any("12 matrices of Q4_K are written as 4-bit affine in groups of 32: the same codes" in note for note in report.notes)
-    assert any(
-        "3 matrices of Q6_K are written as 8-bit affine in groups of 32, as MLX has no groups of 16" in note for note in report.notes
-    )
+    assert any("12 matrices of Q4_K, written as 4-bit affine in groups of 32: the same codes" in note for note in report.notes)
+    assert any("3 matrices of Q6_K, written as 8-bit affine in groups of 32, as MLX has no groups of 16" in note for note in report.notes)
     packed = GGUFCheckpoint(source)
     packed.pack({"Q4_K"})
     written, codes = SafetensorsCheckpoint(tmp_path / "out").read(Q4_K), packed.read(Q4_K)

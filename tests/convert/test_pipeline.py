@@ -248,8 +248,8 @@ class TestRefusals:
         assert "exists" in self.refused(GOLDEN / "llama", tmp_path, DestinationError)
 
     def test_the_destination_cannot_be_made(self, tmp_path: Path) -> None:
-        self.refused(GOLDEN / "llama", tmp_path, DestinationError, dst=tmp_path / "no" / "out")
-        self.refused(GOLDEN / "llama", tmp_path, DestinationError, dst="/proc/out")
+        self.refused(GOLDEN / "llama", tmp_path, DestinationError, dst=GOLDEN / "llama" / "config.json" / "out")
+        self.refused(GOLDEN / "llama", tmp_path, DestinationError, dst="/proc/no/out")
 
     @pytest.mark.parametrize("options", [
         {"bits": 1}, {"bits": 7}, {"bits": 16}, {"bits": 4, "group_size": 48}, {"mode": "nf4"}, {"mode": "mxfp4", "bits": 8},

@@ -128,7 +128,7 @@ def test_kept_codes_are_named(tmp_path: Path) -> None:
     for asked in ({}, {"bits": 4}, {"bits": 8}):
         report = convert(source, tmp_path / str(len(asked) + sum(asked.values())), measure=False, **asked)
         assert {tensor.stored for tensor in projections(report)} == {"4-bit affine in groups of 128"}
-        assert any("GPTQ, 4 bits in groups of 128 are written as 4-bit affine in groups of 128" in note for note in report.notes)
+        assert any("GPTQ, 4 bits in groups of 128, written as 4-bit affine in groups of 128" in note for note in report.notes)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e-4])
