@@ -18,7 +18,7 @@ _OWN: dict[str, frozenset[str]] = {
     "dynamic": frozenset({"factor"}),
     "ntk_alpha": frozenset({"alpha", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
-    "yarn": frozenset({"factor", "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
+    "yarn": frozenset({"factor", "attention_factor", "attn_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate"}),
     "longrope": frozenset({"factor", "attention_factor", "short_factor", "long_factor"}),
 }
 _REQUIRED: dict[str, tuple[str, ...]] = {

@@ -122,7 +122,9 @@ def _yarn_gain(parameters: Parameters, factor: float) -> float:
     if given is not None:
         return float(given)
     mscale, all_dim = parameters.get("mscale"), parameters.get("mscale_all_dim")
-    return scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+    computed = scale(mscale) / scale(all_dim) if mscale and all_dim else scale(1.0)
+    # DeepSeek-R1-0528-Qwen3-8B undoes the gain with it. vLLM reads it so; transformers does not read it.
+    return computed * float(parameters.get("attn_factor") or 1.0)
 
 
 def _longrope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:

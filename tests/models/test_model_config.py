@@ -215,3 +215,12 @@ _VALUES = st.none() | st.booleans() | st.integers(-3, 40) | st.floats() | st.tex
 def test_nonsense_values_never_end_in_a_traceback(model_type: str, changes: dict[str, Any]) -> None:
     with contextlib.suppress(UnsupportedModelError):
         architecture({"model_type": model_type, "num_hidden_layers": 2, **changes})
+
+
+def test_yarn_whose_gain_is_undone() -> None:
+    """As DeepSeek-R1-0528-Qwen3-8B has it."""
+    parameters = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    usual = architecture({"model_type": "qwen3", "rope_scaling": parameters}).ropes["rope"].gain
+    undone = architecture({"model_type": "qwen3", "rope_scaling": parameters | {"attn_factor": 0.8782488562869419}}).ropes["rope"].gain
+    assert usual == pytest.approx(1.13863, abs=1e-4)
+    assert undone == pytest.approx(1.0)
