@@ -13,6 +13,7 @@ from .console import tell
 from .options import complete_model, model_options, serving_options, split
 
 if TYPE_CHECKING:
+    from ..server.log import LogFormat
     from ..server.serve import Models
     from ..server.settings import ReasoningField, ServerSettings
 
@@ -35,6 +36,13 @@ ADAPTER_ROOM_GB = 0.25
 @click.option("--host", help="Listen on TCP too, at this address.  [default with --port: 127.0.0.1]")
 @click.option("--port", type=click.IntRange(0, 65535), help="Listen on TCP too, at this port; 0: a free one.  [default with --host: 8080]")
 @click.option("--open", "opens_page", is_flag=True, help="Open the page to talk to the models in the browser; listens on TCP.")
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "text", "json"]),
+    default="auto",
+    show_default=True,
+    help="Log one line a request for people, or JSON; auto: text on a terminal.",
+)
 @click.option("--api-key-file", type=click.Path(path_type=Path), help="Ask for the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name of this machine that clients use; repeatable.")
 @click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN", help="A web page or app to let in; repeatable.")
@@ -127,6 +135,7 @@ def _settings(
     allowed_origins: tuple[str, ...],
     request_timeout: float | None,
     opens_page: bool,
+    log_format: LogFormat,
     reasoning_field: ReasoningField,
     drain: float,
     kv_events: str | None,
@@ -152,6 +161,7 @@ def _settings(
         allowed_hosts=allowed_hosts,
         allowed_origins=allowed_origins,
         opens_page=opens_page,
+        log_format=log_format,
         reasoning_field=reasoning_field,
         drain_s=drain,
         adapters_dir=adapters_dir,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
 
@@ -18,6 +18,9 @@ from ..models.decoder import Model
 from ..records import dataclass
 from .memory_shares import Demands, Shares, divide, within_buffers
 from .step_memory import StepRows, kept_arrays, state_bytes, step_size, weight_arrays, with_scored
+
+if TYPE_CHECKING:
+    from ..types import EngineStats
 
 _USUAL_CHUNK = 512
 """Rows of a step on a GPU."""
@@ -117,6 +120,11 @@ class MemoryPlan:
     @property
     def left(self) -> int:
         return self.limit - self.used
+
+    def in_use(self, stats: EngineStats) -> int:
+        """Bytes of the weights, and of the pages and sequences of an engine with these `stats`. `used` is their limit."""
+        pages = min((stats.pages_used + stats.pages_cached) * PAGE * self.token, self.pool)
+        return self.weights + self.draft_weights + int(pages) + stats.running * self.sequence
 
 
 def usable_memory(memory_gb: float | None = None, memory: DeviceMemory | None = None) -> int:

@@ -12,7 +12,8 @@ from ..errors import SettingError
 from ..types import Completion, EngineStats, TokenLogprob
 
 if TYPE_CHECKING:
-    from ..engine.front_door import FrontDoor
+    from ..engine.async_llm import AsyncLLM
+    from ..engine.llm import LLM
 
 _MUTED = "opacity:0.65;font-size:85%"
 _TEXT = "white-space:pre-wrap;max-width:50em;line-height:1.6"
@@ -124,7 +125,7 @@ def stats_html(stats: EngineStats) -> str:
     return table(("", ""), rows)
 
 
-def model_html(llm: FrontDoor) -> str:
+def model_html(llm: LLM | AsyncLLM) -> str:
     """A model in a few lines: what it is, and what it takes."""
     if getattr(llm, "ended", False):
         return f'<div style="{_MUTED}">a closed {type(llm).__name__}</div>'
@@ -133,7 +134,7 @@ def model_html(llm: FrontDoor) -> str:
         ("architecture", str(llm.config.get("model_type", ""))),
         ("weights", f"{llm.weight_bytes / 1e6:,.0f} MB, computed in {str(llm.dtype).rpartition('.')[2]}"),
         ("context", f"{llm.max_context:,} tokens, cache at {llm.kv.name} bits"),
-        ("memory", f"{plan.used / 1e9:.2f} GB planned"),
+        ("memory", f"{plan.in_use(llm.stats()) / 1e9:.2f} GB in use, {plan.used / 1e9:.2f} GB at most"),
     ]
     notes = "".join(f'<div style="{_MUTED}">{escape(note)}</div>' for note in llm.notes)
     return f"<div><b>{escape(llm.name)}</b>{table(('', ''), rows)}{notes}</div>"

@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope
 from . import page
 from .errors import APIError, invalid
 from .origins import Origins
+from .own_names import WILDCARDS, own_names
 from .settings import Limits, ServerSettings, is_loopback
 from .sse import ClientGone
 
@@ -25,17 +26,18 @@ _UNDECLARED_TYPES = frozenset({b"", b"application/x-www-form-urlencoded"})
 class Auth:
     """Decides by the headers of a request whether it is let in.
 
-    On TCP, no web page may reach the server through its user's browser: the Host must be one of the server's own names, which stops DNS
-    rebinding, and an Origin, which only browsers send, must be the server itself or one of `allowed_origins`. Unix sockets cannot be
-    reached by web pages, so any Origin is refused there, and no key is needed: the system tells which user connects.
+    On TCP, no web page may reach the server through its user's browser. The Host must be one of the server's own names, or the address that
+    the connection came to, which stops DNS rebinding. An Origin, which only browsers send, must be the server itself or one of
+    `allowed_origins`. Unix sockets cannot be reached by web pages, so any Origin is refused there, and no key is needed: the system tells
+    which user connects.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
         self._header_bytes = settings.limits.header_bytes
         self._key = (settings.api_key or "").encode()
         self._origins = Origins(settings.allowed_origins)
-        bound = [settings.host] if settings.host not in (None, "0.0.0.0", "::") else []
-        names = ("localhost", "127.0.0.1", "[::1]", *bound, *settings.allowed_hosts)
+        bound = [settings.host] if settings.host not in (None, *WILDCARDS) else []
+        names = ("localhost", "127.0.0.1", "[::1]", *bound, *own_names(settings), *settings.allowed_hosts)
         self._hosts = frozenset(_bracketed(name.lower()) for name in names if name)
 
     def check(self, scope: Scope) -> None:
@@ -52,12 +54,12 @@ class Auth:
                 raise APIError(403, "permission", "Web pages may not use this socket.", code="origin_not_allowed")
             return
         host = headers.get(b"host", b"").decode("latin-1").lower()
-        if _without_port(host) not in self._hosts:
+        if (name := _without_port(host)) not in self._hosts and not (self._key and name == _came_to(scope)):
             message = "The Host of the request is not one of this server's names (serve --allowed-host NAME adds one)."
             raise APIError(403, "permission", message, code="host_not_allowed")
         origin = headers.get(b"origin", b"http://" + host.encode("latin-1")).decode("latin-1").lower()
         if origin != f"http://{host}" and not self._origins.allows(origin):
-            message = "Other web pages may not use this server (serve --allowed-origin ORIGIN lets one in)."
+            message = "This origin is not allowed (serve --allowed-origin ORIGIN allows one)."
             raise APIError(403, "permission", message, code="origin_not_allowed")
         if self._origins.preflight(scope) is not None:
             return
@@ -148,6 +150,12 @@ async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
 
 def _too_large(limits: Limits) -> APIError:
     return APIError(413, "too_large", f"The body is longer than {limits.body_bytes} bytes.", code="request_too_large")
+
+
+def _came_to(scope: Scope) -> str:
+    """This machine's address at which a connection arrived, as a Host has it. A web page cannot have it for a name of its own."""
+    host = (scope.get("server") or ("",))[0] or ""
+    return _bracketed(str(host).partition("%")[0])
 
 
 def _headers(scope: Scope) -> dict[bytes, bytes]:

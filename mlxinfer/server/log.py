@@ -1,13 +1,16 @@
-"""Logs one JSON object per line to standard error, never with the text of a prompt or an answer."""
+"""Logs to standard error, one JSON object per line or, on a terminal, one line for people. Never the text of a prompt or an answer."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
+import time
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, Literal
 
+LogFormat = Literal["auto", "text", "json"]
+"""How lines are written; "auto" is "text" on a terminal and "json" elsewhere."""
 _ACCESS = logging.getLogger("mlxinfer.access")
 _NOTICED: set[str] = set()
 """Notices that are written once. They are made of names of fields that the server knows, so there are few."""
@@ -23,6 +26,54 @@ class _JsonLines(logging.Formatter):
         return json.dumps(line, ensure_ascii=False)
 
 
+class _Text(logging.Formatter):
+    """As `20:08:41 POST /v1/chat/completions 200 157 ms smollm2 31+4 tokens`, in the machine's own time."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        when = time.strftime("%H:%M:%S", time.localtime(record.created))
+        text = _request_line(fields) if record.name == _ACCESS.name else _notice_line(record, fields)
+        trace = f"\n{self.formatException(record.exc_info)}" if record.exc_info else ""
+        return f"{when} {text}{trace}"
+
+
+def _request_line(fields: dict[str, Any]) -> str:
+    ms = fields["ms"]
+    parts = [fields["method"], fields["route"], fields["status"], f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"]
+    if "model" in fields:
+        parts.append(fields["model"])
+    if "prompt_tokens" in fields:
+        parts.append(f"{fields['prompt_tokens']}+{fields.get('completion_tokens', 0)} tokens")
+    if "error" in fields:
+        parts.append(fields["error"])
+    if "load_ms" in fields:
+        parts.append(f"after {fields['load_ms'] / 1000:.1f} s of loading")
+    return " ".join(map(str, parts))
+
+
+def _notice_line(record: logging.LogRecord, fields: dict[str, Any]) -> str:
+    level = f"{record.levelname.lower()}: " if record.levelno > logging.INFO else ""
+    model = f"{fields['model']}: " if "model" in fields else ""
+    rest = ", ".join(_for_people(name, value) for name, value in fields.items() if name != "model")
+    return f"{level}{model}{record.getMessage()}{rest and f' ({rest})'}"
+
+
+def _for_people(name: str, value: Any) -> str:
+    if name == "seconds":
+        return f"{value:.1f} s"
+    if name.endswith("bytes"):
+        return f"{value / 1e9:.2f} GB {'at most' if name == 'limit_bytes' else 'in use'}"
+    return f"{name.replace('_', ' ')} {value}"
+
+
+def _is_quiet(record: logging.LogRecord) -> bool:
+    """Whether people need not see this request: the page's files, and what pages and supervisors ask for every few seconds."""
+    fields = getattr(record, "fields", {})
+    if record.name != _ACCESS.name or fields["status"] >= 400:
+        return False
+    return fields["method"] == "GET" and (fields["route"] in ("/", "/health", "/metrics") or fields["route"].startswith("/page/"))
+
+
 class _StandardError(logging.Handler):
     """Writes to what `sys.stderr` is at the time of each line: where a server runs inside another program, that may change and close it."""
 
@@ -34,19 +85,24 @@ class _StandardError(logging.Handler):
             self.handleError(record)
 
 
-def start_logging(level: int = logging.INFO) -> None:
-    """Send mlxinfer's lines from `level` on, and uvicorn's warnings, to standard error."""
+def start_logging(level: int = logging.INFO, log_format: LogFormat = "auto") -> None:
+    """Send mlxinfer's lines from `level` on, and uvicorn's warnings, to standard error. Lines for people leave out successful requests for
+    `/metrics`, `/health` and the page's files."""
     handler = _StandardError()
-    handler.setFormatter(_JsonLines())
+    if log_format == "text" or (log_format == "auto" and sys.stderr.isatty()):
+        handler.setFormatter(_Text())
+        handler.addFilter(lambda record: not _is_quiet(record))
+    else:
+        handler.setFormatter(_JsonLines())
     for name, least in (("mlxinfer", level), ("uvicorn", logging.WARNING)):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [handler], False
         logger.setLevel(least)
 
 
-def notice(message: str, **fields: Any) -> None:
+def notice(message: str, *, level: int = logging.INFO, **fields: Any) -> None:
     """Something that the operator of the server should know."""
-    logging.getLogger("mlxinfer").info(message, extra={"fields": fields})
+    logging.getLogger("mlxinfer").log(level, message, extra={"fields": fields})
 
 
 def notice_once(message: str, **fields: Any) -> None:

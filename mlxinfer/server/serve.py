@@ -26,6 +26,7 @@ from .keeping.slot import Slot
 from .log import notice, start_logging
 from .models import Registry
 from .open_files import with_files
+from .own_names import addresses_for_others
 from .page import open_page
 from .settings import ServerSettings
 from .sockets import Listeners, address, listening
@@ -119,7 +120,7 @@ def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] 
 
     The sockets are opened first, so clients that connect while models load wait instead of failing. Raises `MLXInferError`.
     """
-    start_logging()
+    start_logging(log_format=settings.log_format)
     for note in models.notes:
         notice(note)
     # A parent process may have blocked them, as Foundation does on Linux, and children inherit that.
@@ -152,7 +153,8 @@ async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tel
 
         def ready() -> None:
             names = ", ".join(entry.name for entry in models.registry)
-            tell(f"ready on {' and '.join(map(address, sockets))} ({names})")
+            others = " or ".join(addresses_for_others(sockets, settings))
+            tell(f"ready on {' and '.join(map(address, sockets))} ({names}){others and f'; on a phone or another machine: {others}'}")
             keeper.prepare_structures()
 
         server = HTTPServer(models.registry, keeper, settings, ready=ready)

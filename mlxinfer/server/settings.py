@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ServerError
+from .log import LogFormat
 from .origins import checked_origin
 
 DEFAULT_PORT = 8080
@@ -65,6 +66,8 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages and browser-based apps that may use the server on TCP, as `https://app.example`; one that ends in `://*` is a
     whole scheme, other than http and https."""
+    log_format: LogFormat = "auto"
+    """How the log is written: lines for people, or JSON."""
     opens_page: bool = False
     """Whether the page is opened in the user's browser as soon as the server listens."""
     reasoning_field: ReasoningField = "both"

@@ -80,6 +80,7 @@ _VARIES = {
     "digest",
     "size",
     "size_vram",
+    "size_limit",
     "system_fingerprint",
     "sequence_number",
     "version",

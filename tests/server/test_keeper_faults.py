@@ -24,6 +24,7 @@ class Model:
 
     notes: tuple[str, ...] = ()
     memory_bytes = 1
+    plan = SimpleNamespace(in_use=lambda stats: 1)
     ended = False
 
     def __init__(self, args: EngineArgs) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import math
@@ -18,7 +19,10 @@ from mlxinfer.cli import main
 from mlxinfer.config import EngineArgs
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.keeping.duration import seconds_of
+from mlxinfer.server.keeping.keeper import Keeper
+from mlxinfer.server.keeping.room import Room
 from mlxinfer.server.listing import Listing
+from mlxinfer.server.openai.models import _status
 
 
 @pytest.fixture(scope="module")
@@ -170,3 +174,26 @@ def test_the_command(folder: Path, short_path: Path) -> None:
         ("loaded", "second"),
         ("unloaded", "second"),
     ]
+
+
+def test_a_broken_file_is_listed_with_its_error_and_logged_as_one(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = listing()
+    found.add_folder(folder)
+    slots = {entry.name: entry.slot for entry in found.models({}, ()).registry}
+    keeper = Keeper(slots.values(), Room())
+
+    async def look() -> None:
+        for _ in range(2):
+            assert await keeper.sheet(slots["one"]) is None
+        assert await keeper.sheet(slots["a"]) is not None
+        await keeper.close()
+
+    asyncio.run(look())
+    assert _status(slots["a"]) == {"value": "unloaded"}
+    status = _status(slots["one"])
+    assert (status["value"], status["failed"]) == ("unloaded", True)
+    assert "one.gguf" in status["reason"]
+    assert str(folder) not in status["reason"]
+    (record,) = [record for record in caplog.records if record.name == "mlxinfer"]
+    assert record.levelname == "ERROR"
+    assert "one.gguf" in record.getMessage()

@@ -64,7 +64,10 @@ def test_an_empty_prompt_loads_and_keep_alive_0_unloads(kept: Kept, llama: Clien
     assert llama.ps().models == []
     assert llama.generate(model="a").done_reason == "load"
     assert [model.model for model in llama.ps().models] == ["a:latest"]
-    assert llama.ps().models[0].size == kept.slots["a"].planned <= ROOM_FOR_ONE
+    used, limit = llama.ps().models[0].size, kept.slots["a"].planned
+    weights = kept.slots["a"].llm.plan.weights
+    assert weights <= used < limit <= ROOM_FOR_ONE, "what is in use, not what may be"
+    assert kept.slots["a"].in_use == used
     assert llama.chat(model="a", keep_alive=0).done_reason == "unload"
     kept.until(lambda: kept.slots["a"].state == "listed")
     assert llama.ps().models == []

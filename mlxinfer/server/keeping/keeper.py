@@ -123,8 +123,13 @@ class Keeper:
             if slot.sheet is None or slot.sheet.summary is not slot.llm.loaded.summary:
                 slot.sheet = await asyncio.to_thread(Sheet.of, slot.llm)
         elif slot.sheet is None and slot.args is not None:
-            with suppress(MLXInferError):
-                slot.sheet = await asyncio.to_thread(Sheet.read, slot.args)
+            try:
+                slot.sheet, slot.unreadable = await asyncio.to_thread(Sheet.read, slot.args), None
+            except MLXInferError as error:
+                error.__cause__ = error.__context__ = error.__traceback__ = None
+                if str(slot.unreadable) != str(error):
+                    notice(f"cannot be read: {error}", level=logging.ERROR, model=slot.name)
+                slot.unreadable = error
         return slot.sheet
 
     async def start(self, slots: Iterable[Slot]) -> list[Slot]:
@@ -180,7 +185,7 @@ class Keeper:
         try:
             await self.hold(slot)
         except APIError as error:
-            notice(error.message, model=slot.name)
+            notice(error.message, level=logging.WARNING, model=slot.name)
         else:
             self.let_go(slot)
 
@@ -315,7 +320,7 @@ class Keeper:
             self._start_timer(slot)
         for note in llm.notes:
             notice(note, model=slot.name)
-        notice("loaded", model=slot.name, seconds=round(slot.load_s, 3), bytes=slot.planned)
+        notice("loaded", model=slot.name, seconds=round(slot.load_s, 3), bytes=slot.in_use, limit_bytes=slot.planned)
         if self._prepares and slot.keep_alive_s > 0:
             llm.prepare_structures()
 
@@ -345,7 +350,7 @@ class Keeper:
         slot.set_failed(error, back_off_s)
         slot.keep_alive_s = slot.default_keep_alive_s
         if not self._starting:  # then the command says so, and ends
-            notice(f"could not be loaded: {error}", model=slot.name)
+            notice(f"could not be loaded: {error}", level=logging.ERROR, model=slot.name)
         slot.refuse(not_loaded(slot))
 
     def bury(self, slot: Slot) -> None:

@@ -31,7 +31,7 @@ def too_many_waiting(slot: Slot) -> APIError:
 def reason_of(slot: Slot) -> str:
     """Why a model is not there, in words for clients, who are not told where files are. The folder of the model and that of its adapters
     are known, which matters where their names have spaces."""
-    reason = str(slot.failure or "its engine has ended")
+    reason = str(slot.failure or slot.unreadable or "its engine has ended")
     known = [] if slot.args is None else [slot.args.path_or_id, *(slot.args.adapters or {}).values()]
     for folder in sorted({str(place.parent) for one in known for place in _places(one)}, key=len, reverse=True):
         if folder not in ("/", "."):

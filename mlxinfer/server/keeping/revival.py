@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -43,7 +44,7 @@ async def revive(keeper: Keeper, slot: Slot, ended: Future[None], loads: int) ->
         try:
             await keeper.hold(slot)
         except APIError as error:
-            notice(error.message, model=slot.name)
+            notice(error.message, level=logging.WARNING, model=slot.name)
             if slot.retry_at <= time.monotonic():
                 await asyncio.sleep(_AGAIN_S)
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import time
 from collections.abc import Iterable
 from dataclasses import replace
@@ -74,7 +75,8 @@ class Room:
             gc.collect()
         while slot.model is not None and slot.model() is not None:
             if time.monotonic() - began > _PATIENCE_S:
-                notice("an unloaded model is still in memory: something else in this process uses it", model=slot.name)
+                note = "an unloaded model is still in memory: something else in this process uses it"
+                notice(note, level=logging.WARNING, model=slot.name)
                 break
             gc.collect()
             await asyncio.sleep(_LOOK_S)

@@ -60,6 +60,8 @@ class Slot:
         """Runs it, while the state is "ready"."""
         self.failure: MLXInferError | None = None
         """Why it failed the last time, in the state "failed"."""
+        self.unreadable: MLXInferError | None = None
+        """Why its files cannot be read, where somebody tried to tell what they are."""
         self.sheet: Sheet | None = None
         """What its files say, once they were read."""
         self.users = 0
@@ -158,6 +160,11 @@ class Slot:
     def planned(self) -> int:
         """Bytes that it may take; 0 where it is not loaded."""
         return 0 if self.llm is None or self.llm.ended else self.llm.memory_bytes
+
+    @property
+    def in_use(self) -> int:
+        """Bytes that its weights and what is cached now take; 0 where it is not loaded."""
+        return 0 if self.llm is None or self.llm.ended else self.llm.plan.in_use(self.llm.stats())
 
     def set_ready(self, llm: AsyncLLM) -> None:
         """It is loaded: all that wait may begin."""

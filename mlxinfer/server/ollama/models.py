@@ -159,8 +159,8 @@ class Tags(TypedDict):
 
 
 class RunningModel(TypedDict):
-    """`size` is the number of bytes of memory that the model may take, and `size_vram` those of them on a GPU; both are 0 for a further
-    name of the same model."""
+    """`size` is the number of bytes that the model's weights and cache take now, `size_vram` those of them on a GPU, and `size_limit` what
+    it may take at most. All are 0 for a further name of the same model."""
 
     name: str
     model: str
@@ -169,6 +169,7 @@ class RunningModel(TypedDict):
     details: Details
     expires_at: str
     size_vram: int
+    size_limit: int
     context_length: int
 
 
@@ -235,7 +236,7 @@ async def running(context: RequestContext, body: Any) -> ASGIApp:
 
 
 def _running(card: Card, slot: Slot) -> RunningModel:
-    size = slot.planned if card.name == tagged(slot.name) else 0
+    size, limit = (slot.in_use, slot.planned) if card.name == tagged(slot.name) else (0, 0)
     return RunningModel(
         name=card.name,
         model=card.name,
@@ -244,6 +245,7 @@ def _running(card: Card, slot: Slot) -> RunningModel:
         details=card.details,
         expires_at=_expires_at(slot),
         size_vram=size if is_gpu() else 0,
+        size_limit=limit,
         context_length=card.sheet.max_context,
     )
 

@@ -29,7 +29,8 @@ _LOOK_S = 0.25
 
 
 class Status(TypedDict):
-    """As llama.cpp's router tells it: `value` is unloaded, loading or loaded. One that `failed` is unloaded; `reason` says why."""
+    """As llama.cpp's router tells it: `value` is unloaded, loading or loaded. One that `failed`, or has broken files, is unloaded; `reason`
+    says why."""
 
     value: Literal["unloaded", "loading", "loaded"]
     failed: NotRequired[bool]
@@ -89,7 +90,8 @@ async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
 
 
 def _status(slot: Slot) -> Status:
-    if slot.state == "failed" or slot.broken:
+    unreadable = slot.state == "listed" and slot.sheet is None and slot.unreadable is not None
+    if slot.state == "failed" or slot.broken or unreadable:
         return Status(value="unloaded", failed=True, reason=reason_of(slot))
     return Status(value="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" or slot.waiting else "unloaded")
 
