@@ -14,7 +14,7 @@ from ..errors import HubError, ModelNotFoundError, UnsupportedModelError
 
 # Weights as safetensors, and the small files that describe the model and its tokenizer; never code or pickles, and of the
 # subfolders only those of sentence-transformers, such as 1_Pooling.
-_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "*.tiktoken"]
+_WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "spiece.model", "tiktoken.model", "*.tiktoken"]
 _UNWANTED = ["[!0-9]*/*", "consolidated*.safetensors", "adapter*"]
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?P<file>/[\w./-]+\.gguf)?(@(?P<revision>[\w./-]+))?")
 

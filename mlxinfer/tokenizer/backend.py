@@ -60,6 +60,10 @@ class TokenizerParts:
     """Sources of the chat templates by name: "default", "tool_use", ..."""
     response_template: Mapping[str, Any] | None = None
     """How answers are written, where the checkpoint says so (`response_template` in tokenizer_config.json)."""
+    written_by_template: frozenset[int] = frozenset()
+    """Ids of tokens that no message may spell, besides the special ones."""
+    sorts_tools: bool = False
+    """Whether the chat template gets tools with their keys in the order of the alphabet."""
 
 
 @contextmanager

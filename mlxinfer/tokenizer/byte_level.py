@@ -1,16 +1,18 @@
-"""Byte-level BPE from a vocabulary and its merges. The first texts are cut with the part of the vocabulary that they can contain.
+"""Byte-level BPE from a vocabulary and its merges, which a file lists or ranks imply.
 
+The first texts are cut with the part of the vocabulary that they can contain.
 The `tokenizers` library takes 0.1 s to read 49,152 tokens and their merges, a quarter of the time to a new process's first token. Merges
 only ever make pieces of a word, so that a model of those pieces cuts a text as the whole vocabulary does, and is made in some milliseconds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import groupby
 from operator import itemgetter
 from threading import Lock
+from typing import Protocol
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
@@ -29,13 +31,40 @@ _DELAY_S = 2.0
 """Seconds until the whole is read in any case, so that no later text waits for it."""
 
 
+class Merges(Protocol):
+    """The pairs of tokens that are joined, best first."""
+
+    def whole(self) -> list[tuple[str, str]]:
+        """All of them. Raises `TokenizerError`."""
+        ...
+
+    def among(self, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
+        """Those that make one of these tokens, which stand in the order of their ids."""
+        ...
+
+
+class WrittenMerges:
+    """Implements `Merges` for a file that lists them, each as two tokens with a space between."""
+
+    def __init__(self, merges: Sequence[str]) -> None:
+        self._merges = merges
+
+    def whole(self) -> list[tuple[str, str]]:
+        return split_merges(self._merges)
+
+    def among(self, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
+        pairs = {f"{token[:i]} {token[i:]}" for token in pieces for i in range(1, len(token))}
+        return split_merges([merge for merge in self._merges if merge in pairs])
+
+
 class ByteLevelBackend:
     """Implements `Backend`. Raises `TokenizerError`; for wrong merges of a large vocabulary not before the whole of it is read."""
 
-    def __init__(self, vocabulary: Vocabulary, merges: Sequence[str], pre: PreTokenization, first: int | None, last: int | None) -> None:
-        """`merges` are pairs joined by a space, best first; `first` and `last` the ids around a text."""
+    def __init__(self, vocabulary: Vocabulary, merges: Merges, pre: PreTokenization, first: int | None, last: int | None) -> None:
+        """`first` and `last` are the ids around a text."""
         self.decoder = decoders.ByteLevel()
         self.special = frozenset(vocabulary.ids(TokenType.UNKNOWN, TokenType.CONTROL))
+        self._pre, self._frame = pre, ([] if first is None else [first], [] if last is None else [last])
         self._source: _Unread | TokenizersBackend = _Unread(vocabulary, merges, pre, (first, last))
         self._lock, self._parts_left = Lock(), _TEXTS
         if len(vocabulary.tokens) <= _AT_ONCE:
@@ -49,7 +78,11 @@ class ByteLevelBackend:
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         with self._lock:
             backend = self._part(text) or self._read_whole()
-        return backend.encode(text, add_special_tokens)
+        parts = self._pre.parts(text)
+        if len(parts) < 2:
+            return backend.encode(text, add_special_tokens)
+        ids = [token_id for part in parts for token_id in backend.encode(part, False)]
+        return [*self._frame[0], *ids, *self._frame[1]] if add_special_tokens else ids
 
     def save(self, path: str) -> None:
         with self._lock:
@@ -78,7 +111,7 @@ class _Unread:
     """What the library makes a tokenizer from."""
 
     vocabulary: Vocabulary
-    merges: Sequence[str]
+    merges: Merges
     pre: PreTokenization
     frame: tuple[int | None, int | None]
 
@@ -87,7 +120,7 @@ class _Unread:
         return tokens[token_id] if token_id < len(tokens) else None
 
     def whole(self) -> TokenizersBackend:
-        return TokenizersBackend(self._tokenizer(self.vocabulary.index(), self.merges))
+        return TokenizersBackend(self._tokenizer(self.vocabulary.index(), self.merges.whole()))
 
     def part(self, text: str) -> TokenizersBackend | None:
         """For this text only; None where a word is too long, or has a byte that is no token."""
@@ -98,14 +131,13 @@ class _Unread:
         index = {token: token_id for token_id, token in enumerate(self.vocabulary.tokens) if token in pieces}
         if not index.keys() >= set().union(*words):
             return None
-        pairs = {f"{token[:i]} {token[i:]}" for token in index for i in range(1, len(token))}
-        return TokenizersBackend(self._tokenizer(index | self._always(), [merge for merge in self.merges if merge in pairs]))
+        return TokenizersBackend(self._tokenizer(index | self._always(), self.merges.among(index)))
 
     def _words(self, text: str) -> Iterator[str]:
         """The words of a text as the model sees them, spelled in the letters that stand for bytes."""
         size = len(self.vocabulary.tokens)
         letters = {letter: size + place for place, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
-        found = self._tokenizer(letters | self._always(), ()).encode(text, add_special_tokens=False)
+        found = self._tokenizer(letters | self._always(), []).encode(text, add_special_tokens=False)
         for _, word in groupby(zip(found.tokens, found.word_ids, strict=True), key=itemgetter(1)):
             yield "".join(letter for letter, _ in word if letter in letters)
 
@@ -114,9 +146,9 @@ class _Unread:
         around = [token_id for token_id in self.frame if token_id is not None]
         return {self.vocabulary.tokens[token_id]: token_id for token_id in [*self.vocabulary.ids(*CUT_OUT), *around]}
 
-    def _tokenizer(self, index: dict[str, int], merges: Sequence[str]) -> Tokenizer:
-        with tokenizer_errors("building the tokenizer of the GGUF file"):
-            tokenizer = Tokenizer(models.BPE(index, split_merges(merges), ignore_merges=self.pre.ignore_merges))
+    def _tokenizer(self, index: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+        with tokenizer_errors("building the tokenizer"):
+            tokenizer = Tokenizer(models.BPE(index, merges, ignore_merges=self.pre.ignore_merges))
             normalizer = self.pre.normalizer()
             if normalizer is not None:
                 tokenizer.normalizer = normalizer

@@ -113,6 +113,15 @@ class ChatTemplates:
             return self._compiled[name]
 
 
+def sorted_keys(value: Any, depth: int = 0) -> Any:
+    """A copy whose mappings have their keys in order, at all levels."""
+    if depth > _DEEPEST:
+        raise TemplateError("messages and tools are nested too deeply")
+    if isinstance(value, Mapping):
+        return {key: sorted_keys(value[key], depth + 1) for key in sorted(value, key=str)}
+    return [sorted_keys(item, depth + 1) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def _plain(value: Any, depth: int = 0) -> Any:
     """A copy made of plain values only: any other object has methods that a template could call."""
     if value is None or isinstance(value, bool):

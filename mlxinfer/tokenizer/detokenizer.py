@@ -131,14 +131,14 @@ _MAKERS: dict[str | None, Callable[[dict[str, Any]], _Step]] = {
 }
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The characters that stand for bytes in byte-level models: GPT-2's table (`bytes_to_unicode` of its `encoder.py`)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+_BYTE_OF = byte_alphabet()
 
 
 class Detokenizer:

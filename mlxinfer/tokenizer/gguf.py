@@ -16,7 +16,7 @@ import numpy as np
 from ..errors import TokenizerError
 from ..typed_reader import TypedReader
 from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts, TokenizersBackend, frame_texts, tokenizer_errors
-from .byte_level import ByteLevelBackend
+from .byte_level import ByteLevelBackend, WrittenMerges
 from .pretokenizers import PreTokenization, pre_tokenization
 from .vocab import TokenType, Vocabulary, split_merges
 
@@ -121,7 +121,7 @@ def _build(
 ) -> Backend:
     if pre is None:
         return _build_sentencepiece(keys, vocabulary, first, last, is_llama)
-    return ByteLevelBackend(vocabulary, _merges(keys), pre, first, last)
+    return ByteLevelBackend(vocabulary, WrittenMerges(_merges(keys)), pre, first, last)
 
 
 def _build_sentencepiece(keys: TokenizerMetadata, vocabulary: Vocabulary, first: int | None, last: int | None, is_llama: bool) -> Backend:

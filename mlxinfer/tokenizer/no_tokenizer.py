@@ -1,4 +1,4 @@
-"""For model directories without a tokenizer: prompts are token ids, and so are the answers."""
+"""For model directories without a tokenizer that can be read: prompts and answers are token ids, or an error names what is there."""
 
 from __future__ import annotations
 
@@ -10,12 +10,22 @@ from ..errors import TokenizerError
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 
-_FILES = ("tokenizer*", "vocab.*", "merges.txt", "*.tiktoken", "spiece.model")
+_FILES = ("tokenizer*", "tokenization*", "vocab.*", "*.vocab", "merges.txt", "*.tiktoken", "*tekken*.json", "*.model", "*.model.v*")
 
 
 def has_tokenizer(directory: Path) -> bool:
     """Whether the directory holds any tokenizer file."""
     return any(next(directory.glob(pattern), None) for pattern in _FILES)
+
+
+def unreadable(directory: Path) -> TokenizerError:
+    """The error for a directory that holds none of the tokenizer files that are read. It names the others."""
+    found = sorted({path.name for pattern in _FILES for path in directory.glob(pattern)})
+    there = f"only {', '.join(found[:6])}" if found else "nothing of the kind"
+    return TokenizerError(
+        f"{directory} has no tokenizer that can be read (tokenizer.json, tokenizer.model, tekken.json, tiktoken.model or qwen.tiktoken): "
+        f"{there} is there; add the model's tokenizer.json, which transformers' save_pretrained writes"
+    )
 
 
 class NoTokenizer(Tokenizer):

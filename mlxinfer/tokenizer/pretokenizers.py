@@ -1,4 +1,4 @@
-"""How byte-level BPE cuts a text into words, by the name that GGUF gives it (`tokenizer.ggml.pre`).
+"""How byte-level BPE cuts a text into words, by the name that GGUF gives it (`tokenizer.ggml.pre`), or for a file of ranks.
 
 The names are those of llama.cpp (`llama_vocab::impl::load`). The expressions are those of the models' own `tokenizer.json`,
 which llama.cpp approximates in places; they are applied one after the other, each inside the pieces of the one before. Only those
@@ -6,6 +6,9 @@ are here that models of the supported architectures use (`loading/gguf/arch_conf
 """
 
 from __future__ import annotations
+
+import re
+from itertools import pairwise
 
 from tokenizers import Regex, normalizers, pre_tokenizers
 
@@ -67,6 +70,23 @@ class PreTokenization:
     """Whether a word that is itself a token is taken whole, even where the merges would not build it."""
     add_bos: bool = False
     """Whether texts begin with BOS where the file does not say."""
+    longest_run: int = 0
+    """A run of spaces, or of other characters, is cut after so many before anything else; 0 for no limit."""
+    longest_text: int = 0
+    """A text is cut after so many characters before its runs are, with `longest_run`."""
+
+    def parts(self, text: str) -> list[str]:
+        """The parts of a text that are cut into tokens one by one."""
+        if not self.longest_run or len(text) <= self.longest_run:
+            return [text]
+        size = self.longest_run
+        run = re.compile(rf"\S{{{size}}}(?=\S)|\s{{{size}}}(?=\s)")
+        parts = []
+        for start in range(0, len(text), self.longest_text):
+            piece = text[start : start + self.longest_text]
+            cuts = [0, *(found.end() for found in run.finditer(piece)), len(piece)]
+            parts += [piece[begin:end] for begin, end in pairwise(cuts)]
+        return parts
 
     def normalizer(self) -> normalizers.Normalizer | None:
         return normalizers.NFC() if self.nfc else None
@@ -102,6 +122,13 @@ _BY_NAME: dict[str, PreTokenization] = {
     "superbpe": PreTokenization((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "seed-coder": PreTokenization((_SEED_CODER,)),
 }
+
+
+TEKKEN_PATTERN = _TEKKEN
+KIMI = PreTokenization((_KIMI,), ignore_merges=True, longest_run=25_000, longest_text=400_000)
+"""Of `tiktoken.model`: the pattern and the limits are those of Moonshot's `tokenization_kimi.py`."""
+QWEN1 = PreTokenization((_QWEN2,), nfc=True, ignore_merges=True)
+"""Of `qwen.tiktoken`, as in Qwen's `tokenization_qwen.py`."""
 
 
 def pre_tokenization(name: str) -> PreTokenization:

@@ -17,7 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..errors import TokenizerError
 from .backend import TokenizersBackend, frame_texts, tokenizer_errors
-from .vocab import CUT_OUT, TokenType, Vocabulary
+from .vocab import CUT_OUT, TokenType, Vocabulary, pairs_that_make
 
 _UNIGRAM, _BPE = 1, 2
 _MAX_GAP = 100_000
@@ -159,20 +159,11 @@ def _bpe(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> models.BP
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Pairs of pieces that make a piece, best score first; of one piece, the longest left side first.
-
-    Where two such pairs overlap, as in a run of one character, the left one is the one with the longer left side.
-    """
-    tokens, scores = vocabulary.tokens, vocabulary.scores.tolist()
+    """Pairs of pieces that make a piece, best score first."""
+    scores = vocabulary.scores.tolist()
     ids = vocabulary.ids(TokenType.NORMAL, TokenType.UNUSED)
-    pieces = {tokens[token_id] for token_id in ids}
     ids.sort(key=scores.__getitem__, reverse=True)
-    return [
-        (piece[:cut], piece[cut:])
-        for piece in map(tokens.__getitem__, ids)
-        for cut in range(len(piece) - 1, 0, -1)
-        if piece[:cut] in pieces and piece[cut:] in pieces
-    ]
+    return pairs_that_make([vocabulary.tokens[token_id] for token_id in ids])
 
 
 def _unigram(vocabulary: Vocabulary) -> models.Unigram:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import PromptError
 from .backend import TokenizerParts, tokenizer_errors
-from .chat_template import ChatTemplates, SpecialTokens
+from .chat_template import ChatTemplates, SpecialTokens, sorted_keys
 from .detokenizer import Detokenizer, TokenBytes
 from .gguf import read_gguf
 
@@ -28,7 +28,7 @@ class Tokenizer:
             self._token_bytes = TokenBytes(parts.backend)
         self._parts = parts
         self._backend = parts.backend
-        self._special_tokens = SpecialTokens(filter(None, map(parts.backend.token, parts.backend.special)))
+        self._special_tokens = SpecialTokens(filter(None, map(parts.backend.token, parts.backend.special | parts.written_by_template)))
         self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
         self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id
@@ -91,6 +91,8 @@ class Tokenizer:
         **variables: Any,
     ) -> str:
         """The prompt text of a conversation. `variables` reach the template (`enable_thinking=False`). Raises `TemplateError`."""
+        if self._parts.sorts_tools and tools:
+            tools = [sorted_keys(tool) for tool in tools]
         return self._templates.render(messages, tools, {"add_generation_prompt": add_generation_prompt, **variables})
 
     def encode_chat(

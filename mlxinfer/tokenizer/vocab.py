@@ -33,6 +33,20 @@ def _split_merge(merge: str) -> tuple[str, str]:
     return merge[:at], merge[at + 1 :]
 
 
+def pairs_that_make(pieces: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of these pieces that make one of them, in the order of what they make; of one piece, the longest left side first.
+
+    Where two such pairs overlap, as in a run of one character, the left one is the one with the longer left side.
+    """
+    known = set(pieces)
+    return [
+        (piece[:cut], piece[cut:])
+        for piece in pieces
+        for cut in range(len(piece) - 1, 0, -1)
+        if piece[:cut] in known and piece[cut:] in known
+    ]
+
+
 class TokenType(IntEnum):
     """Types of tokens; SentencePiece and GGUF number them alike."""
 
