@@ -118,8 +118,9 @@ def _efforts(contents: Mapping[str, Any]) -> tuple[list[str], str | None]:
     if not isinstance(found, Mapping):
         return [], None
     values, default = found.get("values"), found.get("default")
-    known = isinstance(values, list) and all(isinstance(value, str) for value in values) and default in values
-    return (values, default) if known else ([], None)
+    if not isinstance(values, list) or not isinstance(default, str) or not {default} <= set(map(str, values)):
+        return [], None
+    return list(map(str, values)), default
 
 
 def _texts(path: Path, listed: Any) -> list[str]:

@@ -28,11 +28,12 @@ def find_ranks(directory: Path) -> Path | None:
 
 def read_tiktoken(path: Path) -> TokenizerParts:
     """From a file that `find_ranks` has found, and the JSON files beside it. Raises `TokenizerError`."""
-    kind, files = _KINDS[path.name], ConfigFiles(path.parent)
+    kind = _KINDS[path.name]
+    files = ConfigFiles(path.parent, {"eos_token": kind.eos} if kind.eos else None)
     named = files.config.get("tokenizer_class")
     if named not in (None, kind.class_name):
         raise TokenizerError(
-            f"{path} is read for the class {kind.class_name} only, and tokenizer_config.json names {named!r}: add the model's tokenizer.json"
+            f"{path} is read for the class {kind.class_name} only, and tokenizer_config.json names {named!r}: add its tokenizer.json"
         )
     ranked = _ranked(path)
     specials = kind.specials(path, files, len(ranked))
@@ -86,11 +87,13 @@ class _Kind:
     pre: PreTokenization
     specials: Callable[[Path, ConfigFiles, int], _Specials]
     """From the file, what stands beside it, and the number of ranks."""
+    eos: str | None = None
+    """The token that ends a turn where `tokenizer_config.json` names none."""
     sorts_tools: bool = False
     """As in `TokenizerParts`."""
 
 
 _KINDS = {
     "tiktoken.model": _Kind("TikTokenTokenizer", KIMI, _specials_of_kimi, sorts_tools=True),
-    "qwen.tiktoken": _Kind("QWenTokenizer", QWEN1, _specials_of_qwen),
+    "qwen.tiktoken": _Kind("QWenTokenizer", QWEN1, _specials_of_qwen, eos="<|im_end|>"),
 }

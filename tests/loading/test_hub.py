@@ -21,8 +21,12 @@ FILES = {
     "original/consolidated.safetensors": b"x" * 100,
     "consolidated.safetensors": b"x" * 100,
 }
+RANKED = {name: FILES[name] for name in ("config.json", "model.safetensors")} | dict.fromkeys(
+    ("tekken.json", "tiktoken.model", "qwen.tiktoken", "spiece.model", "SYSTEM_PROMPT.txt"), b"x"
+)
 REPOS = {
     "org/model": FILES,
+    "org/ranked": RANKED | {"tokenization_kimi.py": b"raise SystemExit", "model.pth": b"\x80"},
     "org/pickles": {"config.json": b"{}", "pytorch_model.bin": b"\x80"},
     "org/ggufs": {"a.gguf": b"GGUF", "b.gguf": b"GGUF"},
 }
@@ -79,6 +83,11 @@ def test_only_what_is_needed_is_downloaded_and_once(tmp_path: Path, server: tupl
     assert not [line for line in requests[before:] if "/resolve/" in line]
     assert Path(ask("org/model", home=tmp_path, endpoint="http://127.0.0.1:9")) == directory
     assert Path(ask("org/model", home=tmp_path, endpoint=endpoint, HF_HUB_OFFLINE="1")) == directory
+
+
+def test_every_kind_of_tokenizer_is_downloaded_and_no_code(tmp_path: Path, server: tuple[str, list[str]]) -> None:
+    directory = Path(ask("org/ranked", home=tmp_path, endpoint=server[0]))
+    assert {p.name for p in directory.iterdir()} == RANKED.keys()
 
 
 def test_one_gguf_of_many(tmp_path: Path, server: tuple[str, list[str]]) -> None:
