@@ -9,7 +9,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -190,15 +190,15 @@ def byte_bar(title: str) -> Iterator[Progress | None]:
 
 
 @contextmanager
-def opened(model: str, options: dict[str, Any]) -> Iterator[LLM]:
-    """An `LLM`, closed at the end. Raises `MLXInferError`."""
+def opened(model: str, options: dict[str, Any], *, quiet: bool = False) -> Iterator[LLM]:
+    """An `LLM`, closed at the end. `quiet` shows neither bar nor notes. Raises `MLXInferError`."""
     with interrupts_end():
         from .. import LLM
 
-    with byte_bar(f"loading {model}") as progress:
+    with nullcontext() if quiet else byte_bar(f"loading {model}") as progress:
         llm = LLM(model, progress=progress, **options)
     try:
-        for note in llm.notes:
+        for note in () if quiet else llm.notes:
             tell(f"note: {note}")
         yield llm
     finally:

@@ -7,6 +7,7 @@ import select
 import sys
 from contextlib import closing
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,12 @@ from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .console import as_text, logprob_table, opened, printable, tell, usage_line
 from .options import engine_options, model_argument, one_sequence_options, own_adapter, sampling, sampling_options, split, system_option
+from .waiting import Progress, reading
 
 if TYPE_CHECKING:
     from ..engine.input_processor import PreparedPrompt
     from ..engine.llm import LLM
+    from .answers import AnswerScreen
 
 _PATIENCE_S = 2.0
 
@@ -45,14 +48,23 @@ def _schema(ctx: click.Context, param: click.Parameter, path: str | None) -> Sch
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @click.option("--schema", metavar="FILE", callback=_schema, help="Hold the answer to the JSON Schema in FILE; - is standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
-@click.option("--quiet", "-q", is_flag=True, help="No statistics on standard error.")
+@click.option("--stats", is_flag=True, help="Print tokens, speed and memory on standard error, after the answer.")
+@click.option("--quiet", "-q", is_flag=True, help="Print the answer alone: no notes, and no progress.")
 @sampling_options
 @click.option("--n", type=int, help="Answers to the same prompt.")
 @click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
 @one_sequence_options
 @engine_options
 def run(
-    model: str, prompt: str | None, system: str | None, raw: bool, schema: Schema | None, as_json: bool, quiet: bool, **options: Any
+    model: str,
+    prompt: str | None,
+    system: str | None,
+    raw: bool,
+    schema: Schema | None,
+    as_json: bool,
+    quiet: bool,
+    stats: bool,
+    **options: Any,
 ) -> None:
     """Answer PROMPT, and whatever comes on standard input, with MODEL.
 
@@ -64,12 +76,15 @@ def run(
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
-    with opened(model, model_settings) as llm:
+    with opened(model, model_settings, quiet=quiet) as llm:
         asked, params = _prompt(llm, text, system, raw), sampling(given, llm.default_params)
         if as_json:
             click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))
         else:
-            _report(_print_answers(llm, asked, params), params, quiet, llm.max_context)
+            from .answers import AnswerScreen
+
+            screen = AnswerScreen(Progress(partial(reading, llm)), quiet=quiet)
+            _report(_print_answers(llm, asked, params, screen), params, llm.max_context, quiet=quiet, stats=stats)
 
 
 def _read_prompt(argument: str | None) -> str:
@@ -104,42 +119,35 @@ def _prompt(llm: LLM, text: str, system: str | None, raw: bool) -> PreparedPromp
     return llm.chat_prompt([*messages, {"role": "user", "content": text}])
 
 
-def _print_answers(llm: LLM, prompt: PreparedPrompt, params: SamplingParams) -> list[Completion]:
-    """Stream the answer; or print several when they are done, each below a line with its number. On a terminal, the reasoning is shown dim,
-    on standard error."""
+def _print_answers(llm: LLM, prompt: PreparedPrompt, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
+    """Stream the answer; or print several when they are done, each below a line with its number."""
     if params.n > 1:
-        completions = llm.generate([prompt], params)
+        with screen.waiting():
+            completions = llm.generate([prompt], params)
         click.echo("\n".join(f"--- {c.index + 1} of {params.n} ---\n{_shown(c.text)}" for c in completions))
         return completions
     pieces, logprobs = [], []
-    thinks, shows = False, sys.stderr.isatty()
-    with closing(llm.stream(prompt, params)) as chunks:
+    with closing(llm.stream(prompt, params)) as chunks, screen.waiting():
         for chunk in chunks:
-            if chunk.reasoning and shows:
-                click.secho(printable(chunk.reasoning), dim=True, nl=False, err=True)
-                thinks = True
-            if chunk.text and thinks:
-                click.echo("\n", err=True)
-                thinks = False
             pieces.append(chunk.text)
             logprobs += chunk.logprobs or []
-            click.echo(_shown(chunk.text), nl=False)
-    text = "".join(pieces)
-    click.echo("", nl=not text.endswith("\n"))
-    return [Completion(text, [], chunk.finish_reason or "stop", chunk.usage or Usage(0, 0), logprobs)]
+            screen.show(chunk)
+    screen.close()
+    return [Completion("".join(pieces), [], chunk.finish_reason or "stop", chunk.usage or Usage(0, 0), logprobs)]
 
 
 def _shown(text: str) -> str:
     return printable(text) if sys.stdout.isatty() else text
 
 
-def _report(completions: list[Completion], params: SamplingParams, quiet: bool, context: int) -> None:
+def _report(completions: list[Completion], params: SamplingParams, context: int, *, quiet: bool, stats: bool) -> None:
     for completion in completions:
         if params.logprobs is not None and completion.logprobs:
             click.echo(logprob_table(completion.logprobs), err=True)
+    if stats:
+        tell(usage_line(_total([completion.usage for completion in completions])))
     if quiet:
         return
-    tell(usage_line(_total([completion.usage for completion in completions])))
     cut = [completion.usage for completion in completions if completion.finish_reason == "length"]
     if cut:
         full = any(usage.total_tokens >= context for usage in cut)

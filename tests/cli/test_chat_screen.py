@@ -15,7 +15,7 @@ from prompt_toolkit.document import Document
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, MLXInferError, SamplingParams
-from mlxinfer.cli.repl import terminal
+from mlxinfer.cli import waiting
 from mlxinfer.cli.repl.commands import COMMANDS, Session, obey
 from mlxinfer.cli.repl.conversation import Conversation
 from mlxinfer.cli.repl.reader import _CommandCompleter
@@ -32,8 +32,8 @@ def folder(tmp_path_factory):
 def written(monkeypatch):
     """What a writer writes, as one list; notes are shown when asked for only."""
     pieces: list[str] = []
-    monkeypatch.setattr(terminal, "_write", pieces.append)
-    monkeypatch.setattr(terminal, "_NOTE_S", 60.0)
+    monkeypatch.setattr(waiting, "_write", lambda stream, text: pieces.append(text))
+    monkeypatch.setattr(waiting, "NOTE_S", 60.0)
     return pieces
 
 
@@ -42,7 +42,7 @@ def test_folded_thinking_is_one_line_of_its_newest_words(written, monkeypatch):
     out = TerminalWriter(lambda: True)
     out.begin(lambda: "reading…")
     out.reasoning("First I look at the question, and then at the answer.\n\nIt is Paris, surely.")
-    out._show_note()
+    out._line.show()
     assert written[-1] == "\r\x1b[K\x1b[2mthinking… answer. It is Paris, surely.\x1b[0m"
     out.text("Paris.")
     out.end()

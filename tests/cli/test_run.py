@@ -32,12 +32,20 @@ def greedy():
 def test_the_answer_alone_goes_to_standard_output(call, chat_model, llm, greedy):
     result = call("run", chat_model, "hello", *GREEDY)
     assert (result.code, result.out) == (0, llm.chat(HELLO, greedy).text + "\n")
-    assert "12 tokens" in result.err
+    assert result.err == "stopped for length: --max-tokens is 12\n"
+
+
+def test_statistics_are_printed_if_asked_for(call, chat_model):
+    result = call("run", chat_model, "hello", "--stats", *GREEDY)
+    assert "wrote 12 tokens" in result.err
     assert "stopped for length" in result.err
+    assert "wrote 12 tokens" in call("run", chat_model, "hello", "--stats", "--quiet", *GREEDY).err
 
 
 def test_quiet_leaves_standard_error_empty(call, chat_model):
     assert call("run", chat_model, "hello", "--quiet", *GREEDY).err == ""
+    assert "note: " in call("run", chat_model, "hello", "--kv", "4", *GREEDY).err
+    assert call("run", chat_model, "hello", "--kv", "4", "--quiet", *GREEDY).err == ""
 
 
 def test_system_and_raw(call, chat_model, llm, greedy):
@@ -197,7 +205,7 @@ def test_options_of_the_engine_change_no_answer(call, chat_model):
 
 
 def test_several_answers_have_their_statistics_together(call, chat_model):
-    err = call("run", chat_model, "hello", "--n", "3", "--temperature", "0", "--max-tokens", "6", "--ignore-eos").err
+    err = call("run", chat_model, "hello", "--n", "3", "--temperature", "0", "--max-tokens", "6", "--ignore-eos", "--stats").err
     assert "wrote 18 tokens" in err
     assert "stopped for length: --max-tokens is 6" in err
 

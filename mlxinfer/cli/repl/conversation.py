@@ -13,6 +13,7 @@ from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingEr
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
 from ..console import did_you_mean
+from ..waiting import reading
 from .said import Said
 from .saved import Saved
 
@@ -163,10 +164,7 @@ class Conversation:
 
     def reading(self) -> tuple[int, int] | None:
         """(tokens read, tokens in all) of the prompt that the engine is reading; None when it is not reading one."""
-        for sequence in self._llm.engine.scheduler.running:
-            if sequence.num_computed_tokens < len(sequence.prompt):
-                return sequence.num_computed_tokens, len(sequence.prompt)
-        return None
+        return reading(self._llm)
 
     def why_stopped(self) -> str:
         """Which limit ended the last answer, and what to do; empty where none did."""

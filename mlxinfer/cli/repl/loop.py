@@ -6,14 +6,13 @@ import shutil
 import sys
 from collections.abc import Generator
 from contextlib import nullcontext
-from time import perf_counter
 
 from ...errors import ContextLengthError, MLXInferError, PromptError
 from ...types import Chunk
 from ..console import dumb_terminal, short_usage_line, tell
+from ..waiting import Progress
 from .attachments import with_files
 from .commands import COMMANDS, Leave, Session, is_command, obey
-from .conversation import Conversation
 from .reader import PipeReader, Reader, TerminalReader
 from .saved import state_folder
 from .terminal import Keyboard, Writer, bar, writer
@@ -129,7 +128,7 @@ class Chat:
             self._code = FAILED
 
     def _answer(self, chunks: Generator[Chunk, None, None]) -> None:
-        progress = _Progress(self.session.conversation)
+        progress = Progress(self.session.conversation.reading)
         with self.keyboard.hushed() if self._interactive else nullcontext():
             try:
                 self._out.begin(progress.note)
@@ -163,27 +162,3 @@ class Chat:
             return "stopped (/continue goes on)"
         stats = short_usage_line(conversation.usage) if conversation.usage and self.session.stats else ""
         return " · ".join(filter(None, [stats, conversation.why_stopped()]))
-
-
-class _Progress:
-    """What is going on before there is text to show."""
-
-    def __init__(self, conversation: Conversation) -> None:
-        self._conversation = conversation
-        self.writing = False
-        self._first: tuple[float, int] | None = None
-        """When a prompt was first seen being read, in seconds of `perf_counter`, and how many of its tokens had been."""
-
-    def note(self) -> str:
-        if self.writing:
-            return "writing…"
-        tokens = self._conversation.reading()
-        if tokens is None:
-            return "reading…"
-        done, count = tokens
-        now = perf_counter()
-        self._first = self._first or (now, done)
-        since, before = self._first
-        if done <= before:
-            return f"reading {count:,} tokens…"
-        return f"reading {count:,} tokens, {(count - done) * (now - since) / (done - before):.0f} s left"

@@ -9,20 +9,18 @@ import sys
 import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import Any, Protocol
 
 from rich.cells import cell_len
 
 from ..console import colours, dumb_terminal, printable
+from ..waiting import StatusLine
 from .conversation import Conversation
 from .markdown import MarkdownStream
 
 _WIDEST = 100
 """Columns of an answer on a wider terminal."""
-_NOTE_S = 0.25
-"""Seconds between two looks at what is going on."""
 _THINKING = "thinking… "
 
 
@@ -72,24 +70,18 @@ class TerminalWriter:
 
     def __init__(self, folded: Callable[[], bool] = lambda: False) -> None:
         self._stream = MarkdownStream(80)
+        self._line = StatusLine()
         self._note: Callable[[], str] = str
-        self._shown = ""
-        """The note on the screen."""
         self._folded = folded
         self._thought = ""
         """What the model has thought, until it begins with the answer."""
         self._began = 0.0
         """When it began to think, in seconds of `perf_counter`."""
-        self._fresh = True
-        """The cursor is at the beginning of a line, where a note may stand."""
-        self._lock = Lock()
-        self._ended = Event()
 
     def begin(self, note: Callable[[], str]) -> None:
         self._stream = MarkdownStream(min(shutil.get_terminal_size().columns, _WIDEST), colours=colours())
-        self._note, self._fresh, self._thought, self._ended = note, True, "", Event()
-        self._show_note()
-        Thread(target=self._follow, args=(self._ended,), daemon=True).start()
+        self._note, self._thought = note, ""
+        self._line.begin(self._what_goes_on)
 
     def reasoning(self, text: str) -> None:
         if not text:
@@ -97,42 +89,28 @@ class TerminalWriter:
         self._began = self._began if self._thought else perf_counter()
         self._thought += text
         if not self._folded():
-            self._emit(f"\x1b[2m{printable(text)}\x1b[0m")
+            self._line.write(f"\x1b[2m{printable(text)}\x1b[0m")
 
     def text(self, text: str) -> None:
         if text and self._thought:
             self._end_thought("\n")
-        self._emit(self._stream.feed(printable(text)))
+        self._line.write(self._stream.feed(printable(text)))
 
     def end(self) -> None:
-        self._ended.set()
+        self._line.stop()
         if self._thought:
             self._end_thought("")
-        self._emit(self._stream.close())
-        with self._lock:
-            self._erase_note()
+        self._line.write(self._stream.close())
+        self._line.end()
 
     def _end_thought(self, between: str) -> None:
         """Close what was thought, with a line break after it and `between` before the answer."""
         thought, self._thought = self._thought, ""
         if self._folded():
             words, seconds = len(thought.split()), perf_counter() - self._began
-            self._emit(f"\x1b[2mthought for {seconds:.0f} s: {words} words (/thinking shows them)\x1b[0m\n")
+            self._line.write(f"\x1b[2mthought for {seconds:.0f} s: {words} words (/thinking shows them)\x1b[0m\n")
         else:
-            self._emit(between if thought.endswith("\n") else f"\n{between}")
-
-    def _follow(self, ended: Event) -> None:
-        with suppress(OSError, ValueError):  # the terminal is gone, which the main thread will find out
-            while not ended.wait(_NOTE_S):
-                self._show_note()
-
-    def _show_note(self) -> None:
-        with self._lock:
-            if self._fresh and not self._ended.is_set():
-                note = self._what_goes_on()
-                if note != self._shown:
-                    self._shown = note
-                    _write(f"\r\x1b[K\x1b[2m{note}\x1b[0m")
+            self._line.write(between if thought.endswith("\n") else f"\n{between}")
 
     def _what_goes_on(self) -> str:
         if self._stream.table_rows:
@@ -141,18 +119,6 @@ class TerminalWriter:
             width = min(shutil.get_terminal_size().columns, _WIDEST) - len(_THINKING) - 1
             return _THINKING + newest_words(printable(self._thought[-4 * _WIDEST :]), width)
         return self._note()
-
-    def _emit(self, text: str) -> None:
-        if text:
-            with self._lock:
-                self._erase_note()
-                self._fresh = text.endswith("\n")
-                _write(text)
-
-    def _erase_note(self) -> None:
-        if self._shown:
-            self._shown = ""
-            _write("\r\x1b[K")
 
 
 def newest_words(text: str, width: int) -> str:
