@@ -66,6 +66,10 @@ class TensorRequest:
     """How it is made; None where `sources[0]` is taken as it is."""
 
 
+_LARGEST_SIZE = 2**28
+"""Rows or columns that no matrix has. MLX counts them in 32 bits, also those of several matrices that are joined."""
+
+
 class TensorIndex:
     """Remembers every request, every tensor used, and every problem."""
 
@@ -94,6 +98,8 @@ class TensorIndex:
         known = self.requests.get(name)
         if known and (known.shape, known.kind, known.dtype) == (shape, kind, dtype):
             return known
+        if max(shape, default=0) > _LARGEST_SIZE:
+            raise WeightsError(f"{self.checkpoint.path}: {name} would have the shape {list(shape)}; a number in the config is wrong")
         whole = name in self._names and self.checkpoint.shape(name) == shape
         recipe = next((r for r in otherwise if self._applies(r) and (not whole or name in r.sources)), None)
         if recipe is None and not whole:

@@ -12,6 +12,7 @@ from ...errors import CheckpointError
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
 from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
+from .hparams import HParams
 from .names import map_tensors
 from .ollama import from_ollama
 from .transforms import MappedTensor
@@ -49,7 +50,7 @@ class GGUFCheckpoint:
 
     def _mapped(self) -> dict[str, MappedTensor]:
         name = architecture(self._files)
-        blocks = self.config["num_hidden_layers"] + self.metadata.get(f"{name}.nextn_predict_layers", 0)
+        blocks = HParams(self.metadata, name, self.path).integer("block_count")
         return map_tensors(self._files.tensors, name, self.config, blocks)
 
     def pack(self, kinds: Collection[str], blocks: Collection[str] = ()) -> None:

@@ -82,5 +82,6 @@ class HParams(TypedReader):
 
 def short_float(value: float) -> float:
     """The shortest decimal with the same float32; a float64 that no float32 equals stays as it is."""
-    narrow = np.float32(value)
+    with np.errstate(over="ignore"):
+        narrow = np.float32(value)
     return float(str(narrow)) if float(narrow) == float(value) else float(value)

@@ -38,7 +38,7 @@ def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[
     room = count * _GUESS
     while True:
         window = np.frombuffer(buffer, np.uint8, min(room, len(buffer) - at), at)
-        starts = _lengths(window)
+        starts = _lengths(window, count)
         # One more than needed shows that the window holds all of the last string.
         if len(starts) > count or len(window) < room:
             break
@@ -54,12 +54,23 @@ def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[
     return (strings, at + int(ends[-1])) if len(strings) == count else None
 
 
-def _lengths(window: np.ndarray) -> np.ndarray:
-    """Where a byte is followed by seven zeros."""
+def _lengths(window: np.ndarray, most: int) -> np.ndarray:
+    """Where a byte is followed by seven zeros; not all places, but more than `most` of them, where there are more."""
     zero = window == 0
     two = zero[:-1] & zero[1:]
     four = two[:-2] & two[2:]
-    return np.flatnonzero(four[1:-3] & four[4:])
+    seven = four[1:-3] & four[4:]
+    found, total = [np.zeros(0, np.int64)], 0
+    for at in range(0, len(seven), _SCANNED):
+        found.append(np.flatnonzero(seven[at : at + _SCANNED]) + at)
+        total += len(found[-1])
+        if total > most:
+            break
+    return np.concatenate(found)
+
+
+_SCANNED = 1 << 22
+"""Bytes after which the places found so far are counted: each takes eight bytes."""
 
 
 def _joined(strings: np.ndarray, starts: np.ndarray) -> str | None:
@@ -78,6 +89,8 @@ DEFAULT_ALIGNMENT = 32
 MAX_DIMENSIONS = 4
 MAX_NESTING = 4
 MAX_NAME = 1 << 16
+MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_NESTED = 1 << 16, 1 << 18, 1 << 22, 1 << 16
+"""More of them than any model has. Each takes many times its bytes in the file once it is an object."""
 
 _SCALARS: dict[int, struct.Struct] = {
     0: struct.Struct("<B"),
@@ -193,6 +206,7 @@ class _Header:
         self._buffer, self._path = buffer, path
         self._size = len(buffer)
         self._at = 0
+        self._nested = 0
         self._part = "the header"
         tensor_count, key_count = self._counts()
         self.metadata = self._read_metadata(key_count)
@@ -223,8 +237,10 @@ class _Header:
             raise UnsupportedModelError(f"{self._path}: GGUF version {version} is not supported, only 2 and 3; convert the model again")
         tensors, keys = self._u64(), self._u64()
         left = self._size - self._at
-        if tensors > left // 24 or keys > left // 13:
-            raise self._fail(f"it claims {tensors} tensors and {keys} metadata keys, more than its {self._size} bytes can hold")
+        if tensors > min(left // 24, MAX_TENSORS) or keys > min(left // 13, MAX_KEYS):
+            raise self._fail(
+                f"it claims {tensors} tensors and {keys} metadata keys, more than its {self._size} bytes can hold or any model has"
+            )
         return tensors, keys
 
     def _u32(self) -> int:
@@ -276,7 +292,8 @@ class _Header:
         if kind == _ARRAY:
             if depth == MAX_NESTING:
                 raise self._fail(f"{self._part} nests arrays deeper than {MAX_NESTING}")
-            if count > (self._size - self._at) // _ARRAY_HEADER.size:
+            self._nested += count
+            if self._nested > MAX_NESTED:
                 raise self._fail(f"{self._part} claims {count} elements")
             return [self._array(depth + 1) for _ in range(count)]
         if kind not in _DTYPES:
@@ -289,7 +306,7 @@ class _Header:
     def _strings(self, count: int) -> list[str]:
         """Vocabularies have hundreds of thousands of entries: the inner loop has no calls but the decoding itself."""
         buffer, at, size = self._buffer, self._at, self._size
-        if count > (size - at) // 8:
+        if count > min((size - at) // 8, MAX_STRINGS):
             raise self._fail(f"{self._part} claims {count} strings")
         found = short_strings(buffer, at, count)
         if found is not None:
