@@ -61,11 +61,9 @@ def test_a_number_of_layers_that_draft_may_be_one_in_a_list(tmp_path: Path) -> N
     GGUFCheckpoint(rewritten("llama", tmp_path / "x.gguf", {"nextn_predict_layers": [0]})).close()
 
 
-@pytest.mark.parametrize(
-    "changes", [{"expert_feed_forward_length": 2**31 - 1}, {"attention.key_length": 2**30, "attention.value_length": 2**30}]
-)
-def test_sizes_beyond_those_of_any_array(changes: dict[str, Any], tmp_path: Path) -> None:
-    checkpoint = GGUFCheckpoint(rewritten("qwen3moe", tmp_path / "x.gguf", changes))
+@pytest.mark.parametrize(("name", "key"), [("qwen3moe", "expert_feed_forward_length"), ("deepseek2", "attention.key_length_mla")])
+def test_sizes_beyond_those_of_any_array(name: str, key: str, tmp_path: Path) -> None:
+    checkpoint = GGUFCheckpoint(rewritten(name, tmp_path / "x.gguf", {key: 2**31 - 1}))
     with pytest.raises(WeightsError, match=r"would have the shape .*; a number in the config is wrong"):
         build(checkpoint.config, MetaWeights(checkpoint, mx.float16))
     checkpoint.close()
@@ -77,10 +75,17 @@ def test_numbers_beyond_float32_warn_of_nothing(recwarn: pytest.WarningsRecorder
 
 
 VALUES: list[Any] = [
-    *(0, 1, 2, 3, -1, 7, 2**31 - 1, 2**31, 2**32 - 1, -1.0, 0.0, 0.5, 1e-30, 1e30, float("nan"), float("inf"), -float("inf")),
+    *(0, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**32 - 1, -1.0, 0.0, 0.5, 1e-30, 1e30, float("nan"), float("inf"), -float("inf")),
     *("", "x\ny", "yarn", "linear", "longrope", "none", "default", "\u00e9" * 100, True, False),
     *([1, 2], [0], [0, 0], [0.5], ["a"], [True, False], [4] * 64, [0, 2] * 32, [True] * 64),
-    *(Typed("u64", 2**64 - 1), Typed("i64", -(2**63)), Typed("f64", 1e308), Typed("i8", -3), Typed("array", [-1] * 64, of="i32")),
+    *(
+        Typed("u64", 2**64 - 1),
+        Typed("i64", -(2**63)),
+        Typed("f64", 1e308),
+        Typed("i8", -3),
+        Typed("i32", -1),
+        Typed("array", [-1] * 64, of="i32"),
+    ),
     *(Typed("array", [], of="u32"), Typed("array", [], of="string"), Typed("array", [2**63] * 3, of="u64")),
     *(Typed("array", [float("nan")] * 4, of="f32"), Typed("array", [Typed("array", [1], of="u8")], of="array")),
 ]
