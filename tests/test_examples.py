@@ -60,6 +60,15 @@ def test_openai_client(url: str) -> None:
     assert "Paris" in run("openai_client", url)
 
 
+def test_openai_client_without_a_server() -> None:
+    pytest.importorskip("openai", reason="openai is not installed (make test installs it)")
+    command = [sys.executable, str(EXAMPLES / "openai_client.py"), "http://127.0.0.1:1/v1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "start mlxinfer serve first" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tiny model's head, from its own text to the files that `--draft` takes. It needs torch."""

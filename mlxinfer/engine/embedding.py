@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import ContextLengthError, PromptError, SamplingError, UnsupportedModelError
-from ..loading.embedding_recipe import EmbeddingRecipe
+from ..loading.embedding_recipe import NO_EMBEDDING_MODEL, EmbeddingRecipe
 from ..models.decoder import Decoder
 from ..records import dataclass
 from .hooked_requests import active_hooks
@@ -42,7 +42,8 @@ class Embedder:
         """Raises `UnsupportedModelError` for a model that makes none."""
         recipe = opened.loaded.embedding
         if isinstance(recipe, str):
-            raise UnsupportedModelError(recipe)
+            plain = recipe.startswith(NO_EMBEDDING_MODEL)
+            raise UnsupportedModelError(f"{opened.loaded.name} is {recipe}." if plain else recipe)
         if not isinstance(opened.loaded.model, Decoder):
             raise UnsupportedModelError(
                 f"{opened.loaded.name} runs on mlx-lm's graph, which does not give the states that are to be pooled"

@@ -44,9 +44,10 @@ _ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
+NO_EMBEDDING_MODEL = "not an embedding model"
 _NO_RECIPE = (
-    "this model does not say how its states become a vector: use an embedding model; if this is one, copy modules.json and the "
-    "folders that it names (1_Pooling, ...) from its original repository to the weights"
+    f"{NO_EMBEDDING_MODEL} (if it is one, copy modules.json and the folders that it names (1_Pooling, ...) from its original repository "
+    "to the weights)"
 )
 
 
@@ -100,7 +101,8 @@ class EmbeddingRecipe:
 
 
 def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe | str:
-    """The recipe, or why there is none, as a line that says what to do. Raises `CheckpointError` for files that are corrupt."""
+    """The recipe, or why there is none: `NO_EMBEDDING_MODEL` and what to do about it, or a sentence. Raises `CheckpointError` for corrupt
+    files."""
     try:
         if isinstance(checkpoint, GGUFCheckpoint):
             return _from_metadata(checkpoint)
@@ -113,7 +115,7 @@ def _from_metadata(checkpoint: GGUFCheckpoint) -> EmbeddingRecipe | str:
     name = checkpoint.metadata.get("general.architecture")
     number = checkpoint.metadata.get(f"{name}.pooling_type")
     if number is None:
-        return f"this model has no {name}.pooling_type: use a GGUF file of an embedding model"
+        return NO_EMBEDDING_MODEL
     kind = _GGUF_KINDS[number] if isinstance(number, int) and 0 <= number < len(_GGUF_KINDS) else str(number)
     if kind not in _MODES:
         return f"{name}.pooling_type is {kind}, which is not supported: only mean, cls and last are"

@@ -105,7 +105,8 @@ class _App:
 
     def _of_routing(self, error: HTTPException, path: str, exchange: _Exchange) -> APIError:
         if error.status_code == 405:
-            return APIError(405, "invalid", "This path does not take this method.", code="method_not_allowed")
+            use = " or ".join(self._allowed(path))
+            return APIError(405, "invalid", f"Use {use}.", code="method_not_allowed")
         exchange.log["path"] = self._paths.shown(path)
         near = self._paths.near(path)
         hint = f": did you mean {near}?" if near else "."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import ValidationError
 
@@ -21,6 +21,9 @@ from ..errors import (
     UnsupportedModelError,
 )
 from .validation import TAG
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Kind = Literal[
     "invalid", "unsupported", "authentication", "permission", "not_found", "too_large", "rate_limit", "timeout", "overloaded", "internal"
@@ -89,7 +92,7 @@ def unsupported(param: str, message: str | None = None) -> APIError:
 
 def no_such_model(name: str, served: Iterable[str]) -> APIError:
     """404: the model is not served. The message says which are."""
-    message = f"The model {name[:200]!r} is not served here, only {' and '.join(served)}."
+    message = f"The model {name[:200]!r} is not served here; available: {', '.join(served)}."
     return APIError(404, "not_found", message, param="model", code="model_not_found")
 
 
@@ -138,11 +141,17 @@ def of_error(error: MLXInferError) -> APIError:
 def of_validation(error: ValidationError) -> APIError:
     """The response to a body that does not fit its model: all faults, `param` and `code` those of the first. Never quotes a value, which
     may be the text of a prompt."""
-    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    faults = _without_consequences(error.errors(include_url=False, include_context=False, include_input=False))
     told = [_of_fault(fault["type"], _field(fault["loc"]), fault["msg"]) for fault in faults[:_MOST_FAULTS]]
     more = f"; and {len(faults) - len(told)} more" if len(faults) > len(told) else ""
     message = "; ".join(dict.fromkeys(one.message for one in told)) + more
     return APIError(400, told[0].kind, message, param=told[0].param, code=told[0].code)
+
+
+def _without_consequences(faults: list[ErrorDetails]) -> list[ErrorDetails]:
+    """A part whose `type` is not supported has other fields too: one error is enough for that."""
+    refused = {fault["loc"][:-1] for fault in faults if fault["type"] == "unsupported" and fault["loc"][-1:] == ("type",)}
+    return [fault for fault in faults if fault["type"] not in ("missing", "extra_forbidden") or fault["loc"][:-1] not in refused]
 
 
 def _of_fault(kind: str, param: str, message: str) -> APIError:

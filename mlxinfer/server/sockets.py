@@ -108,8 +108,8 @@ def private_directory(directory: Path) -> None:
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         # Others work in a directory of somebody else, of the system, or with the sticky bit, as /tmp is.
         shared = found.st_uid != os.geteuid() or found.st_uid == 0 or found.st_mode & stat.S_ISVTX
-        advice = "name one below it, which is made" if shared else "chmod 700 it, or name a new one, which is made"
-        raise ServerError(f"the socket needs a directory that only you can enter, and {directory} is not: {advice}")
+        where = "below it" if shared else "elsewhere, or chmod 700 this one"
+        raise ServerError(f"{directory} is open to others: put the socket in a folder of your own {where} (it is created)")
 
 
 @contextmanager

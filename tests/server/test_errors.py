@@ -43,6 +43,13 @@ def test_what_is_known_but_not_supported_is_refused_by_name(unix_client: OpenAI,
     assert refused(unix_client, **fields) == (param, "unsupported_parameter", "invalid_request_error")
 
 
+def test_one_fact_is_one_error(unix_client: OpenAI) -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+    with pytest.raises(openai.BadRequestError) as found:
+        unix_client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [part]}])  # type: ignore[typeddict-item, list-item]
+    assert found.value.body["message"] == "messages[0].content[0].type: not supported yet: only text"
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -51,7 +51,7 @@ def test_nobody_is_told_to_close_a_directory_that_others_use(tmp_path: Path, mon
     shared = tmp_path / "shared"
     shared.mkdir()
     shared.chmod(0o1777)
-    with pytest.raises(ServerError, match="name one below it, which is made") as found:
+    with pytest.raises(ServerError, match="open to others: put the socket in a folder of your own below it") as found:
         private_directory(shared)
     assert "chmod" not in str(found.value)
 

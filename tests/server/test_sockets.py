@@ -102,7 +102,7 @@ def test_a_link_is_not_followed(place: Path) -> None:
 def test_a_directory_that_others_can_enter_is_refused(place: Path, permissions: int) -> None:
     place.parent.mkdir()
     place.parent.chmod(permissions)
-    with pytest.raises(ServerError, match="only you can enter"), unix_socket(place):
+    with pytest.raises(ServerError, match="is open to others"), unix_socket(place):
         pass
 
 

@@ -126,6 +126,17 @@ def test_what_is_planned_counts_and_not_what_is_in_use(kept: Kept) -> None:
     assert planned + kept.slots["b"].planned > ROOM_FOR_ONE
 
 
+def test_the_log_says_once_that_two_models_do_not_fit_together(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "mlxinfer")
+    kept.live.served.keeper._told.clear()
+    for name in "abab":
+        assert kept.ask(name)[0] == 200
+        kept.until(lambda name=name: kept.slots[name].idle)  # type: ignore[misc]
+    (said,) = [record.getMessage() for record in caplog.records if "do not fit together" in record.getMessage()]
+    assert said.startswith("unloads a: they do not fit together (")
+    assert "--max-context" in said
+
+
 def test_the_next_load_waits_for_the_memory_of_the_last_model(kept: Kept) -> None:
     assert kept.ask("a")[0] == 200
     llm = kept.slots["a"].llm

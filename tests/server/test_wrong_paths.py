@@ -75,7 +75,7 @@ def test_names_with_ollamas_tag_are_found(live: LiveServer, path: str) -> None:
     assert ask(live, path, model="tiny:latest", **BODIES[path])[0] == 200
     status, answer = ask(live, path, model="tiny:7b", **BODIES[path])
     assert status == 404
-    assert answer["error"]["message"] == "The model 'tiny:7b' is not served here, only tiny."
+    assert answer["error"]["message"] == "The model 'tiny:7b' is not served here; available: tiny."
 
 
 def test_the_tag_is_found_where_models_and_responses_are_asked_for(live: LiveServer) -> None:

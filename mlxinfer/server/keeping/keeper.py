@@ -56,6 +56,8 @@ class Keeper:
         self._revivals: set[asyncio.Task[None]] = set()
         self._closed = False
         self._prepares = self._starting = False
+        self._told: set[frozenset[Slot]] = set()
+        """Pairs of models of which the log says that they do not fit together."""
         self.on_ready: Callable[[Slot], None] | None = None
         """Called when a model was loaded."""
         self.on_gone: Callable[[Slot], None] | None = None
@@ -264,6 +266,7 @@ class Keeper:
                     raise MemoryPlanError(self._too_large(need))
                 idle = min((other for other in going if other.idle), key=lambda other: other.used_at, default=None)
                 if idle is not None:
+                    self._tell_of_swap(idle, slot, need)
                     await self._unload(idle)
                 else:
                     await self._change(self._ask_for_room(need, going))
@@ -272,6 +275,19 @@ class Keeper:
             for other in self.slots:
                 if other.yields and other.state == "ready":
                     other.admit()
+
+    def _tell_of_swap(self, going: Slot, coming: Slot, need: int) -> None:
+        """Say once that two models do not fit together, because each request for the other one then loads it again."""
+        pair = frozenset((going, coming))
+        if pair in self._told:
+            return
+        self._told.add(pair)
+        room = f"{going.planned / 1e9:.2f} + {need / 1e9:.2f} of {self.room.limit / 1e9:.2f} GB"
+        notice(
+            f"unloads {going.name}: they do not fit together ({room}), so every change between them loads one again; named on the command "
+            "line they divide the memory, and a smaller --max-context plans less",
+            model=coming.name,
+        )
 
     def _ask_for_room(self, need: int, going: Iterable[Slot]) -> float | None:
         """Let as many busy models take no more requests as it takes, the least recently used first. Returns the seconds after which it is

@@ -51,8 +51,8 @@ def find(models: Registry, name: str) -> Entry:
     try:
         return models.entry(name)
     except APIError:
-        served = " and ".join(tagged(entry.name) for entry in models)
-        message = f"model {name[:200]!r} not found, only {served}"
+        served = ", ".join(tagged(entry.name) for entry in models)
+        message = f"model {name[:200]!r} not found; available: {served}"
         raise APIError(404, "not_found", message, param="model", code="model_not_found") from None
 
 
