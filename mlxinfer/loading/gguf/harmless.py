@@ -16,14 +16,14 @@ import numpy as np
 from ...typed_reader import is_number
 
 _WITHOUT_EFFECT = re.compile(
-    r"(vision|audio|mm|sam|clip|split|classifier|training|quantization)\..+"
-    r"|(image|images|video|audio|vision|speech)_\w+|spatial_merge_size|n_deepstack_layers"
+    r"(vision|audio|mm|sam|clip|split|classifier|tokenizer|training|quantization)\..+"
+    r"|(image|images|video|audio|vision|speech)_\w+|\w+_token_ids?|spatial_merge_size|n_deepstack_layers"
     r"|\w*(initializer|dropout)\w*|source_quantization|source_fp8_tensors"
     r"|vocab_size|tensor_data_layout|pooling_type|normalize_embeddings|rope\.scaling\.finetuned"
     r"|attention\.layer_norm_epsilon|attention\.layer_norm_rms_epsilon|expert_shared_count"
 )
-"""Of images and sound, of training and initialisation, of exporters, of vectors that are made of a text; what only the other kind of norm
-would read; and what the tensors say as well."""
+"""Of images and sound, of training and initialisation, of tokenizers and exporters, of vectors that are made of a text; what only the
+other kind of norm would read; and what the tensors say as well."""
 
 Hyper = Mapping[str, Any]
 
@@ -128,3 +128,28 @@ _RULES: Mapping[str, tuple[object, ...] | Callable[[object, Hyper], bool]] = {
     "use_qk_norm": (False,),
 }
 """Other keys that no graph reads, with the values that state what it does anyway."""
+
+REFUSED: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("activation_sparsity_scale", "altup.active_idx", "altup.num_inputs"), "belongs to Gemma 3n, which has no graph for GGUF"
+    ),
+    **dict.fromkeys(("attention.indexer.head_count", "attention.indexer.key_length"), "makes attention choose the keys that it reads"),
+    **dict.fromkeys(("attention.group_norm_epsilon", "attention.group_norm_groups"), "asks for norms over groups of channels"),
+    **dict.fromkeys(("convnext.block_count", "convnext.embedding_length"), "belongs to a model of speech"),
+    **dict.fromkeys(("posnet.block_count", "posnet.embedding_length", "features_length"), "belongs to a model of speech"),
+    **dict.fromkeys(("time_mix_extra_dim", "time_decay_extra_dim", "wkv.head_size", "rescale_every_n_layers"), "belongs to RWKV"),
+    **dict.fromkeys([f"attention.{part}_lora_rank" for part in ("decay", "iclr", "value_residual_mix", "gate")], "belongs to RWKV"),
+    **dict.fromkeys(("expert_chunk_feed_forward_length", "expert_group_scale", "experts_per_group"), "adds up experts in groups"),
+    **dict.fromkeys(("moe_every_n_layers", "interleave_moe_layer_step"), "places experts in some layers, which the tensors must show"),
+    **dict.fromkeys(
+        ("rope.scaling.alpha", "rope.partial_rotary_factor", "rope.type"), "describes a rope in a way that no converter here has"
+    ),
+    "attention.global_head_count_kv": "gives full layers other KV heads; llama.cpp has a number for each layer instead",
+    "attention.relative_buckets_count": "belongs to encoders",
+    "attention.temperature_length": "changes queries with their position",
+    "decoder_block_count": "belongs to encoders with a decoder",
+    "embedding_length_out": "projects the stream to another width",
+    "expert_weights_norm_clip": "bounds the sum of the experts' weights",
+    "swin_norm": "asks for norms that no graph has",
+}
+"""Keys that are known and change the maths, with what they do."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...typed_reader import LARGEST, TypedReader, shown
-from .harmless import is_harmless
+from .harmless import REFUSED, is_harmless
 
 
 class HParams(TypedReader):
@@ -71,6 +71,8 @@ class HParams(TypedReader):
         """Raise `UnsupportedModelError` for the first key that was not taken and may change the maths."""
         for key, value in self.untaken():
             known = is_harmless(key, value, self._hparams)
+            if key in REFUSED:
+                raise self.unsupported(key, f"= {shown(value)} {REFUSED[key]}")
             if known is None:
                 raise UnsupportedModelError(
                     f"{self.path}: {self._prefix}{key} = {shown(value)} is not understood, and may change the answers; "
