@@ -265,6 +265,38 @@ def llama(hyper: Hyper, arrays: Arrays) -> str:
     return "llama"
 
 
+def gemma2(hyper: Hyper, arrays: Arrays) -> str:
+    dropped(hyper, *(key for key in list(hyper) if key.startswith("rope.")))
+    return "gemma2"
+
+
+def phi3(hyper: Hyper, arrays: Arrays) -> str:
+    return "phi3"
+
+
+def qwen2(hyper: Hyper, arrays: Arrays) -> str:
+    hyper["rope.mrope_section"] = [2, 1, 1]
+    return "qwen2"
+
+
+def qwen3(hyper: Hyper, arrays: Arrays) -> str:
+    return "qwen3"
+
+
+def nemotron_h(hyper: Hyper, arrays: Arrays) -> str:
+    hyper |= {"attention.layer_norm_rms_epsilon": hyper["attention.layer_norm_epsilon"], "rope.freq_base": 10000.0}
+    return "nemotron_h"
+
+
+def gpt_oss_of_the_newer_converter(hyper: Hyper, arrays: Arrays) -> str:
+    return "gpt-oss"
+
+
+def olmo2(hyper: Hyper, arrays: Arrays) -> str:
+    olmo3(hyper, arrays)
+    return "olmo2"
+
+
 FORMS: dict[str, tuple[str, Callable[[Hyper, Arrays], str]]] = {
     "gemma3": ("gemma3", gemma3),
     "gemma3, text": ("gemma3", gemma3_text),
@@ -293,5 +325,12 @@ FORMS: dict[str, tuple[str, Callable[[Hyper, Arrays], str]]] = {
     "nemotron_h_moe": ("nemotron_h_moe", nemotron_h_moe),
     "nemotron_h_omni": ("nemotron_h_moe", nemotron_h_omni),
     "llama": ("llama", llama),
+    "gemma2": ("gemma2", gemma2),
+    "phi3": ("phi3", phi3),
+    "qwen2": ("qwen2", qwen2),
+    "qwen3": ("qwen3", qwen3),
+    "nemotron_h": ("nemotron_h", nemotron_h),
+    "gpt-oss": ("gpt-oss", gpt_oss_of_the_newer_converter),
+    "olmo2": ("olmo3", olmo2),
 }
 """A name to the golden file that is changed, and how."""

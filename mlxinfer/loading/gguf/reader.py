@@ -199,6 +199,10 @@ class GGUFFile:
             self._map.close()
 
 
+_MAYBE_EMPTY = "rope_factors_"
+"""Ollama's converter writes these divisors for a rope that is not divided too, as tensors without numbers."""
+
+
 class _Header:
     """A cursor over the map, and what it found."""
 
@@ -341,6 +345,9 @@ class _Header:
                 raise self._fail(f"tensor {name} has {dimensions} dimensions")
             shape = tuple(self._u64() for _ in range(dimensions))[::-1]
             kind = tensor_type(self._u32(), name, self._path)
+            if name.startswith(_MAYBE_EMPTY) and not all(shape):
+                self._u64()
+                continue
             infos.append(TensorInfo(name, shape, kind, self._u64(), self._nbytes(name, shape, kind)))
         return infos
 

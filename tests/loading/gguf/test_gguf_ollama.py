@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,25 @@ def test_the_logits_of_the_checkpoint(name: str, form: Callable[[Hyper, Arrays],
     eyes = any(tensor.startswith("v.") for tensor in arrays)
     assert checkpoint.notes == ([NOTE] if eyes else [])
     checkpoint.close()
+
+
+def test_the_table_of_the_documentation(tmp_path: Path) -> None:
+    """Each row's architecture has a form above, or is refused."""
+    text = (Path(__file__).parents[3] / "docs" / "gguf.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w-]+)` \| (read|refused)\b", text, re.MULTILINE))
+    made = {form(*golden(name)[1:]) for name, form in FORMS.values()}
+    assert {name for name, fate in rows.items() if fate == "read"} == made
+    for name in (name for name, fate in rows.items() if fate == "refused"):
+        with pytest.raises(UnsupportedModelError, match=rf"{name}\b.*; give the model's safetensors instead"):
+            refused(tmp_path / "x.gguf", "llama", name, {})
+
+
+def test_divisors_of_a_rope_that_is_not_divided_are_empty(tmp_path: Path) -> None:
+    _, hyper, arrays = golden("llama_linear")
+    empty = [Tensor(f"rope_factors_{kind}.weight", (0,), b"") for kind in ("long", "short")]
+    ids, expected = reference("llama_linear")
+    found = logits(write_model(tmp_path / "x.gguf", "llama", hyper, arrays, tensors=empty), ids)
+    np.testing.assert_allclose(found, expected, atol=2e-4)
 
 
 def refused(path: Path, name: str, architecture: str, changes: Hyper, further: Arrays | None = None) -> GGUFCheckpoint:
