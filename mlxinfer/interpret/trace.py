@@ -67,6 +67,8 @@ def _floats(model: Decoder, place: str, layer: int, tokens: int) -> int:
 class LogitLens:
     """The stream that enters each layer, read as if it were the last."""
 
+    tokens: list[str]
+    """The text of each token of the prompt."""
     layers: tuple[int, ...]
     """The layers, one more than the model has: the last row is the model's own answer."""
     token_ids: mx.array
@@ -79,6 +81,10 @@ class LogitLens:
     """float32 `[layers, T]`: the probability of the token that the whole model finds likeliest."""
     entropy: mx.array
     """float32 `[layers, T]`, in nats."""
+
+    def __repr__(self) -> str:
+        answer = f", which ends in {self.texts[-1][-1]!r}" if self.texts and self.texts[-1] else ""
+        return f"LogitLens({len(self.layers)} layers, {len(self.tokens)} tokens{answer})"
 
 
 class Trace:
@@ -144,7 +150,7 @@ class Trace:
         mx.eval(stacked)
         ids = cast("list[list[int]]", stacked[0].tolist())
         texts = [[self._decode(token) for token in row] for row in ids]
-        return LogitLens(tuple(held), stacked[0], texts, *stacked[1:])
+        return LogitLens(list(self.tokens), tuple(held), stacked[0], texts, *stacked[1:])
 
     def entropy(self) -> mx.array:
         """float32 `[T]`, in nats: how unsure the model is of the token after each. Needs "logits"."""

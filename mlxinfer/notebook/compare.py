@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Union
 
 import mlx.core as mx
 
+from ..cache.pages import PAGE
 from ..engine.llm import LLM
 from ..errors import PromptError, SettingError
 from ..evaluation.probabilities import kl_divergence, logprobs_of
 from ..types import SamplingParams
-from .formats import table
+from .formats import MUTED, table
 from .frames import frame
 
 Compared = Union[str, Path, LLM, Mapping[str, Any]]
@@ -53,6 +55,8 @@ class Comparison:
 
     rows: list[ComparedAnswer]
     """One for each pair of prompt and model."""
+    notes: tuple[str, ...] = ()
+    """Messages for the user, such as that nothing of a quantized cache was used."""
 
     def to_pandas(self) -> Any:
         """The rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
@@ -70,12 +74,12 @@ class Comparison:
             shown = f"… {prompt[-_PROMPT_SHOWN:]}" if len(prompt) > _PROMPT_SHOWN else prompt
             lines.append(("" if prompt == before else shown, *others))
             before = prompt
-        return table(("prompt", "model", "answer", "log p", "KL", "same top", "tokens/s", "MB"), lines)
+        notes = "".join(f'<div style="{MUTED}">{escape(note)}</div>' for note in self.notes)
+        return f"<div>{table(('prompt', 'model', 'answer', 'log p', 'KL', 'same top', 'tokens/s', 'MB'), lines)}{notes}</div>"
 
     def __repr__(self) -> str:
-        return "\n".join(
-            f"{model:<24} KL {kl:<9} {speed:>7} tokens/s  {answer!r}" for _, model, answer, _, kl, _, speed, _ in self._lines()
-        )
+        lines = [f"{model:<24} KL {kl:<9} {speed:>7} tokens/s  {answer!r}" for _, model, answer, _, kl, _, speed, _ in self._lines()]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
 
 def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: SamplingParams | None = None) -> Comparison:
@@ -90,6 +94,7 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
     params = params or SamplingParams(temperature=0, max_tokens=48)
     expected: list[tuple[list[int], int, mx.array]] = []
     found: list[list[ComparedAnswer]] = [[] for _ in texts]
+    notes = []
     for model in models:
         with _opened(model) as (llm, name):
             first = not expected
@@ -103,9 +108,21 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
                 measured = _distance(llm, *expected[number])
                 speed = completion.usage.decode_tps
                 found[number].append(ComparedAnswer(name, text, completion.text, *measured, speed, llm.weight_bytes / 1e6))
+            notes += _unused_format(llm, name, [len(tokens) for tokens, _, _ in expected])
     if not expected:
         raise SettingError("there is no model to compare")
-    return Comparison([row for rows in found for row in rows])
+    return Comparison([row for rows in found for row in rows], tuple(notes))
+
+
+def _unused_format(llm: LLM, name: str, lengths: list[int]) -> list[str]:
+    """A note where no page of a quantized cache was full before the last token of a prompt with its answer."""
+    short = sum(length <= PAGE * (1 + llm.kv.first16) for length in lengths)
+    if not llm.kv.quantized or not short:
+        return []
+    some = f"with {short} of {len(lengths)} prompts " if short < len(lengths) else ""
+    which = f"{some}no page was full, {'and ' if some else ''}nothing"
+    least = f"a page has {PAGE} tokens" + (", and the first one stays at 16 bits" if llm.kv.first16 else "")
+    return [f"{name}: {which} was quantized: {least}. Compare longer prompts"]
 
 
 def _warm_up(llm: LLM, text: str) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from html import escape
 from math import exp
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,11 @@ if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
     from ..engine.llm import LLM
 
-_MUTED = "opacity:0.65;font-size:85%"
-_TEXT = "white-space:pre-wrap;max-width:50em;line-height:1.6"
-_CELL = "text-align:left;padding:1px 1em 1px 0;vertical-align:top"
+_SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
+"""What special tokens look like, such as `<|im_end|>`, `</s>` and `[INST]`."""
+MUTED = "opacity:0.65;font-size:85%"
+TEXT = "white-space:pre-wrap;max-width:50em;line-height:1.6"
+CELL = "text-align:left;padding:1px 1em 1px 0;vertical-align:top"
 
 
 def register(shell: Any) -> None:
@@ -38,7 +41,21 @@ def _by_type() -> dict[tuple[str, str], Callable[[Any], str | None]]:
         ("mlxinfer.convert.report", "Report"): conversion_html,
         ("mlxinfer.evaluation.measure", "Comparison"): evaluation_html,
         ("mlxinfer.evaluation.kv", "KVEvaluation"): kv_html,
+        ("mlxinfer.interpret.trace", "Trace"): _trace_html,
+        ("mlxinfer.interpret.trace", "LogitLens"): _lens_html,
     }
+
+
+def _trace_html(trace: Any) -> str:
+    from .traces import trace_html
+
+    return trace_html(trace)
+
+
+def _lens_html(lens: Any) -> str:
+    from .traces import lens_html
+
+    return lens_html(lens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +83,7 @@ def show(value: Any) -> Html:
 def evaluation_html(found: Any) -> str:
     """What each student of a comparison loses, with standard errors."""
     rows = [_figures_line(each) for each in (found.teacher, *found.students)]
-    notes = "".join(f'<div style="{_MUTED}">{escape(note)}</div>' for note in found.notes)
+    notes = "".join(f'<div style="{MUTED}">{escape(note)}</div>' for note in found.notes)
     return f"<div>{table(('model', 'MB', 'bits per weight', 'KL', 'same top token', 'perplexity'), rows)}{notes}</div>"
 
 
@@ -95,20 +112,42 @@ def completion_html(completion: Completion) -> str:
     usage = completion.usage
     parts = [f"{usage.completion_tokens} tokens", completion.finish_reason]
     parts += [f"{usage.decode_tps:.1f} tokens/s"] if usage.decode_tps else []
-    body = "".join(map(_token, completion.logprobs)) if completion.logprobs else escape(completion.text)
+    body = "".join(map(_token, _spoken(completion))) if completion.logprobs else escape(completion.text)
     thought = ""
     if completion.reasoning:
-        thought = f'<details style="{_MUTED}"><summary>thought</summary><div style="{_TEXT}">{escape(completion.reasoning)}</div></details>'
+        thought = f'<details style="{MUTED}"><summary>thought</summary><div style="{TEXT}">{escape(completion.reasoning)}</div></details>'
     calls = "".join(f"<div><code>{escape(call.name)}({escape(call.arguments)})</code></div>" for call in completion.tool_calls)
-    return f'<div>{thought}<div style="{_TEXT}">{body}</div>{calls}<div style="{_MUTED}">{escape(" · ".join(parts))}</div></div>'
+    return f'<div>{thought}<div style="{TEXT}">{body}</div>{calls}<div style="{MUTED}">{escape(" · ".join(parts))}</div></div>'
+
+
+def _spoken(completion: Completion) -> list[TokenLogprob]:
+    """The tokens of the answer's text, without those that mark its end or surround reasoning and calls. Where the text is not to be found
+    in the tokens, as characters lie in several of them, special tokens are left out by their looks."""
+    tokens, text = completion.logprobs or [], completion.text
+    start = "".join(token.text for token in tokens).rfind(text) if text else -1
+    if start < 0:
+        return [token for token in tokens if not _SPECIAL.fullmatch(token.text) or token.text in text]
+    found, place = [], 0
+    for token in tokens:
+        piece = token.text[max(start - place, 0) : max(start + len(text) - place, 0)]
+        place += len(token.text)
+        if piece:
+            found.append(replace(token, text=piece))
+    return found
 
 
 def _token(token: TokenLogprob) -> str:
-    """Shaded the more, the less likely it was: what the model was sure of stays plain."""
-    chance = exp(token.logprob)
     others = "".join(f"&#10;{exp(logprob):6.1%}  {escape(repr(text))}" for _, text, logprob in token.top)
+    return shaded(token.text, exp(token.logprob), others)
+
+
+def shaded(text: str, chance: float | None, more: str = "") -> str:
+    """A token shaded the more, the less likely it was: what the model was sure of stays plain, and so does None. `more` is HTML for its
+    tooltip."""
+    if chance is None:
+        return escape(text)
     shade = f"background:rgba(224,108,52,{0.55 * (1 - chance):.2f});border-radius:3px" if chance < 0.95 else ""
-    return f'<span style="{shade}" title="{chance:.1%}{others}">{escape(token.text)}</span>'
+    return f'<span style="{shade}" title="{chance:.1%}{more}">{escape(text)}</span>'
 
 
 def _list_html(values: list[Any]) -> str | None:
@@ -128,7 +167,7 @@ def stats_html(stats: EngineStats) -> str:
 def model_html(llm: LLM | AsyncLLM) -> str:
     """A model in a few lines: what it is, and what it takes."""
     if getattr(llm, "ended", False):
-        return f'<div style="{_MUTED}">a closed {type(llm).__name__}</div>'
+        return f'<div style="{MUTED}">a closed {type(llm).__name__}</div>'
     plan = llm.plan
     rows = [
         ("architecture", str(llm.config.get("model_type", ""))),
@@ -136,7 +175,7 @@ def model_html(llm: LLM | AsyncLLM) -> str:
         ("context", f"{llm.max_context:,} tokens, cache at {llm.kv.name} bits"),
         ("memory", f"{plan.in_use(llm.stats()) / 1e9:.2f} GB in use, {plan.used / 1e9:.2f} GB at most"),
     ]
-    notes = "".join(f'<div style="{_MUTED}">{escape(note)}</div>' for note in llm.notes)
+    notes = "".join(f'<div style="{MUTED}">{escape(note)}</div>' for note in llm.notes)
     return f"<div><b>{escape(llm.name)}</b>{table(('', ''), rows)}{notes}</div>"
 
 
@@ -149,6 +188,7 @@ def conversion_html(report: Any) -> str:
     ]
     if report.quality is not None:
         rows.append(("loss", f"KL {report.quality.kl:.4g}, the same likeliest token at {report.quality.top1:.1%}"))
+        rows.append(("", report.quality.verdict))
     tensors = [(t.name, " × ".join(map(str, t.shape)), t.action, t.stored, f"{t.error:.4f}" if t.error else "") for t in report.tensors]
     details = table(("tensor", "shape", "action", "stored", "error"), tensors)
     return f"<div>{table(('', ''), rows)}<details><summary>{len(tensors)} tensors</summary>{details}</details></div>"
@@ -158,7 +198,7 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Rows of text as an HTML table, which is escaped."""
 
     def line(cells: Sequence[str], kind: str) -> str:
-        return "<tr>" + "".join(f'<{kind} style="{_CELL}">{escape(cell)}</{kind}>' for cell in cells) + "</tr>"
+        return "<tr>" + "".join(f'<{kind} style="{CELL}">{escape(cell)}</{kind}>' for cell in cells) + "</tr>"
 
     top = line(head, "th") if any(head) else ""
     return f"<table>{top}{''.join(line(row, 'td') for row in rows)}</table>"

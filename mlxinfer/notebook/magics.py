@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from argparse import ArgumentParser
+from io import StringIO
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import MLXInferError, SettingError
@@ -14,15 +16,20 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 DEFAULT_MODEL = "smollm2"
+_FLAGS = ("--new",)
+"""Options without a value."""
+
+
+_NOTHING = "write the message after it, as in %chat How are you?, or in a cell below %%chat"
 
 
 class _Options(ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise SettingError(f"%%chat: {message}. {self.format_usage().strip()}")
+        raise SettingError(f"{self.prog}: {message}. {self.format_usage().strip()}")
 
 
-def _options() -> _Options:
-    parser = _Options(prog="%%chat", add_help=False)
+def _options(magic: str) -> _Options:
+    parser = _Options(prog=magic, add_help=False)
     parser.add_argument("-m", "--model", help=f"load this one first (default: {DEFAULT_MODEL})")
     parser.add_argument("-s", "--system", help="begin anew with this system prompt")
     parser.add_argument("-n", "--max-tokens", type=int, help="length of the answer in tokens")
@@ -39,12 +46,16 @@ class Conversation:
         self.messages: list[dict[str, Any]] = []
 
     def chat(self, line: str, cell: str | None = None) -> None:
-        """`%chat TEXT`, or `%%chat [OPTIONS]` with the text in the cell. Shows the answer as it comes; `messages` keeps it."""
-        text, options = (line, "") if cell is None else (cell, line)
+        """`%chat [OPTIONS] TEXT`, or `%%chat [OPTIONS]` with the text in the cell. Shows the answer as it comes; `messages` keeps it.
+        Raises `MLXInferError`s."""
+        magic = "%chat" if cell is None else "%%chat"
         try:
-            given = _options().parse_args(shlex.split(options))
+            options, text = _divided(line) if cell is None else (shlex.split(line), cell)
         except ValueError as error:  # an open quote
-            raise SettingError(f"%%chat: {error}") from error
+            raise SettingError(f"{magic}: {error}") from None
+        given = _options(magic).parse_args(options)
+        if not text.strip() and not options:
+            raise SettingError(f"{magic}: there is nothing to send: {_NOTHING}")
         if given.model or self.llm is None:
             self.use(given.model or DEFAULT_MODEL)
         if given.new or given.system is not None:
@@ -70,6 +81,35 @@ class Conversation:
         self.messages = [*messages, {"role": "assistant", "content": completion.text}]
 
 
+def _divided(line: str) -> tuple[list[str], str]:
+    """The options at the beginning of a line, and the text after them: the first word that is neither an option nor its value, or what
+    follows `--`. Raises ValueError for a quote that is not closed."""
+    options: list[str] = []
+    rest = line.lstrip()
+    while re.match(r"--?[A-Za-z]", rest):
+        option, rest = _word(rest)
+        options.append(option)
+        if option not in _FLAGS and "=" not in option and rest:
+            value, rest = _word(rest)
+            options.append(value)
+    return options, rest[2:].lstrip() if re.match(r"--(\s|$)", rest) else rest
+
+
+def _word(text: str) -> tuple[str, str]:
+    """The first word of a text, quotes taken off as a shell does, and the rest. The text is read only up to the end of the word."""
+    characters = StringIO(text)
+    lexer = shlex.shlex(characters, posix=True)
+    lexer.whitespace_split, lexer.commenters = True, ""
+    return lexer.get_token() or "", characters.read().lstrip()
+
+
+def _asks(lines: list[str]) -> list[str]:
+    """Lines `%chat ...?` as calls: IPython would take the question mark for a request for help on the last word."""
+    return [
+        f"get_ipython().run_line_magic('chat', {line[6:].strip()!r})\n" if re.fullmatch(r"%chat .*\?\s*", line) else line for line in lines
+    ]
+
+
 def load(shell: Any) -> None:
     """Add the magics and the looks of mlxinfer's objects to an IPython shell."""
     from .formats import register
@@ -77,13 +117,15 @@ def load(shell: Any) -> None:
     conversation = Conversation()
 
     def chat(line: str, cell: str | None = None) -> None:
-        """Ask the model: `%chat How are you?`, or `%%chat --system "Answer in French." --temperature 0` above the text. The cells of a
-        notebook are one conversation; `--new` begins another, `--model NAME` changes the model. ■ stops the answer, and keeps it."""
+        """Ask the model: `%chat How are you?`, or `%%chat --system "Answer in French." --temperature 0` above the text. Both take options.
+        The cells of a notebook are one conversation; `--new` begins another, `--model NAME` changes the model. ■ stops the answer, and
+        keeps it."""
         try:
             conversation.chat(line, cell)
         except MLXInferError as error:
             print(f"mlxinfer: {error}")  # noqa: T201
 
     shell.register_magic_function(chat, "line_cell", "chat")
+    shell.input_transformers_cleanup.append(_asks)
     shell.push({"conversation": conversation}, interactive=False)
     register(shell)

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp
-from typing import TYPE_CHECKING
+from typing import Union
 
 import mlx.core as mx
 import numpy as np
 
 from ..errors import MLXInferError, SettingError
+from ..interpret.trace import LogitLens, Trace
 from ..types import Completion, TokenLogprob
 from .picture import BLUE, RED, YELLOW, Picture, new_figure
-
-if TYPE_CHECKING:
-    from ..interpret.trace import Trace
 
 MOST_TOKENS = 64
 
@@ -41,10 +39,12 @@ def logprobs_picture(completion: Completion) -> Picture:
     return Picture(figure)
 
 
-def lens_picture(trace: Trace, *, last: int = 12) -> Picture:
+def lens_picture(trace: Union[Trace, LogitLens], *, last: int = 12) -> Picture:
     """The likeliest next token after each layer, coloured by its probability, at the `last` tokens of a prompt: the lowest row is the
-    embedding, the highest the model's answer. Raises as `Trace.logit_lens` does, and `MLXInferError` without matplotlib."""
-    lens, count = trace.logit_lens(), min(last, len(trace))
+    embedding, the highest the model's answer. Takes a trace or its lens. Raises as `Trace.logit_lens` does, and `MLXInferError` without
+    matplotlib."""
+    lens = trace if isinstance(trace, LogitLens) else trace.logit_lens()
+    count = min(last, len(lens.tokens))
     figure, axes = new_figure(1.2 + 0.95 * count, 0.7 + 0.22 * len(lens.layers))
     chances = np.array(lens.probability)[:, -count:]
     image = axes.imshow(chances, aspect="auto", origin="lower", vmin=0, vmax=1, cmap="Blues")
@@ -52,7 +52,7 @@ def lens_picture(trace: Trace, *, last: int = 12) -> Picture:
         for column, text in enumerate(texts[-count:]):
             colour = "white" if chances[row, column] > 0.6 else "0.2"
             axes.text(column, row, _short(text), ha="center", va="center", fontsize=7, color=colour, fontfamily="monospace")
-    axes.set_xticks(range(count), [_short(text) for text in trace.tokens[-count:]], fontsize=8, fontfamily="monospace")
+    axes.set_xticks(range(count), [_short(text) for text in lens.tokens[-count:]], fontsize=8, fontfamily="monospace")
     axes.set_yticks(range(0, len(lens.layers), 2), [str(layer) for layer in lens.layers[::2]], fontsize=7)
     axes.set_ylabel("stream that enters layer", fontsize=8)
     axes.set_title("what the model would say after each layer", fontsize=9, loc="left")

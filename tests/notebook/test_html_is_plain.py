@@ -16,6 +16,7 @@ import pytest
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, Completion, SamplingParams, TokenLogprob, ToolCall, Usage
+from mlxinfer.convert.report import Quality
 from mlxinfer.notebook import cache_errors, cache_map, compare, recorded, show
 from mlxinfer.notebook.formats import conversion_html
 
@@ -78,6 +79,13 @@ def test_what_a_model_is_and_does(llm: LLM) -> None:
     with recorded(llm) as timeline:
         llm.generate("abc" * 30, SamplingParams(max_tokens=3))
     trace = llm.trace("abc" * 30, what="kv")
+    inside = llm.trace("hello <b>")
+    text = read(show(inside).html)
+    assert text.startswith("hello <b>")
+    assert "residual0 to 3" in text
+    for shown in (inside.logit_lens(), llm.trace("abc", layers=1, what="residual")):
+        assert read(show(shown).html)
+        assert len(repr(shown)) < 100
     values = [llm, llm.stats(), timeline, cache_map(llm), cache_errors(trace), compare([llm, llm], HOSTILE, SamplingParams(max_tokens=2))]
     for value in values:
         assert read(show(value).html).strip()
@@ -87,7 +95,7 @@ def test_what_a_model_is_and_does(llm: LLM) -> None:
 def test_a_conversion() -> None:
     tensor = SimpleNamespace(name=HOSTILE, shape=(2, 3), action="kept", stored="<q>", error=0.1)
     report = SimpleNamespace(
-        nbytes=1, bits_per_weight=4.0, source_nbytes=2, actions={"kept": 1}, quality=SimpleNamespace(kl=0.1, top1=0.9), tensors=[tensor]
+        nbytes=1, bits_per_weight=4.0, source_nbytes=2, actions={"kept": 1}, quality=Quality(0.1, 0.9, 64), tensors=[tensor]
     )
     assert HOSTILE in read(conversion_html(report))
 

@@ -9,6 +9,8 @@ from support.notebook_kernel import Cell, notebook_kernel
 from support.optional import needs
 from support.tiny_directory import tiny_directory
 
+from mlxinfer.notebook.magics import _divided
+
 needs("ipykernel")
 
 
@@ -38,7 +40,41 @@ def test_an_interrupted_answer_stays_in_the_conversation(cell):
     assert "stopped" in cell.last_display["text/markdown"]
 
 
+@pytest.mark.parametrize(
+    ("line", "options", "text"),
+    [
+        ('What\'s the "time"?', [], 'What\'s the "time"?'),
+        ("--temperature 0.7 --max-tokens 5 Say hi -n", ["--temperature", "0.7", "--max-tokens", "5"], "Say hi -n"),
+        ("--model=nope -n 4 It's  late", ["--model=nope", "-n", "4"], "It's  late"),
+        ("--new --system 'Be brief.' hello", ["--new", "--system", "Be brief."], "hello"),
+        ("-- --new is an option", [], "--new is an option"),
+        ("-5 + 3 = ?", [], "-5 + 3 = ?"),
+        ("- a list", [], "- a list"),
+        ("--new", ["--new"], ""),
+        ("", [], ""),
+    ],
+)
+def test_options_of_a_line_come_first(line, options, text):
+    assert _divided(line) == (options, text)
+
+
+def test_a_line_takes_options_as_a_cell_does(cell):
+    assert cell.run("%chat --model $model --new --temperature 0 -n 3 How are you?") == ""
+    assert cell.run("%chat --new --temperature 0 -n 3 What's up?") == ""
+    assert cell.run("print([m['content'] for m in conversation.messages[:1]], len(conversation.messages))") == '["What\'s up?"] 2'
+    assert "3 tokens" in cell.last_display["text/markdown"]
+
+
+def test_nothing_to_send_is_told(cell):
+    assert cell.run("%chat").startswith("mlxinfer: %chat: there is nothing to send: write the message after it")
+    assert cell.run("%chat --new") == ""
+    assert cell.run("print(conversation.messages)") == "[]"
+
+
 def test_mistakes_are_one_line(cell):
+    for asked in ("%chat --modle x hello", "%%chat --modle x\nhello", "%chat --system 'open", "%chat -n many hello"):
+        told = cell.run(asked)
+        assert told.count("%chat:") == 1, told
     for line, message in (
         ("--modle x", "unrecognized arguments"),
         ("-n many", "invalid int value"),

@@ -4,9 +4,11 @@ from math import exp, log
 
 import pytest
 from support.optional import needs
+from support.tiny_directory import tiny_directory
 
+from mlxinfer import LLM
 from mlxinfer.errors import MLXInferError
-from mlxinfer.notebook import logprobs_picture
+from mlxinfer.notebook import lens_picture, logprobs_picture
 from mlxinfer.notebook.pictures import MOST_TOKENS
 from mlxinfer.types import Completion, TokenLogprob, Usage
 
@@ -40,3 +42,13 @@ def test_a_long_answer_is_cut():
 def test_without_logprobs_it_says_how_to_get_them():
     with pytest.raises(MLXInferError, match="logprobs=2"):
         logprobs_picture(completion(None))
+
+
+def test_a_lens_is_drawn_from_a_trace_and_from_itself(tmp_path):
+    with LLM(tiny_directory(tmp_path / "tiny", eos=False)) as llm:
+        trace = llm.trace("hello", what="residual")
+        lens = trace.logit_lens()
+        first, second = ([text.get_text() for text in lens_picture(each).figure.axes[0].texts] for each in (trace, lens))
+    assert first == second
+    assert len(second) == len(lens.layers) * len(trace)
+    assert repr(lens) == f"LogitLens(4 layers, 5 tokens, which ends in {lens.texts[-1][-1]!r})"
