@@ -22,6 +22,7 @@ from ..errors import UnsupportedModelError, WeightsError
 from .config_reader import ignored_note
 from .fallback_checks import note_of, refuse_what_differs
 from .hf_compat import lost_in_old_style, to_old_style
+from .mlx_lm_ropes import check_bases, with_both_spellings
 
 if TYPE_CHECKING:
     from .hooks import Hooks
@@ -66,7 +67,7 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
     lost = lost_in_old_style(config)
     if lost:
         raise UnsupportedModelError(f"mlx-lm cannot represent {', '.join(lost)}, and would give other logits")
-    old = to_old_style(config)
+    old = with_both_spellings(to_old_style(config))
     old.setdefault("tie_word_embeddings", not any(name.endswith("lm_head.weight") for name in tensors))
     model, window = _instantiate(old)
     weights = _with_unread(model, _sanitized(model, _renamed(tensors, old)), old)
@@ -164,9 +165,11 @@ def _instantiate(config: dict[str, Any]) -> tuple[Any, int | None]:
         raise UnsupportedModelError(f"mlx-lm's {name} is not an architecture")
     _check_that_rope_is_read(module.ModelArgs, name, config)
     try:
-        return module.Model(module.ModelArgs.from_dict(config)), _unread_window(module.ModelArgs, config)
+        model, window = module.Model(module.ModelArgs.from_dict(config)), _unread_window(module.ModelArgs, config)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
+    check_bases(model, config, str(name))
+    return model, window
 
 
 def _renamed(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, mx.array]:

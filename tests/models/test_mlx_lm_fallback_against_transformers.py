@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -15,6 +16,7 @@ from mlxinfer.errors import UnsupportedModelError, WeightsError
 from mlxinfer.models import mlx_lm_fallback as zoo
 from mlxinfer.models import supports
 from mlxinfer.models.fallback_checks import check_of
+from mlxinfer.models.hf_compat import to_old_style
 
 pytestmark = pytest.mark.torch
 
@@ -70,3 +72,29 @@ def test_logits_are_those_of_transformers(kind: str, number: int, tmp_path: Path
             start += count
         difference = np.abs(np.array(mx.concatenate(rows)) - reference)[:seen].max()
         assert difference < min(LIMIT, 10 * known), f"{difference:.2g}, known: {known:.0e}"
+
+
+@pytest.mark.parametrize(("kind", "number"), _parameters())
+def test_both_spellings_of_a_rope_give_the_same_logits(kind: str, number: int, tmp_path: Path) -> None:
+    if (kind, number) in REFUSED or kind in BY_KIND:
+        pytest.skip("such a model is not loaded, or its rope has one spelling only")
+    config, tensors, _ = written(tmp_path, kind, number, TOKENS)
+    spelled = [_first_logits(spelling, tensors) for spelling in (config, _old_spelling(config))]
+    assert np.array_equal(*spelled)
+
+
+BY_KIND = ("laguna", "mellum")
+"""Architectures whose graphs in mlx-lm read `rope_parameters` for each kind of layer only."""
+
+
+def _old_spelling(config: dict[str, Any]) -> dict[str, Any]:
+    old = {key: value for key, value in to_old_style(config).items() if key != "rope_parameters"} | {"model_type": config["model_type"]}
+    if isinstance(old.get("text_config"), dict):
+        old["text_config"] = {key: value for key, value in old["text_config"].items() if key != "rope_parameters"}
+    return old
+
+
+def _first_logits(config: dict[str, Any], tensors: dict[str, mx.array]) -> np.ndarray:
+    model = zoo.build(config, dict(tensors))
+    row = mx.array(TOKENS[:20], mx.int32)
+    return np.array(model.logits(model.hidden(row, PlainCache(model.layers).step([(0, 20)]))))
