@@ -14,7 +14,7 @@ from typing import Any
 from ..loading.checkpoint import Checkpoint
 from ..loading.directory import SafetensorsCheckpoint
 from ..loading.quantized import StoredTensors
-from ..loading.weights import OF_TOWERS
+from ..loading.skipped import OF_TOWERS
 from .journal import Journal, Span, digest_of
 
 FILE = "towers.safetensors"

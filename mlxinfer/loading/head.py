@@ -14,7 +14,7 @@ from ..models.separate_heads import kind_of
 from ..nn.weights import Dense, Format, Matrix
 from .checkpoint import Checkpoint
 from .files import read_json_if_there
-from .weights import OF_HEADS
+from .skipped import OF_HEADS
 
 OWN = "mtp"
 """What stands for the head in the model's own checkpoint, instead of a path."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import mlx.core as mx
 
@@ -18,29 +17,12 @@ from .checkpoint import Checkpoint
 from .formats import FIXED, dtype_name, loses_precision, packed_shapes
 from .gguf.types import BLOCK_BYTES
 
+from .skipped import reason_to_skip
+
 Kind = Literal["matrix", "vector"]
 _LISTED = 12
 _MOST_BLOCK_SCALE = 4
 """Bytes that a group takes, at most, for its scale and offset where the CPU's products have packed the blocks of a GGUF file."""
-
-OF_TOWERS = "only the text model is used"
-"""Why vision and audio towers are not loaded."""
-OF_HEADS = "head that predicts several tokens, not used"
-"""Why the tensors of such a head are not loaded."""
-_SKIPPED = (
-    (re.compile(r"rotary_emb\.inv_freq$"), "computed from the config"),
-    (
-        re.compile(r"\.(input_scale|input_global_scale|input_zero_point|output_scale|[qkv]_scale|kv_scale|input_scale_ub|prob_scale)$"),
-        "scale of activations, which are not quantized here",
-    ),
-    (re.compile(r"(^|\.)mtp\."), OF_HEADS),
-    (
-        re.compile(
-            r"(^|\.)((vision|audio)_(tower|model|embedder|encoder|projector)|visual|multi_modal_projector|embed_(vision|audio)|mlp1|connector)\."
-        ),
-        OF_TOWERS,
-    ),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +99,7 @@ class TensorIndex:
         """Raise `WeightsError` with every problem, and with every tensor that nobody has asked for."""
         for name in self.checkpoint.names():
             if name not in self._used:
-                reason = _reason_to_skip(name, self.checkpoint.config) or self._reason_for_bias(name)
+                reason = reason_to_skip(name, self.checkpoint.config) or self._reason_for_bias(name)
                 if reason is None:
                     self.add_problem(f"{name} is unexpected")
                 else:
@@ -159,16 +141,6 @@ class TensorIndex:
             elif (found := self.checkpoint.shape(source)) != expected:
                 self.add_problem(f"{source} has shape {list(found)}, expected {list(expected)}")
         self._used.update(nearest.sources)
-
-
-def _reason_to_skip(name: str, config: dict[str, Any]) -> str | None:
-    if name == "lm_head.weight" or name.endswith(".lm_head.weight"):
-        return "the head is tied to the embedding"
-    layer = re.search(r"(?:^|\.)layers\.(\d+)\.", name)
-    depth = config.get("num_hidden_layers")
-    if layer and config.get("num_nextn_predict_layers") and isinstance(depth, int) and int(layer[1]) >= depth:
-        return "layer that predicts several tokens, not used"
-    return next((reason for pattern, reason in _SKIPPED if pattern.search(name)), None)
 
 
 Progress = Callable[[int, int], None]

@@ -1,0 +1,43 @@
+"""Tensors of a checkpoint that no graph asks for, and why."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ..models.vlm_text import integer_setting
+
+OF_TOWERS = "only the text model is used"
+"""Why vision and audio towers are not loaded."""
+OF_HEADS = "head that predicts several tokens, not used"
+"""Why the tensors of such a head are not loaded."""
+_OF_LAYERS = "layer that predicts several tokens, not used"
+_OF_SHARED = "keys and values of layers that read those of an earlier layer"
+
+_ACTIVATIONS = (
+    "activation_scale|input_scale|input_global_scale|input_zero_point|output_scale|[qkv]_scale|kv_scale|input_scale_ub|prob_scale"
+)
+_TOWERS = "(vision|audio)_(tower|model|embedder|encoder|projector)|visual|multi_modal_projector|embed_(vision|audio)|mlp1|connector"
+_SKIPPED = (
+    (re.compile(r"rotary_emb\.inv_freq$"), "computed from the config"),
+    (re.compile(rf"\.({_ACTIVATIONS})$"), "scale of activations, which are not quantized here"),
+    (re.compile(r"(^|\.)mtp\."), OF_HEADS),
+    (re.compile(rf"(^|\.)({_TOWERS})\."), OF_TOWERS),
+)
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_KEYS_AND_VALUES = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
+
+
+def reason_to_skip(name: str, config: Mapping[str, Any]) -> str | None:
+    """Why a tensor that the graph did not ask for may be left out; None where nothing is known that explains it."""
+    if name == "lm_head.weight" or name.endswith(".lm_head.weight"):
+        return "the head is tied to the embedding"
+    reason = next((reason for pattern, reason in _SKIPPED if pattern.search(name)), None)
+    layer, depth = _LAYER.search(name), integer_setting(config, "num_hidden_layers")
+    if reason or not layer or depth is None:
+        return reason
+    if integer_setting(config, "num_nextn_predict_layers") and int(layer[1]) >= depth:
+        return _OF_LAYERS
+    shared = integer_setting(config, "num_kv_shared_layers") or 0
+    return _OF_SHARED if int(layer[1]) >= depth - shared and _KEYS_AND_VALUES.search(name) else None
