@@ -8,6 +8,7 @@ from typing import Literal
 
 import mlx.core as mx
 
+from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import WeightsError
 from ..nn.packing import arrays
@@ -46,6 +47,14 @@ class TensorRequest:
     """Tensors of the checkpoint that it is made from."""
     recipe: Recipe | None
     """How it is made; None where `sources[0]` is taken as it is."""
+
+    def dtype_of(self, stored: mx.Dtype, dtype: mx.Dtype) -> mx.Dtype:
+        """The dtype in memory of one that is stored plain, for activations in `dtype`.
+
+        The CPU kernels widen 16 bits of a matrix as they multiply float32 rows, with the same sums: such a matrix stays as it is stored.
+        """
+        stays = self.kind == "matrix" and dtype == mx.float32 and stored in (mx.bfloat16, mx.float16) and kernels_cpu.in_use()
+        return stored if stays else self.dtype or dtype
 
 
 _LARGEST_SIZE = 2**28
@@ -209,8 +218,12 @@ class CheckpointWeights(_IndexedWeights):
         """Bytes of the checkpoint that were read."""
 
     def _answer(self, request: TensorRequest) -> Matrix:
-        target = request.dtype or self.dtype
         matrix = make(self.index, request, [self.index.checkpoint.read(source) for source in request.sources])
+        form = self._quantize if request.quantizable and isinstance(matrix, Dense) else None
+        packed = form if form and can_quantize(request.shape, form) else None
+        target = request.dtype or self.dtype
+        if isinstance(matrix, Dense) and not packed:
+            target = request.dtype_of(matrix.weight.dtype, self.dtype)
         if not is_finite(matrix):
             self.index.add_problem(f"{request.name} holds NaN or infinite values")
         self._count(request)
@@ -219,9 +232,7 @@ class CheckpointWeights(_IndexedWeights):
         else:
             self._note_rounding(request.name, matrix, target)
             matrix = cast(matrix, target)
-        if self._quantize and request.quantizable and isinstance(matrix, Dense) and can_quantize(request.shape, self._quantize):
-            matrix = quantize(matrix.weight, self._quantize)
-        return settle(matrix)
+        return settle(quantize(matrix.weight, packed) if packed and isinstance(matrix, Dense) else matrix)
 
     def _count(self, request: TensorRequest) -> None:
         self.read_bytes += sum(self.index.checkpoint.nbytes(source) for source in request.sources)
@@ -261,7 +272,7 @@ class PlannedTensor:
         stored = quantize if quantize and self.is_quantized_by(quantize) else self.stored
         count = math.prod(self.request.shape)
         if not isinstance(stored, Format):
-            return count * (self.request.dtype or dtype).size
+            return count * self.request.dtype_of(stored, dtype).size
         if is_gpu() and stored.mode in BLOCK_BYTES:
             return math.ceil(count * BLOCK_BYTES[stored.mode])
         scale = 2 * dtype.size if stored.mode == "affine" else 1 if stored.mode in FIXED else _MOST_BLOCK_SCALE
@@ -287,7 +298,7 @@ class MetaWeights(_IndexedWeights):
     def _answer(self, request: TensorRequest) -> Matrix:
         matrix = make(self.index, request, [outline(self.index.checkpoint, source) for source in request.sources])
         self.tensors[request.name] = PlannedTensor(request, matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
-        return cast(matrix, request.dtype or self.dtype)
+        return cast(matrix, request.dtype_of(matrix.weight.dtype, self.dtype) if isinstance(matrix, Dense) else self.dtype)
 
 
 def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:

@@ -198,7 +198,7 @@ class Embedding:
         if isinstance(self.matrix, Blocks):
             return block_rows(self.matrix.weight[tokens], self.matrix.format, self.dtype)
         rows = map_rows(self.matrix, lambda table: table[tokens])
-        return rows.weight if isinstance(rows, Dense) else rows.dequantize(self.dtype)
+        return rows.weight.astype(self.dtype) if isinstance(rows, Dense) else rows.dequantize(self.dtype)
 
     def as_linear(self, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
         """Logits: `[..., dims]` to `[..., vocab]`. `norm` is applied to x first."""
