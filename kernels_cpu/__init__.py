@@ -22,7 +22,7 @@ from .operations import (
     silu_multiply,
     threshold,
 )
-from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, weight_memory
+from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, packs_float8, weight_memory
 from .program import Choice, Norm, Program, Projection, Router, View, can_run_blocks
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
@@ -62,6 +62,7 @@ __all__ = [
     "pack",
     "pack_gguf",
     "packed_version",
+    "packs_float8",
     "paged_attention",
     "preamble",
     "rms_norm",

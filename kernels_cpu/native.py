@@ -52,6 +52,8 @@ class Native(Protocol):
 
     packed_version: int
 
+    packs_float8: bool
+
     instructions_version: int
 
     def map_weights(self, descriptor: int, /) -> WeightFile: ...
@@ -298,9 +300,12 @@ def native() -> Native:
 
 def _age() -> str:
     """An older module goes on to serve, without the operations that it does not have."""
-    if getattr(_native().module, "instructions_version", 0) == INSTRUCTIONS_VERSION:
-        return ""
-    return f"; the module is older than this version, and blocks run operation by operation, which is slower; rebuild it: {_REBUILD}"
+    costs = []
+    if getattr(_native().module, "instructions_version", 0) != INSTRUCTIONS_VERSION:
+        costs.append("blocks run operation by operation, which is slower")
+    if not getattr(_native().module, "packs_float8", False):
+        costs.append("8-bit floats with float scales are unpacked, to four times their size")
+    return f"; the module is older than this version, and {', and '.join(costs)}; rebuild it: {_REBUILD}" if costs else ""
 
 
 def _ignored_setting() -> str:

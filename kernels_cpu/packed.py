@@ -39,7 +39,7 @@ class Packed:
     dtype: mx.Dtype | None
     """Dtype of the scales or of the plain matrix; if activations have another one, results are float32. None: any."""
     precision: str
-    """One of `PRECISIONS`; always "float32" for plain and mxfp8 matrices."""
+    """One of `PRECISIONS`; always "float32" for plain matrices and 8-bit floats."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -106,7 +106,8 @@ def pack(
 ) -> Packed:
     """Rearrange a matrix in MLX's quantized form, or without `scales` a plain one in a floating dtype. Evaluates its arguments.
 
-    `[n, k]` or `[experts, n, k]`; `precision` None means `default_precision()`. Raises ValueError for arrays that are not such a matrix.
+    Mode "fp8" (see `packs_float8`) has E4M3 codes in groups of any multiple of 32, whose scales are floats. `[n, k]` or `[experts, n, k]`;
+    `precision` None means `default_precision()`. Raises ValueError for arrays that are not such a matrix.
     """
     precision = checked_precision(precision)
     if scales is None:
@@ -114,6 +115,11 @@ def pack(
         return Packed(data, layout, weight.dtype, "float32")
     data, layout = native().pack_quantized(weight, scales, biases, group_size, bits, mode)
     return Packed(data, layout, scales.dtype if biases is not None else None, precision if layout.has_integers else "float32")
+
+
+def packs_float8() -> bool:
+    """Whether `pack` takes 8-bit floats with float scales, mode "fp8". Modules built before there were such products do not."""
+    return in_use() and getattr(native(), "packs_float8", False)
 
 
 def gguf_types() -> Mapping[str, tuple[int, int]]:

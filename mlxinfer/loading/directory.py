@@ -29,9 +29,11 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 class SafetensorsCheckpoint:
     """Implements `Checkpoint`. Opening it reads the config, the index and every header; see `Checkpoint` for the rest."""
 
-    def __init__(self, path: str | Path, ignore_config_keys: Sequence[str] = ()) -> None:
-        """`ignore_config_keys`: keys of the config that are let pass though no graph understands them."""
+    def __init__(self, path: str | Path, ignore_config_keys: Sequence[str] = (), *, float8: bool = False) -> None:
+        """`ignore_config_keys`: keys of the config that are let pass though no graph understands them. `float8`: `read` may give matrices
+        in the form of `FLOAT8`, which `nn.packing.settle` packs for the CPU kernels."""
         self.path = Path(path)
+        self._float8 = float8
         self.config = with_ignored(read_config(self.path), ignore_config_keys)
         foreign = foreign_quantization(self.config, self.path)
         block = None if foreign else quantization_block(self.config, self.path)
@@ -68,7 +70,7 @@ class SafetensorsCheckpoint:
         """As the files have them."""
         from .quantized import StoredTensors  # few models need them
 
-        return StoredTensors(self.path, self._where)
+        return StoredTensors(self.path, self._where, float8=self._float8)
 
     @property
     def is_foreign(self) -> bool:

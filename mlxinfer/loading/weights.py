@@ -12,12 +12,11 @@ from .. import kernels_cpu
 from ..device import is_gpu
 from ..errors import WeightsError
 from ..nn.packing import arrays
-from ..nn.weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe
+from ..nn.weights import FLOAT8, Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe
 from ..records import dataclass
 from .checkpoint import Checkpoint
 from .formats import FIXED, dtype_name, loses_precision, packed_shapes
 from .gguf.types import BLOCK_BYTES
-
 from .skipped import reason_to_skip
 
 Kind = Literal["matrix", "vector"]
@@ -308,7 +307,7 @@ def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:
         return Dense(mx.zeros(shape, stored))
     packed, groups = packed_shapes(shape, stored)
     affine = stored.mode == "affine"
-    scales = mx.zeros(groups, mx.float16 if affine else mx.uint8)
+    scales = mx.zeros(groups, mx.float16 if affine else mx.float32 if stored.mode == FLOAT8 else mx.uint8)
     return Quantized(mx.zeros(packed, mx.uint32), scales, mx.zeros(groups, mx.float16) if affine else None, stored)
 
 
@@ -360,6 +359,8 @@ def is_finite(matrix: Matrix) -> bool:
         return True
     if isinstance(matrix, Dense):
         return is_finite_array(matrix.weight)
+    if matrix.format.mode == FLOAT8:  # its codes were checked as they were read
+        return is_finite_array(matrix.scales)
     if matrix.biases is not None:
         return is_finite_array(matrix.scales) and is_finite_array(matrix.biases)
     nan = 0xFF if matrix.format.mode.startswith("mx") else 0x7F

@@ -43,12 +43,16 @@ class Format:
     group_size: int
     """Numbers that share a scale, along the input axis."""
     mode: str = "affine"
-    """"affine", "mxfp4", "mxfp8" or "nvfp4"; for `RawBlocks` and `Blocks` the name of the GGUF type."""
+    """"affine", "mxfp4", "mxfp8" or "nvfp4", or `FLOAT8`; for `RawBlocks` and `Blocks` the name of the GGUF type."""
+
+
+FLOAT8 = "fp8"
+"""The mode of 8-bit floats (E4M3) whose scales are float32. MLX has no such mode: only the CPU kernels multiply it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """A matrix in MLX's quantized form."""
+    """A matrix in MLX's quantized form, or in that of `FLOAT8`."""
 
     weight: mx.array
     """Codes, uint32 `[..., out, in * bits / 32]`."""
@@ -70,6 +74,9 @@ class Quantized:
         not rounded to bfloat16, only the numbers are."""
         f = self.format
         scales, biases = self.scales, self.biases
+        if f.mode == FLOAT8:
+            codes = mx.from_fp8(self.weight.view(mx.uint8), mx.float32)
+            return (codes * mx.repeat(scales, f.group_size, axis=-1)).astype(dtype)
         if biases is not None and (scales.dtype, dtype) != (mx.float16, mx.bfloat16):
             scales, biases = scales.astype(dtype), biases.astype(dtype)
         return mx.dequantize(self.weight, scales, biases, f.group_size, f.bits, f.mode).astype(dtype)

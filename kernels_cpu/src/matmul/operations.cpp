@@ -19,6 +19,9 @@
 namespace mlxinfer::cpu {
 namespace {
 
+// E4M3 floats with scales that are floats too, in groups of any number of blocks.
+constexpr const char* kFloat8 = "fp8";
+
 Code code_of(int bits, int group, const std::string& mode) {
   auto is = [&](const char* name, int b, int g) { return mode == name && bits == b && group == g; };
   if (mode == "affine" && (group == 32 || group == 64 || group == 128)) {
@@ -31,6 +34,9 @@ Code code_of(int bits, int group, const std::string& mode) {
   }
   if (is("mxfp4", 4, 32) || is("nvfp4", 4, 16) || is("mxfp8", 8, 32)) {
     return mode == "mxfp4" ? Code::mxfp4 : mode == "nvfp4" ? Code::nvfp4 : Code::mxfp8;
+  }
+  if (mode == kFloat8 && bits == 8 && group > 0 && group % kBlockColumns == 0) {
+    return Code::mxfp8;
   }
   refuse("pack", "no such format: mode " + mode + ", " + std::to_string(bits) + " bits, groups of " + std::to_string(group) + ".");
 }
@@ -101,7 +107,7 @@ mx::Shape leading_of(const mx::array& a) {
 Packed pack_quantized(mx::array weight, mx::array scales, std::optional<mx::array> biases, int group, int bits, const std::string& mode) {
   const char* op = "pack";
   const Code code = code_of(bits, group, mode);
-  const bool affine = mode == "affine";
+  const bool affine = mode == "affine", float_scales = affine || mode == kFloat8;
   if (weight.ndim() < 2 || weight.dtype() != mx::uint32 || weight.shape(-1) == 0) {
     refuse(op, "weight must be uint32 [..., n, k * bits / 32], not " + dtype_text(weight) + " " + shape_text(weight.shape()) + ".");
   }
@@ -114,13 +120,14 @@ Packed pack_quantized(mx::array weight, mx::array scales, std::optional<mx::arra
     refuse(op, "weight " + shape_text(weight.shape()) + " and scales " + shape_text(scales.shape()) + (biases ? "" : " without biases") +
                " do not make " + std::to_string(bits) + "-bit " + mode + " groups of " + std::to_string(group) + ".");
   }
-  if (affine ? !is_floating(scales) || biases->dtype() != scales.dtype() : scales.dtype() != mx::uint8) {
-    refuse(op, "scales must be " + std::string(affine ? "floats of the dtype of biases" : "uint8") + ", not " + dtype_text(scales) + ".");
+  if (float_scales ? !is_floating(scales) || (affine && biases->dtype() != scales.dtype()) : scales.dtype() != mx::uint8) {
+    refuse(op, "scales must be " + std::string(affine ? "floats of the dtype of biases" : float_scales ? "floats" : "uint8") + ", not " +
+               dtype_text(scales) + ".");
   }
   nb::gil_scoped_release release;
   Source source{evaluated(weight), evaluated(scales), biases ? evaluated(*biases) : nullptr};
-  const Scale given = affine ? scale_of(scales) : code == Code::nvfp4 ? Scale::e4m3 : Scale::e8m0;
-  const Scale kept = affine ? lossless_scale(given, {&scales, &*biases}) : given;
+  const Scale given = float_scales ? scale_of(scales) : code == Code::nvfp4 ? Scale::e4m3 : Scale::e8m0;
+  const Scale kept = affine ? lossless_scale(given, {&scales, &*biases}) : float_scales ? lossless_scale(given, {&scales}) : given;
   return packed({code, kept, group, 0, n, k}, given, source, leading_of(weight));
 }
 
@@ -331,6 +338,7 @@ void bind_packed(nb::module_& m) {
     Packed p = pack_quantized(w, s, b, group, bits, mode);
     return nb::make_tuple(p.data, p.layout);
   }, "weight"_a, "scales"_a, "biases"_a.none(), "group_size"_a, "bits"_a, "mode"_a);
+  m.attr("packs_float8") = true;
   m.def("pack_plain", [](const mx::array& w) {
     Packed p = pack_plain(w);
     return nb::make_tuple(p.data, p.layout);

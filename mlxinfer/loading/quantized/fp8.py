@@ -2,16 +2,19 @@
 
 A number is `code * scale`, the scale stored next to it as `weight_scale_inv` or `weight_scale`. Scales that are powers of two by
 declaration (`scale_fmt` "ue8m0", or stored as F8_E8M0) make it MLX's mxfp8, whose groups of 32 repeat them: no bit changes. Other scales
-have no such format, and the matrix is unpacked.
+have no format of MLX. The CPU kernels multiply such codes as they are, E4M3 with a scale for each row and group of columns (`FLOAT8`);
+everywhere else the matrix is unpacked.
 """
 
 from __future__ import annotations
+
+from math import gcd
 
 import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, WeightsError
-from ...nn.weights import Dense, Format, Matrix, Quantized
+from ...nn.weights import FLOAT8, Dense, Format, Matrix, Quantized
 from ..formats import FIXED
 from .stored import Block, Found, StoredTensors
 
@@ -29,8 +32,13 @@ class FP8Matrix:
         self.shape = info.shape
         self.parts: tuple[str, ...] = (name, scale)
         self._rows, self._columns = self._block(of_scale.shape, block)
-        exact = (powers or of_scale.dtype == "F8_E8M0") and info.dtype == "F8_E4M3" and self.shape[-1] % 32 == 0
-        self.stored: Format | mx.Dtype = FIXED["mxfp8"] if exact and self._columns % 32 == 0 else mx.float32
+        self.stored: Format | mx.Dtype = mx.float32
+        group = gcd(self._columns, self.shape[-1])
+        if info.dtype == "F8_E4M3" and group % 32 == 0:
+            if powers or of_scale.dtype == "F8_E8M0":
+                self.stored = FIXED["mxfp8"]
+            elif tensors.float8:
+                self.stored = Format(8, group, FLOAT8)
         self.kind = f"{info.dtype}, {self._words()}"
 
     def read(self, first: int, last: int) -> Matrix:
@@ -42,20 +50,24 @@ class FP8Matrix:
             scales = scales[first:last]
         scales = scales[..., at, :]
         if isinstance(self.stored, Format):
-            return self._packed(scales, first, last)
+            return self._packed(scales, first, last, self.stored)
         columns = mx.array(np.arange(self.shape[-1]) // self._columns)
         return Dense(self._tensors.array(self._name, first, last).astype(mx.float32) * mx.array(scales)[..., columns])
 
-    def _packed(self, scales: np.ndarray, first: int, last: int) -> Matrix:
-        mantissas, exponents = np.frexp(scales)
-        if not ((mantissas == 0.5) & (exponents > -127) & (exponents < 129)).all():
-            raise CheckpointError(f"{self._tensors.path}: {self._scale} holds a scale that is no power of two, against the config")
+    def _packed(self, scales: np.ndarray, first: int, last: int, form: Format) -> Matrix:
         codes = self._tensors.codes(self._name, first, last)
         if ((codes & 0x7F) == 0x7F).any():
             raise WeightsError(f"{self._name} holds NaN or infinite values")
-        groups = np.arange(self.shape[-1] // 32) * 32 // self._columns
-        stored = (exponents + 126).astype(np.uint8)[..., groups]
-        return Quantized(mx.array(codes.view(np.uint32)), mx.array(stored), None, FIXED["mxfp8"])
+        groups = np.arange(self.shape[-1] // form.group_size) * form.group_size // self._columns
+        stored = scales if form.mode == FLOAT8 else self._powers(scales)
+        return Quantized(mx.array(codes.view(np.uint32)), mx.array(stored[..., groups]), None, form)
+
+    def _powers(self, scales: np.ndarray) -> np.ndarray:
+        """Their exponents, as mxfp8 stores them."""
+        mantissas, exponents = np.frexp(scales)
+        if not ((mantissas == 0.5) & (exponents > -127) & (exponents < 129)).all():
+            raise CheckpointError(f"{self._tensors.path}: {self._scale} holds a scale that is no power of two, against the config")
+        return (exponents + 126).astype(np.uint8)
 
     def _scales(self) -> np.ndarray:
         """float32 `[..., rows of blocks, columns of blocks]`."""

@@ -18,10 +18,11 @@ Block = Mapping[str, Any]
 
 
 class StoredTensors:
-    """Stored tensors by name. Reading raises `CheckpointError`."""
+    """Stored tensors by name. Reading raises `CheckpointError`. `float8`: what is read may be in the form of `FLOAT8`."""
 
-    def __init__(self, path: Path, where: Mapping[str, SafetensorsFile]) -> None:
+    def __init__(self, path: Path, where: Mapping[str, SafetensorsFile], *, float8: bool = False) -> None:
         self.path = path
+        self.float8 = float8
         self._where = where
 
     def __contains__(self, name: str) -> bool:
@@ -75,7 +76,8 @@ class PackedMatrix(Protocol):
 
     @property
     def stored(self) -> Format | mx.Dtype:
-        """The format of MLX that holds its codes, else float32: `read` unpacks it. May read scales and orders, but no codes."""
+        """The format of MLX that holds its codes, or that of `FLOAT8`, else float32: `read` unpacks it. May read scales and orders, but no
+        codes."""
         ...
 
     def read(self, first: int, last: int) -> Matrix:
