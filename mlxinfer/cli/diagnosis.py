@@ -196,13 +196,16 @@ class ModelDiagnosis:
     """Lines about the model that the user should know."""
     context_tokens: dict[str, int] | None = None
     """Tokens of one sequence that fit in memory, by the bits of the cache; the model itself may allow fewer."""
+    sizes: list[str] = field(default_factory=list)
+    """Why the weights take other bytes in memory than in the files."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}", *self.notes]
         cost = [f"{human_bytes(self.token_bytes)} for each further token of context"] if self.token_bytes else []
         yield f"cache, kv {self.kv}", [*self.layers, *cost]
         yield "attention", self.attention
-        yield "memory", list(_memory_lines(self.plan, self.context_tokens)) if self.plan else [self.problem]
+        plan = list(_memory_lines(self.plan, self.context_tokens)) if self.plan else [self.problem]
+        yield "memory", [*plan, *(f"weights: {line}" for line in self.sizes)]
 
 
 def diagnose_model(
@@ -239,6 +242,7 @@ def diagnose_model(
         problem=problem,
         notes=found.model.notes,
         context_tokens={bits: _room(found, KVFormat.parse(bits), memory_gb, drafter) for bits in _WIDTHS},
+        sizes=list(found.size_lines),
     )
 
 

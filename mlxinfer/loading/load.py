@@ -39,6 +39,7 @@ from .repack_cache import RepackCache, open_copies
 from .rerank_recipe import RerankRecipe, read_reranking
 from .resolve import resolve
 from .summary import Summary, summarize
+from .weight_sizes import size_lines
 from .weights import CheckpointWeights, MetaWeights, Progress
 
 if TYPE_CHECKING:
@@ -115,6 +116,8 @@ class PreparedModel:
     """The graph of a part without values; None for a model on mlx-lm's graph."""
     block_bytes: tuple[int, ...] = ()
     """Bytes that the weights of each block will take in memory."""
+    size_lines: tuple[str, ...] = ()
+    """Why the weights take other bytes in memory than in the files, a line for each reason."""
     part: Part | None = None
     """The blocks that this process has, where others have the rest."""
 
@@ -214,6 +217,7 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
                     read_blocks=outline.read_blocks,
                     outline=outline.outline,
                     block_bytes=outline.block_bytes,
+                    size_lines=outline.size_lines,
                 )
         finally:
             checkpoint.close()
@@ -248,6 +252,7 @@ class _Outline:
     read_blocks: ReadBlocks | None = None
     block_bytes: tuple[int, ...] = ()
     outline: Callable[[Part], Model] | None = None
+    size_lines: tuple[str, ...] = ()
 
 
 def _own_graph(
@@ -295,7 +300,8 @@ def _own_graph(
     blocks = tuple(sum(sizes[start:end]) for start, end in zip(starts, ends, strict=False))
     if isinstance(outline.mtp, Head) and outline.mtp.output is not None:  # rows of another matrix, which are there twice
         sizes.append(sum(array.nbytes for array in arrays(outline.mtp.output)))
-    return _Outline(outline, sizes, read, read_blocks, blocks, lambda part: build(checkpoint.config, meta, mtp=mtp, part=part))
+    lines = size_lines(whole, meta, dtype, quantize)
+    return _Outline(outline, sizes, read, read_blocks, blocks, lambda part: build(checkpoint.config, meta, mtp=mtp, part=part), lines)
 
 
 def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Format) -> list[str]:
@@ -334,8 +340,8 @@ def _borrowed(checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, 
 def open_checkpoint(path: Path, *, raw_blocks: bool = False, ignore_config_keys: Sequence[str] = ()) -> Checkpoint:
     """The checkpoint at a resolved path: a directory, or a GGUF file. Raises `CheckpointError`, `UnsupportedModelError`.
 
-    `raw_blocks` is passed to `GGUFCheckpoint`: set it where `nn.packing.settle` packs what is read. `ignore_config_keys` are let pass
-    though no graph understands them.
+    `raw_blocks`: what is read may be in forms that only the CPU kernels multiply, `RawBlocks` and `FLOAT8`. Set it where
+    `nn.packing.settle` packs what is read. `ignore_config_keys` are let pass though no graph understands them.
     """
     if not path.is_dir():
         checkpoint = GGUFCheckpoint(path, raw_blocks=raw_blocks, ignore_config_keys=ignore_config_keys)
@@ -344,7 +350,7 @@ def open_checkpoint(path: Path, *, raw_blocks: bool = False, ignore_config_keys:
         return checkpoint
     from .directory import SafetensorsCheckpoint  # a GGUF file does not need it
 
-    return SafetensorsCheckpoint(path, ignore_config_keys)
+    return SafetensorsCheckpoint(path, ignore_config_keys, float8=raw_blocks and kernels_cpu.packs_float8())
 
 
 def model_type(checkpoint: Checkpoint) -> str:
