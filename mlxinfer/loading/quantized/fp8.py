@@ -67,7 +67,8 @@ class FP8Matrix:
         mantissas, exponents = np.frexp(scales)
         if not ((mantissas == 0.5) & (exponents > -127) & (exponents < 129)).all():
             raise CheckpointError(f"{self._tensors.path}: {self._scale} holds a scale that is no power of two, against the config")
-        return (exponents + 126).astype(np.uint8)
+        powers: np.ndarray = (exponents + 126).astype(np.uint8)
+        return powers
 
     def _scales(self) -> np.ndarray:
         """float32 `[..., rows of blocks, columns of blocks]`."""
