@@ -168,7 +168,9 @@ def _instantiate(config: dict[str, Any]) -> tuple[Any, int | None]:
         model, window = module.Model(module.ModelArgs.from_dict(config)), _unread_window(module.ModelArgs, config)
     except (TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
         raise UnsupportedModelError(f"mlx-lm's {name} cannot read this config: {error}") from error
-    check_bases(model, config, str(name))
+    from mlx_lm.models.rope_utils import initialize_rope
+
+    check_bases(model, config, str(name), initialize_rope)
     return model, window
 
 

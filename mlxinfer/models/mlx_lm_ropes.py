@@ -7,7 +7,7 @@ transformers takes where a config names none, and its finished ropes are compare
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
@@ -46,6 +46,8 @@ _BASES = frozenset(
 _WITH_BASES = ("rope_parameters", "attn_config", "text_config", FULL, SLIDING)
 _OF_WINDOWS = {"mimo_v2_flash": "swa_rope_theta", "plamo3": "rope_local_theta"}
 """By `model_type`: the old key of the base of layers with a window, where it is not `rope_local_base_freq`."""
+_OF_FREQUENCIES = ("Llama3RoPE", "YarnRoPE")
+"""Classes of mlx-lm that keep frequencies and no base."""
 _BY_KIND = frozenset({"laguna", "mellum", "spark2_5"})
 """Classes of mlx-lm that read `rope_parameters` for each kind of layer, and nothing else."""
 
@@ -70,9 +72,9 @@ def with_both_spellings(old: Mapping[str, Any]) -> dict[str, Any]:
     return both
 
 
-def check_bases(model: Any, config: Mapping[str, Any], name: str) -> None:
+def check_bases(model: Any, config: Mapping[str, Any], name: str, make_rope: Callable[..., Any]) -> None:
     """Compare the ropes of a graph that is built with the config. Raises `UnsupportedModelError` where one has a base that the config does
-    not name."""
+    not name. `make_rope` is mlx-lm's `initialize_rope`."""
     if name in _BY_KIND:
         _check_kinds(config, name)
     stated = set(_bases(config)) or ({FIXED[name]} if name in FIXED else set())
@@ -86,7 +88,7 @@ def check_bases(model: Any, config: Mapping[str, Any], name: str) -> None:
             f"config.json names no rope_theta, and mlx-lm's {name} would take {base:g}, which nobody can confirm: "
             "add rope_theta to config.json, with the value that the model was trained with"
         )
-    _check_frequencies(model, config, name, stated)
+    _check_frequencies(model, config, name, stated, make_rope)
 
 
 def _check_kinds(config: Mapping[str, Any], name: str) -> None:
@@ -136,17 +138,15 @@ def _rotating(model: Any) -> Iterator[float]:
             yield float(base)
 
 
-def _check_frequencies(model: Any, config: Mapping[str, Any], name: str, stated: set[float]) -> None:
+def _check_frequencies(model: Any, config: Mapping[str, Any], name: str, stated: set[float], make_rope: Callable[..., Any]) -> None:
     """Compare ropes that keep frequencies instead with those of the stated bases."""
-    from mlx_lm.models import rope_utils
-
     places = [place for place in (config, config.get("text_config")) if isinstance(place, Mapping)]
     scalings = [place["rope_scaling"] for place in places if isinstance(place.get("rope_scaling"), dict)]
     length = next((place["max_position_embeddings"] for place in places if "max_position_embeddings" in place), None)
     for part in _ropes(model):
-        if not isinstance(part, (rope_utils.Llama3RoPE, rope_utils.YarnRoPE)):
+        if type(part).__name__ not in _OF_FREQUENCIES:
             continue
         pairs = product(stated, scalings)
-        expected = [rope_utils.initialize_rope(part.dims, base, part.traditional, scaling, length) for base, scaling in pairs]
+        expected = [make_rope(part.dims, base, part.traditional, scaling, length) for base, scaling in pairs]
         if not any(type(rope) is type(part) and mx.allclose(rope._freqs, part._freqs, rtol=1e-5).item() for rope in expected):
             raise UnsupportedModelError(f"mlx-lm's {name} would not rotate as rope_theta and rope_scaling of config.json say")

@@ -134,7 +134,7 @@ def test_a_base_that_transformers_takes_unless_told_is_given() -> None:
 def test_one_base_for_a_graph_that_reads_one_for_each_kind_is_refused(name: str) -> None:
     config = {"layer_types": ["full_attention", "sliding_attention"], "rope_theta": 1e6, "rope_local_base_freq": 1e4}
     with pytest.raises(UnsupportedModelError, match=f"{name} reads a rope_theta in rope_parameters for each of full_attention, sliding"):
-        check_bases(None, config, name)
+        check_bases(None, config, name, dict)
 
 
 def test_the_old_names_of_a_windows_base() -> None:
