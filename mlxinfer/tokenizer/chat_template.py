@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ..errors import TemplateError
 from .backend import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from .search import TokenSearch
 
 if TYPE_CHECKING:
     from .template_sandbox import Renderer
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary, as a text would spell them. Safe to share between threads.
-
-    There can be thousands. A regular expression of that many alternatives takes longer to compile than the tokenizer takes to build,
-    so texts are searched for the first characters of special tokens only.
-    """
+    """The special tokens of a vocabulary, as a text would spell them. Safe to share between threads."""
 
     def __init__(self, tokens: Iterable[str]) -> None:
-        self._tokens = frozenset(token for token in tokens if len(token) > 1)
-        self._lengths = sorted(set(map(len, self._tokens)), reverse=True)
-        first_characters = re.escape("".join(sorted({token[0] for token in self._tokens})))
-        self._first = re.compile(f"[{first_characters}]") if first_characters else None
+        self._search = TokenSearch(token for token in tokens if len(token) > 1)
 
     def escape_special_tokens(self, value: Any) -> tuple[Any, str]:
         """A copy of messages or tools with a mark inside every special token that a text spells, and the mark.
@@ -52,12 +45,9 @@ class SpecialTokens:
 
     def _escaped_text(self, text: str, mark: str) -> str:
         pieces, done = [], 0
-        for found in self._first.finditer(text) if self._first else ():
-            at = found.start()
-            length = next((length for length in self._lengths if text[at : at + length] in self._tokens), 0)
-            if length and at >= done:
-                pieces += [text[done : at + 1], mark, text[at + 1 : at + length]]
-                done = at + length
+        for begin, end in self._search.find(text):
+            pieces += [text[done : begin + 1], mark, text[begin + 1 : end]]
+            done = end
         return "".join([*pieces, text[done:]])
 
 

@@ -125,21 +125,22 @@ def _build(
 
 
 def _build_sentencepiece(keys: TokenizerMetadata, vocabulary: Vocabulary, first: int | None, last: int | None, is_llama: bool) -> Backend:
-    from .sentencepiece import PLAIN, Normalization, SentencePieceBackend, build_sentencepiece  # byte-level models start sooner without it
+    from .sentencepiece import PLAIN, Normalization, SentencePieceModel, build_sentencepiece  # byte-level models start sooner without it
 
     if not is_llama:
         tokenizer = build_sentencepiece(vocabulary, "bpe", PLAIN, merges=split_merges(_merges(keys)))
-    elif not len(vocabulary.scores):
+        frame_texts(tokenizer, first, last)
+        return TokenizersBackend(tokenizer)
+    if not len(vocabulary.scores):
         raise TokenizerError("the GGUF file is corrupt: its tokenizer has no scores (tokenizer.ggml.scores)")
-    else:
-        prefix_space, rstrip = keys.flag("add_space_prefix", True), _right_stripped(keys, vocabulary)
-        if not prefix_space and not rstrip:
-            # A vocabulary that SentencePiece refuses is left to `tokenizers`, which accepts it or says what is wrong.
-            with suppress(RuntimeError):
-                return SentencePieceBackend(vocabulary, first, last)
-        tokenizer = build_sentencepiece(vocabulary, "bpe", Normalization(prefix_space), rstrip=rstrip)
-    frame_texts(tokenizer, first, last)
-    return TokenizersBackend(tokenizer)
+    normalization = Normalization(keys.flag("add_space_prefix", True))
+    model = SentencePieceModel(vocabulary, "bpe", normalization, first, last, _right_stripped(keys, vocabulary))
+    from .sentencepiece_library import backend_of_vocabulary
+
+    # A vocabulary that SentencePiece refuses is left to `tokenizers`, which accepts it or says what is wrong.
+    with suppress(RuntimeError):
+        return backend_of_vocabulary(model)
+    return TokenizersBackend(model.in_tokenizers())
 
 
 def _merges(keys: TokenizerMetadata) -> list[str]:

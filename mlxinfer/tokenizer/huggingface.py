@@ -74,17 +74,14 @@ def _read_tokenizer_json(path: Path) -> TokenizerParts:
     with tokenizer_errors(f"reading {path / 'tokenizer.json'}"):
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         _add_missing_tokens(tokenizer, files)
-    return _parts(files, tokenizer)
+    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return files.parts(TokenizersBackend(tokenizer), size, tokenizer.token_to_id)
 
 
 def _read_sentencepiece(path: Path, name: str) -> TokenizerParts:
     files = ConfigFiles(path)
-    return _parts(files, read_sentencepiece_model(path / name, files.config, files.declared()))
-
-
-def _parts(files: ConfigFiles, tokenizer: Tokenizer) -> TokenizerParts:
-    size = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-    return files.parts(TokenizersBackend(tokenizer), size, tokenizer.token_to_id)
+    backend, model = read_sentencepiece_model(path / name, files.config, files.declared())
+    return files.parts(backend, len(model.vocabulary.tokens), model.vocabulary.index().get)
 
 
 def _add_missing_tokens(backend: Tokenizer, files: ConfigFiles) -> None:

@@ -16,15 +16,43 @@ import numpy as np
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
 
 from ..errors import TokenizerError
-from .backend import TokenizersBackend, frame_texts, tokenizer_errors
-from .vocab import CUT_OUT, TokenType, Vocabulary, pairs_that_make
+from .backend import Backend, TokenizersBackend, frame_texts, tokenizer_errors
+from .vocab import TokenType, Vocabulary, pairs_that_make
 
 _UNIGRAM, _BPE = 1, 2
 _MAX_GAP = 100_000
 
 
-def read_sentencepiece_model(path: Path, config: Mapping[str, Any], declared: Mapping[int, AddedToken]) -> Tokenizer:
+@dataclass(frozen=True)
+class SentencePieceModel:
+    """A tokenizer, as a file has it."""
+
+    vocabulary: Vocabulary
+    """All tokens, those included that other files add."""
+    algorithm: Literal["bpe", "unigram"]
+    """How pieces are found."""
+    normalization: Normalization
+    """What is done to each stretch of a text before."""
+    first: int | None = None
+    """The id before every text."""
+    last: int | None = None
+    """The id after every text."""
+    rstrip: Collection[str] = ()
+    """Tokens that swallow the spaces after them."""
+
+    def in_tokenizers(self) -> Tokenizer:
+        """As a `tokenizers.Tokenizer`, which can be written as tokenizer.json; `SentencePieceBackend` is closer to SentencePiece."""
+        tokenizer = build_sentencepiece(self.vocabulary, self.algorithm, self.normalization, rstrip=self.rstrip)
+        frame_texts(tokenizer, self.first, self.last)
+        return tokenizer
+
+
+def read_sentencepiece_model(
+    path: Path, config: Mapping[str, Any], declared: Mapping[int, AddedToken]
+) -> tuple[Backend, SentencePieceModel]:
     """`config` is tokenizer_config.json. Raises `TokenizerError`."""
+    from .sentencepiece_library import backend_of_file  # imports this
+
     proto = _parse(path)
     spec, normalizer = proto.trainer_spec, proto.normalizer_spec
     kind = spec.model_type
@@ -32,16 +60,21 @@ def read_sentencepiece_model(path: Path, config: Mapping[str, Any], declared: Ma
         raise TokenizerError(f"{path} is a SentencePiece model of a kind that is not supported ({kind})")
     if not normalizer.escape_whitespaces or spec.treat_whitespace_as_suffix:
         raise TokenizerError(f"{path} treats spaces in a way that is not supported")
-    normalization = Normalization(normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces, normalizer.precompiled_charsmap)
-    rstrip = {token.content for token in declared.values() if token.rstrip}
-    with tokenizer_errors(f"building the tokenizer from {path}"):
-        vocabulary = _vocabulary(proto, declared)
-        backend = build_sentencepiece(vocabulary, "unigram" if kind == _UNIGRAM else "bpe", normalization, rstrip=rstrip)
+    model = SentencePieceModel(
+        _vocabulary(proto, declared),
+        "unigram" if kind == _UNIGRAM else "bpe",
+        Normalization(normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces, normalizer.precompiled_charsmap),
         # BPE models begin with BOS, unigram ones (T5) end with EOS, unless tokenizer_config says otherwise
-        first = spec.bos_id if config.get("add_bos_token", kind == _BPE) and spec.bos_id >= 0 else None
-        last = spec.eos_id if config.get("add_eos_token", kind == _UNIGRAM) and spec.eos_id >= 0 else None
-        frame_texts(backend, first, last)
-    return backend
+        spec.bos_id if config.get("add_bos_token", kind == _BPE) and spec.bos_id >= 0 else None,
+        spec.eos_id if config.get("add_eos_token", kind == _UNIGRAM) and spec.eos_id >= 0 else None,
+        {token.content for token in declared.values() if token.rstrip},
+    )
+    with tokenizer_errors(f"building the tokenizer from {path}"):
+        model.vocabulary.index()
+        try:
+            return backend_of_file(model, proto, declared), model
+        except RuntimeError:  # the library refuses it
+            return TokenizersBackend(model.in_tokenizers()), model
 
 
 def _parse(path: Path) -> Any:
@@ -176,126 +209,3 @@ def _unigram(vocabulary: Vocabulary) -> models.Unigram:
 
 def _has_bytes(vocabulary: Vocabulary) -> bool:
     return TokenType.BYTE in vocabulary.types
-
-
-class SentencePieceBackend:
-    """SentencePiece's own library as a `Backend`, for a vocabulary with scores, normalized as `PLAIN`.
-
-    Its BPE needs scores only, while `tokenizers` needs every pair of pieces that makes a piece: for the 262,144 pieces of Gemma these
-    are half a million, which take two seconds and a quarter of a gigabyte.
-
-    `first` and `last` are the ids that stand around every text. Special tokens in a text are parsed: the library is told that they are
-    user-defined symbols. Raises `RuntimeError` for a vocabulary that the library refuses: one with two equal pieces, with some bytes
-    only, or without exactly one unknown token.
-    """
-
-    def __init__(self, vocabulary: Vocabulary, first: int | None, last: int | None) -> None:
-        from sentencepiece import SentencePieceProcessor  # few models need it
-
-        self._processor = SentencePieceProcessor(model_proto=_model(vocabulary))
-        self._types, self._scores = vocabulary.types, vocabulary.scores
-        # All other texts are kept by the library, once.
-        self._cut_out = {token_id: vocabulary.tokens[token_id] for token_id in vocabulary.ids(*CUT_OUT)}
-        self._first, self._last = first, last
-        self._unknown = self._processor.unk_id()
-        self.decoder = PLAIN.decoder()
-        self.special = frozenset(vocabulary.ids(TokenType.UNKNOWN, TokenType.CONTROL))
-
-    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = []
-        # The unknown token is the one special token that the library does not find in a text.
-        for index, part in enumerate(text.split(self._cut_out[self._unknown])):
-            ids += [self._unknown] if index else []
-            ids += self._processor.encode(part)
-        if not add_special_tokens:
-            return ids
-        return [*([] if self._first is None else [self._first]), *ids, *([] if self._last is None else [self._last])]
-
-    def token(self, token_id: int) -> str | None:
-        if not 0 <= token_id < len(self._types):
-            return None
-        return self._cut_out.get(token_id) or self._text(token_id)
-
-    def save(self, path: str) -> None:
-        TokenizersBackend(self.in_tokenizers()).save(path)
-
-    def in_tokenizers(self) -> Tokenizer:
-        """The same tokenizer as a `tokenizers.Tokenizer`, which can be written as tokenizer.json."""
-        tokens = [self._cut_out.get(token_id) or self._text(token_id) for token_id in range(len(self._types))]
-        tokenizer = build_sentencepiece(Vocabulary(tokens, self._types, self._scores), "bpe", PLAIN)
-        frame_texts(tokenizer, self._first, self._last)
-        return tokenizer
-
-    def _text(self, token_id: int) -> str:
-        text: str = self._processor.id_to_piece(token_id)
-        return text
-
-
-def _model(vocabulary: Vocabulary) -> bytes:
-    """A `ModelProto` (`sentencepiece_model.proto`), written as bytes: protobuf objects of a quarter of a million pieces take seconds.
-
-    A piece is field 1 of the model, with its text (1), score (2) and type (3). Sizes are in two bytes, also where one would do.
-    """
-    text, lengths = _texts(vocabulary)
-    if lengths.max() > _LONGEST:
-        raise RuntimeError("a piece is too long")
-    scores = np.asarray(vocabulary.scores, "<f4").view(np.uint8).reshape(-1, 4)
-    before = _columns(0x0A, _varint(lengths + 3 + 7), 0x0A, _varint(lengths))
-    after = _columns(0x15, scores, 0x18, _types(vocabulary)[:, None])
-    counts = np.stack([np.full_like(lengths, before.shape[1]), lengths, np.full_like(lengths, after.shape[1])], axis=1)
-    is_text = np.repeat(np.tile([False, True, False], len(lengths)), counts.reshape(-1))
-    pieces = np.empty(len(is_text), np.uint8)
-    pieces[is_text] = text
-    pieces[~is_text] = np.concatenate([before, after], axis=1).reshape(-1)
-    return pieces.tobytes() + _settings(TokenType.BYTE in vocabulary.types)
-
-
-def _settings(byte_fallback: bool) -> bytes:
-    trainer = b"\x18\x02" + b"\x98\x02" + bytes([byte_fallback])  # model_type (3) is BPE; byte_fallback (35)
-    normalizer = b"\x18\x00" + b"\x20\x00"  # neither add_dummy_prefix (3) nor remove_extra_whitespaces (4)
-    return b"\x12" + bytes([len(trainer)]) + trainer + b"\x1a" + bytes([len(normalizer)]) + normalizer
-
-
-_LONGEST = (1 << 14) - 11
-"""Bytes of a text that leave the size of its piece in two bytes of seven bits."""
-
-
-def _texts(vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
-    """The UTF-8 of all pieces, uint8, and the int64 length of each in bytes. All are encoded in one call, with zeros between them."""
-    tokens = list(vocabulary.tokens)
-    for token_id in vocabulary.ids(*CUT_OUT):
-        tokens[token_id] = tokens[token_id].replace(" ", SPACE)
-    joined = np.frombuffer("\0".join([*tokens, ""]).encode(), np.uint8)
-    ends = np.flatnonzero(joined == 0)
-    if len(ends) != len(tokens):
-        raise RuntimeError("a piece has a zero in it")
-    return joined[joined != 0], np.diff(ends, prepend=-1) - 1
-
-
-def _types(vocabulary: Vocabulary) -> np.ndarray:
-    """The types to give to the library: special tokens as user-defined symbols, unknown types as control tokens, which are never parsed."""
-    types = np.full(len(vocabulary.tokens), TokenType.CONTROL, np.uint8)
-    for kind, given in _TYPES_FOR_LIBRARY.items():
-        types[vocabulary.types == kind] = given
-    return types
-
-
-_TYPES_FOR_LIBRARY = {
-    TokenType.NORMAL: TokenType.NORMAL,
-    TokenType.UNUSED: TokenType.NORMAL,
-    TokenType.UNKNOWN: TokenType.UNKNOWN,
-    TokenType.CONTROL: TokenType.USER_DEFINED,
-    TokenType.USER_DEFINED: TokenType.USER_DEFINED,
-    TokenType.BYTE: TokenType.BYTE,
-}
-
-
-def _varint(values: np.ndarray) -> np.ndarray:
-    """uint8 `[n, 2]`: seven bits in each byte, the lower ones first, the eighth says that more follow."""
-    return np.stack([values & 0x7F | 0x80, values >> 7], axis=1).astype(np.uint8)
-
-
-def _columns(*parts: int | np.ndarray) -> np.ndarray:
-    """Columns of bytes side by side; a number stands in every row."""
-    rows = max(len(part) for part in parts if isinstance(part, np.ndarray))
-    return np.concatenate([np.full((rows, 1), part, np.uint8) if isinstance(part, int) else part for part in parts], axis=1)

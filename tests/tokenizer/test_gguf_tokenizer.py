@@ -13,7 +13,7 @@ from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 from mlxinfer.errors import MLXInferError, TokenizerError
 from mlxinfer.tokenizer import from_gguf
 from mlxinfer.tokenizer.backend import TokenizersBackend
-from mlxinfer.tokenizer.sentencepiece import SentencePieceBackend
+from mlxinfer.tokenizer.sentencepiece_library import SentencePieceBackend
 from mlxinfer.tokenizer.vocab import _split_merge, split_merges
 
 CONTROL, USER_DEFINED = 3, 4
@@ -200,7 +200,7 @@ def test_any_metadata_makes_a_tokenizer_or_a_one_line_error(base: dict[str, Any]
 def gemma_in_both_libraries() -> tuple[SentencePieceBackend, TokenizersBackend]:
     backend = golden_tokenizer("gemma-3")._backend
     assert isinstance(backend, SentencePieceBackend)
-    return backend, TokenizersBackend(backend.in_tokenizers())
+    return backend, TokenizersBackend(backend.whole().in_tokenizers())
 
 
 @given(
