@@ -11,8 +11,8 @@ import numpy as np
 
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
+from ..models.blockwise import BATCH, batches
 from ..nn.weights import Format, Quantized
-from .batches import BATCH, batches
 from .bookmarks import JournalBookmarks
 from .encoders import Parts, fit_parts, pack_codes
 from .gptq import Factor, encode, factorize

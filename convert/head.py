@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
 
 from ..loading.checkpoint import Checkpoint
-from ..nn.norms import RMSNorm
+from ..models import architecture
+from ..models.decoder import OutputLayer
 from ..nn.weights import Format, numbers
 from .encoders import fit
 from .gptq import Factor, encode, factorize
-from .places import Names
 from .products import matmul, to_numpy
 from .reader import blocks
-from .stream import load_part, plan_of
+from .stream import load_part
 
 _ROWS = 512
 """States that are multiplied with the head at once."""
@@ -27,18 +26,18 @@ _JUDGED = 256
 class FinalStates:
     """The states after the last block, and the head that reads them: one block of its rows in memory at a time."""
 
-    def __init__(self, checkpoint: Checkpoint, states: Sequence[mx.array], number: int, names: list[Names]) -> None:
-        """`states` batch by batch, `[tokens, hidden]`; `number` is that of the last part."""
-        part, weights = load_part(checkpoint, number)
-        norm, head = cast("list[Any]", part)
-        self._norm: RMSNorm = norm
+    def __init__(self, checkpoint: Checkpoint, states: Sequence[mx.array]) -> None:
+        """`states` batch by batch, `[tokens, hidden]`."""
+        plan = architecture(checkpoint.config)
+        part, weights = load_part(checkpoint, plan.sizes.layers + 1)
+        assert isinstance(part, OutputLayer)
+        self._norm = part.norm
         self._norm.in_plain_operations()
-        self.tied = head is None
+        self.tied = part.head is None
         """Whether the embedding serves as the head."""
-        self.name = names[0][0][0][0] if self.tied else names[number][0][0][0]
+        self.name = weights.stored_name(plan.embedding if self.tied else "lm_head.weight")
         """The head's tensor."""
         self._checkpoint, self._request = checkpoint, weights.index.requests[self.name]
-        plan = plan_of(checkpoint.config)
         self._scale, self._cap = plan.logit_scale, plan.logit_cap
         self._states = list(states)
         self._rows = np.concatenate([to_numpy(self._norm(state)) for state in states])

@@ -11,10 +11,11 @@ import numpy as np
 
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
-from .batches import batches
+from ..models import architecture
+from ..models.blockwise import batches
 from .bookmarks import JournalBookmarks
 from .journal import Journal
-from .stream import Place, plan_of, read_through
+from .stream import Place, read_through
 
 Importance = dict[str, mx.array]
 """By the tensor's name in the graph: float32 `[in]`, or `[experts, in]`."""
@@ -34,7 +35,7 @@ BATCH = 1024
 def random_texts(config: dict[str, Any]) -> list[list[int]]:
     """Token ids, always the same for a size of vocabulary. They serve almost as well as real text: what a matrix's inputs are scaled by
     depends on the model more than on what it reads."""
-    vocab = plan_of(config).sizes.vocab
+    vocab = architecture(config).sizes.vocab
     ids = np.random.default_rng(0).integers(0, vocab, (_TEXTS, _TOKENS))
     return cast("list[list[int]]", ids.tolist())
 

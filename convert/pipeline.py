@@ -24,10 +24,10 @@ from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import Resolved, resolve
+from ..models.blockwise import BATCH
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .allocation import TOKENS as PLANNING_TOKENS
-from .batches import BATCH
 from .config import destination_config, differences_in_mlx_lm
 from .destination import Staging, check_destination, check_room, made_parents, staged
 from .documents import write_documents

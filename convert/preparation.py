@@ -13,11 +13,11 @@ from .. import kernels_cpu
 from ..loading.checkpoint import Checkpoint
 from ..loading.load import open_checkpoint
 from ..loading.weights import Progress
+from ..models import architecture
 from .encoded import Encodings, encode_all
 from .importance import Importance
 from .journal import Journal
 from .mapper import ConversionPlan
-from .stream import plan_of
 
 if TYPE_CHECKING:
     from .calibration import Calibration
@@ -73,7 +73,7 @@ def texts_to_read(checkpoint: Checkpoint, texts: Texts, journal: Journal, tokens
         if isinstance(texts, calibration.Calibration):
             found = texts
         else:
-            sizes = plan_of(checkpoint.config).sizes
+            sizes = architecture(checkpoint.config).sizes
             tokens = tokens or default_tokens(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()))
             found = calibration.calibration(texts or "samples", checkpoint.path, sizes.vocab, tokens)
         kept = {"texts": [list(text) for text in found.texts], "name": found.name}

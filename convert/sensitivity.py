@@ -21,17 +21,18 @@ from ..errors import ConversionError
 from ..kernels_cpu import Packed
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import Progress
+from ..models import architecture
 from ..models.block import Block
+from ..models.blockwise import Batch, batches
 from ..nn.norms import RMSNorm
 from ..nn.packing import objects
 from ..nn.weights import Matrix, RawBlocks, numbers
-from .batches import Batch, batches
 from .head import FinalStates
-from .places import Names, names_of_inputs, places_of
+from .places import places_of, tensors_of
 from .plain_step import PlainStep, linear
 from .products import add_gram, to_numpy
 from .stand_in import StandIn
-from .stream import Place, load_part, plan_of, read_through
+from .stream import Place, StreamedWeights, load_part, read_through
 
 
 @dataclass(slots=True)
@@ -51,25 +52,25 @@ class Sensitivity:
 class Sensitivities:
     """The sensitivities of a whole model on some texts."""
 
-    def __init__(self, checkpoint: Checkpoint, states: list[list[mx.array]], texts: list[Batch], names: list[Names]) -> None:
+    def __init__(self, checkpoint: Checkpoint, states: list[list[mx.array]], texts: list[Batch]) -> None:
         """`states` are those of the texts after every part of the model."""
-        self.final = FinalStates(checkpoint, states.pop(), len(names) - 1, names)
+        self.final = FinalStates(checkpoint, states.pop())
         """What the head reads, from which its cost is measured rather than estimated."""
         self.tokens = [token for batch in texts for token in batch.tokens]
         """The tokens that were read."""
         self.embedding = np.zeros(0)
         """Mean square of the gradient with respect to each channel of the embeddings, float32 `[hidden]`; once all places are known."""
-        self._checkpoint, self._states, self._texts, self._names = checkpoint, states, texts, names
+        self._checkpoint, self._states, self._texts = checkpoint, states, texts
 
     def places(self) -> Iterator[list[list[Sensitivity]]]:
         """Block by block, from the last to the first: those that read one input together. Once only, as what a block needed is dropped."""
-        back, gradients = _Back(self._checkpoint, self._texts, self._names), self.final.gradients()
+        back, gradients = _Back(self._checkpoint, self._texts), self.final.gradients()
         self._states.pop()  # those after the last block, which `final` has too
-        for number in range(len(self._names) - 2, 0, -1):
+        for number in range(architecture(self._checkpoint.config).sizes.layers, 0, -1):
             gradients, found = back.through(number, self._states.pop(), gradients)
             yield found
             mx.clear_cache()
-        scale = plan_of(self._checkpoint.config).embedding_scale
+        scale = architecture(self._checkpoint.config).embedding_scale
         self.embedding = np.concatenate([np.square(to_numpy(each) * scale) for each in gradients]).mean(0)
 
 
@@ -82,12 +83,12 @@ def sensitivities(
     read = batches(texts)
     kept = _States()
     read_through(forward, read, _Nothing(), progress, kept)
-    return Sensitivities(checkpoint, kept.states, read, names_of_inputs(forward))
+    return Sensitivities(checkpoint, kept.states, read)
 
 
 def _check_family(checkpoint: Checkpoint) -> None:
     """Raise `ConversionError` for a model that gradients are not taken back through: its blocks get more than the stream."""
-    plan = plan_of(checkpoint.config)
+    plan = architecture(checkpoint.config)
     shares = any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
     if plan.inputs is not None or shares:
         family = checkpoint.config["model_type"]
@@ -119,16 +120,16 @@ class _States:
 class _Back:
     """Takes gradients back through one block after another."""
 
-    def __init__(self, checkpoint: Checkpoint, texts: list[Batch], names: list[Names]) -> None:
-        self._checkpoint, self._texts, self._names = checkpoint, texts, names
-        self._plan = plan_of(checkpoint.config)
+    def __init__(self, checkpoint: Checkpoint, texts: list[Batch]) -> None:
+        self._checkpoint, self._texts = checkpoint, texts
+        self._plan = architecture(checkpoint.config)
 
     def through(self, number: int, states: list[mx.array], gradients: list[mx.array]) -> tuple[list[mx.array], list[list[Sensitivity]]]:
         """Gradients with respect to the inputs of part `number`, from those of its outputs, and the sensitivities of its matrices."""
-        block = load_part(self._checkpoint, number)[0]
+        block, weights = load_part(self._checkpoint, number)
         if not isinstance(block, Block):
             raise ConversionError("a budget of bits cannot be planned for blocks of this build: give --bits, or a plan with --plan")
-        taps = _tap(block, self._names[number])
+        taps = _tap(block, weights)
         before = []
         for batch, x, gradient in zip(self._texts, states, gradients, strict=True):
             step = PlainStep(self._plan.specs, [len(text) for text in batch.texts])
@@ -224,16 +225,16 @@ def _product(matrix: mx.array) -> Callable[[mx.array], mx.array]:
     return linear(forward.multiply, back.multiply)
 
 
-def _tap(block: Block, names: Names) -> list[list[_Tap]]:
+def _tap(block: Block, weights: StreamedWeights) -> list[list[_Tap]]:
     """Make a block one that can be differentiated."""
-    nodes, joined = list(objects(block)), list(places_of(block))  # a tap has nothing that could be walked into
+    joined = list(places_of(block))
     taps: list[list[_Tap]] = []
-    for place, linears in zip(names, joined, strict=True):
+    for linears in joined:
         taps.append([])
-        for tensors, each in zip(place, linears, strict=True):
-            taps[-1].append(_Tap(_plain(each.matrix), tensors))
+        for each in linears:
+            taps[-1].append(_Tap(_plain(each.matrix), [weights.stored_name(name) for name in tensors_of(each)]))
             each.matrix = taps[-1][-1]
-    for node in nodes:
+    for node in objects(block):
         if isinstance(node, RMSNorm):
             node.in_plain_operations()
     return taps

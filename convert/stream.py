@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
-from ..cache.base import AttentionSpec, Rotation, Segment
-from ..cache.paged import PagedCache
-from ..cache.step import CacheStep
 from ..device import default_dtype
+from ..errors import UnsupportedModelError
 from ..kernels_cpu import Packed
 from ..loading.checkpoint import Checkpoint
 from ..loading.weights import CheckpointWeights, Progress, TensorRequest
-from ..models import architecture, build
+from ..models import architecture, build, graph_weights
 from ..models.block import AnyBlock
-from ..models.decoder import Architecture, LayerInputs
-from ..models.vlm_text import TEXT_MODELS, text_config
+from ..models.blockwise import Batch, BlockReader, drop
+from ..models.decoder import LayerInputs, OutputLayer
+from ..models.vlm_text import stored_name
 from ..nn.linear import Embedding, Linear
 from ..nn.moe import ExpertLinear
 from ..nn.norms import RMSNorm
-from ..nn.packing import settle
+from ..nn.packing import holders, settle
 from ..nn.weights import Dense, Matrix, map_rows, numbers
-from .batches import Batch
-from .places import Names, drop, names_of_inputs, places_of
+from .places import places_of, tensors_of
 from .reader import blocks
 from .stand_in import StandIn
+
+_BY_ROWS = ("embed_tokens.weight", "embeddings.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
+"""Ends of the names of the matrices that are never read whole."""
 
 
 class Place(Protocol):
@@ -69,23 +70,20 @@ def read_through(
     progress: Progress | None = None,
     bookmarks: Bookmarks | None = None,
 ) -> None:
-    """The model reads these texts, each from its beginning, and `watcher` sees the inputs of every matrix.
+    """The model reads these texts, each from its beginning, and `watcher` sees the inputs of every matrix that can be quantized.
 
     One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called with (bytes read, bytes in
-    all). Raises `MLXInferError` for a checkpoint that cannot be loaded.
+    all). Raises `MLXInferError` for a checkpoint that cannot be loaded, or has a part or a matrix that cannot be watched.
     """
-    names = names_of_inputs(checkpoint)
-    config = checkpoint.config
     weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
     weights.keeps_halves = kernels_cpu.in_use()
-    reader = _Reader(plan_of(config), texts, names, weights, watcher, bookmarks)
-    build(config, weights, ready=reader.read)
+    build(checkpoint.config, weights, ready=_Reader(checkpoint, texts, weights, watcher, bookmarks))
     weights.finish()
 
 
 def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeights]:
-    """One part of a model alone: the embedding (0), a block (from 1 on), or the list of the last norm and the head. The tensors of other
-    parts are not read."""
+    """One part of a model alone: the embedding (0), a block (from 1 on), or what comes after the last one. The tensors of other parts are
+    not read."""
     weights, parts, found = StreamedWeights(checkpoint, default_dtype(), progress=None), 0, None
     weights.skipping = number != 0
 
@@ -99,31 +97,39 @@ def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeig
     return found, weights
 
 
-def plan_of(config: dict[str, Any]) -> Architecture:
-    """The plan of the text model."""
-    return architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
-
-
 class StreamedWeights(CheckpointWeights):
-    """Without the largest matrices: of the embedding only the rows of a text are read, and what comes after the last layer need not be
+    """Without the largest matrices: of embeddings only the rows of a text are read, and what comes after the last layer need not be
     computed."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, *, progress: Progress | None) -> None:
         super().__init__(checkpoint, dtype, progress=progress)
-        self._embedding: TensorRequest | None = None
+        self._graph = graph_weights(checkpoint.config, self)
+        self._unread: list[tuple[Matrix, TensorRequest]] = []
         self.skipping = False
         """Whether matrices are asked for that nobody will use."""
         self.keeps_halves = False
         """Whether a matrix in 16 bits stays so, as the CPU's products take it: a block of layers lies in memory unpacked before it is
         packed."""
 
+    def stored_name(self, name: str) -> str:
+        """The name of a request, from what the graph calls the tensor."""
+        return stored_name(self._graph, name)
+
+    def request_of(self, embedding: Embedding) -> TensorRequest:
+        """The tensor of an embedding, which was not read. Raises `UnsupportedModelError` for one that was read whole."""
+        for matrix, request in self._unread:
+            if matrix is embedding.matrix:
+                return request
+        raise UnsupportedModelError(
+            "this model has an embedding whose name is not known, and which is not read whole: use the encoder minmax"
+        )
+
     def _answer(self, request: TensorRequest) -> Matrix:
-        last = request.name.endswith(("embed_tokens.weight", "embeddings.weight", "lm_head.weight"))
-        if not last and not (self.skipping and request.kind == "matrix"):
+        if not (self.skipping and request.kind == "matrix") and not request.name.endswith(_BY_ROWS):
             return self._read(request)
-        self._embedding = self._embedding or (request if last else None)
         self._count(request)
-        return Dense(mx.zeros(request.shape, self.dtype))  # never evaluated
+        self._unread.append((Dense(mx.zeros(request.shape, self.dtype)), request))  # never evaluated
+        return self._unread[-1][0]
 
     def _read(self, request: TensorRequest) -> Matrix:
         stored = self.index.checkpoint.stored(request.sources[0])
@@ -135,17 +141,36 @@ class StreamedWeights(CheckpointWeights):
         finally:
             self.dtype = usual
 
-    def embedded(self, tokens: Sequence[int]) -> mx.array:
-        """Rows of the embedding `[tokens, hidden]`."""
-        assert self._embedding is not None
-        ids, wanted, first, found = np.array(tokens), np.unique(tokens), 0, []
-        for block in blocks(self.index.checkpoint, self._embedding):
+    def rows(self, request: TensorRequest, wanted: np.ndarray) -> mx.array:
+        """Rows of an embedding, whose numbers ascend."""
+        first, found = 0, []
+        for block in blocks(self.index.checkpoint, request):
             here = wanted[(wanted >= first) & (wanted < first + block.shape[0])] - first
             if here.size:
                 found.append(numbers(map_rows(block, lambda rows, here=here: rows[mx.array(here)])).astype(self.dtype))  # type: ignore[misc]
                 mx.eval(found[-1])
             first += block.shape[0]
-        return mx.concatenate(found)[mx.array(np.searchsorted(wanted, ids))]
+        return mx.concatenate(found)
+
+
+class _Rows(StandIn):
+    """The rows of an embedding that some texts need."""
+
+    __slots__ = ("table", "wanted")
+    table: mx.array
+    wanted: np.ndarray
+
+    def __init__(self, weights: StreamedWeights, request: TensorRequest, texts: Sequence[Batch]) -> None:
+        wanted = np.unique([token for batch in texts for token in batch.tokens])
+        object.__setattr__(self, "wanted", wanted)
+        object.__setattr__(self, "table", weights.rows(request, wanted))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.table.shape)
+
+    def rows(self, indices: mx.array, dtype: mx.Dtype) -> mx.array:
+        return self.table[mx.array(np.searchsorted(self.wanted, np.array(indices)))].astype(dtype)
 
 
 class _Watched(StandIn):
@@ -181,127 +206,76 @@ class _Watched(StandIn):
         return ExpertLinear(self.matrix, bias)(x, experts).squeeze(-2)
 
 
-class _Reader:
-    """Takes the parts of a model as they are built: each reads the texts' states on, and is dropped."""
+class _Reader(BlockReader):
+    """Shows a watcher what the matrices of each part are multiplied with."""
 
     def __init__(
-        self,
-        plan: Architecture,
-        texts: Sequence[Batch],
-        names: list[Names],
-        weights: StreamedWeights,
-        watcher: Watcher,
-        bookmarks: Bookmarks | None,
+        self, checkpoint: Checkpoint, texts: Sequence[Batch], weights: StreamedWeights, watcher: Watcher, bookmarks: Bookmarks | None
     ) -> None:
-        self._plan, self._names, self._texts = plan, names, texts
-        self._weights, self._watcher, self._bookmarks = weights, watcher, bookmarks
-        self._parts = 0
-        self._embedding: list[str] = []
-        self._inputs: list[list[mx.array]] | None = None
-        """For each batch what the blocks to come get besides the stream, where they get something."""
-        self._steps: dict[int, CacheStep] | None = None
-        """The steps of batches, where layers read what earlier ones have stored."""
-        if any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs):
-            self._steps = {}
-        if self._steps is not None or plan.inputs is not None:
-            self._bookmarks = None  # more than the states would have to be kept
+        super().__init__(architecture(checkpoint.config), texts, weights.dtype)
+        self._weights, self._watcher = weights, watcher
+        self._bookmarks = bookmarks if self.states_suffice else None
         kept = self._bookmarks.load() if self._bookmarks else None
-        self._done, self._states = kept or (0, [])
+        self.done, self.states = kept or (0, [])
+        self._asked = 0
+        self._embedding = ""
+        self._watched: list[_Watched] = []
+        self._places: list[tuple[list[str], Place]] = []
 
-    def read(self, part: object) -> None:
-        """Takes the next part."""
-        names = self._names[self._parts]
-        self._parts += 1
+    def met(self, part: object) -> None:
+        """Raises `UnsupportedModelError` for a matrix that was loaded with this part, and is nowhere in it."""
+        self._weights.skipping = self.parts < self.done
+        asked = list(self._weights.index.requests.values())[self._asked :]
+        self._asked += len(asked)
+        embeddings = [self._weights.request_of(node).name for node in holders(part) if isinstance(node, Embedding)]
         if isinstance(part, Embedding):
-            self._embedding = names[0][0]
-        if self._parts > self._done:
-            if isinstance(part, Embedding):
-                self._embed()
-            elif isinstance(part, list):
-                self._read_head(part, names)
-            elif self._plan.inputs and self._inputs is None:
-                self._read_inputs(cast(LayerInputs, part), names)
-            else:
-                self._read_block(cast(AnyBlock, part), names)
-            if self._bookmarks:
-                self._bookmarks.save(self._parts, self._states)
-        self._weights.skipping = self._parts < self._done
-        mx.clear_cache()
+            (self._embedding,) = embeddings
+        seen = {*embeddings, *(name for linears in places_of(part) for name in self._names(linears))}
+        unseen = [request.name for request in asked if request.kind == "matrix" and request.quantizable and request.name not in seen]
+        if unseen:
+            raise UnsupportedModelError(
+                f"{type(part).__name__} does not show what {', '.join(unseen)} is multiplied with: "
+                "use the encoder minmax, which reads no text"
+            )
 
-    def _embed(self) -> None:
-        rows = self._weights.embedded([token for batch in self._texts for token in batch.tokens])
-        if self._plan.embedding_scale != 1.0:
-            rows = rows * mx.array(self._plan.embedding_scale, rows.dtype)
-        ends = np.cumsum([len(batch.tokens) for batch in self._texts])[:-1]
-        self._states = [*mx.split(rows, ends.tolist())]
-        mx.eval(self._states)
-
-    def _read_inputs(self, part: LayerInputs, names: Names) -> None:
-        """Every block's own input; their products read the embedded tokens."""
-        places: list[tuple[list[str], Place]] = []
-        for parts, linears in zip(names, places_of(part), strict=True):
-            tensors = [name for each in parts for name in each]
-            place = self._watcher.place(tensors) if isinstance(linears[0], Linear) else None
-            if place is not None:
-                places.append((tensors, place))
-                for batch, states in zip(self._texts, self._states, strict=True):
-                    place.add(states, None, 0, batch.held_out)
-        self._watcher.done(places)
-        settle(part)
-        pairs = zip(self._texts, self._states, strict=True)
-        self._inputs = [list(part(mx.array(batch.tokens, mx.int32), states)) for batch, states in pairs]
-        mx.eval(self._inputs)
-
-    def _read_block(self, block: AnyBlock, names: Names) -> None:
-        settle(block)
-        watched, seen = list[_Watched](), list[list[Linear | Embedding]]()
-        places: list[tuple[list[str], Place]] = []
-        joined = list(places_of(block))
-        for parts, linears in zip(names, joined, strict=True):
-            tensors = [name for part in parts for name in part]
-            place = self._watcher.place(tensors)
-            if place is not None:
-                places.append((tensors, place))
-                watched.append(_Watched(linears[0].matrix, place))
-                linears[0].matrix = watched[-1]  # the others read the same
-                seen.append(linears)
-        for number, batch in enumerate(self._texts):
-            for matrix in watched:
-                matrix.tell(held_out=batch.held_out)
-            step = (self._steps or {}).get(number) or self._step(batch)
-            if self._steps is not None:
-                self._steps[number] = step
-            own = self._inputs[number][0] if self._inputs else None
-            self._states[number] = self._passed(block, self._states[number], step, own)
-        for others in self._inputs or ():
-            others.pop(0)
-        for matrix, linears in zip(watched, seen, strict=True):
-            linears[0].matrix = matrix.matrix
-        drop(joined)
-        self._watcher.done(places)
-
-    def _passed(self, block: AnyBlock, states: mx.array, step: CacheStep, own: mx.array | None = None) -> mx.array:
-        """The states after a block."""
-        rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
-        found = block(states, step, rotations, own)
-        mx.eval(found)
-        step.full.clear()  # nobody reads the pages of a layer that is done
-        return found
-
-    def _step(self, batch: Batch) -> CacheStep:
-        """An empty cache, as a step over these texts sees it."""
-        lengths = [len(text) for text in batch.texts]
-        pages = sum(lengths) + 64 * len(lengths)
-        cache = PagedCache(self._plan.specs, dtype=self._weights.dtype, kv_cache_tokens=pages, chunk=max(lengths))
-        starts = np.cumsum([0, *lengths[:-1]]).tolist()
-        return cache.begin([Segment(cache.open(), start, count, 0, count) for start, count in zip(starts, lengths, strict=True)])
-
-    def _read_head(self, part: list[Any], names: Names) -> None:
-        norm, head = part
-        tensors = self._embedding if head is None else names[0][0]
-        place = self._watcher.place(tensors)
-        if place is None:
+    def prepare(self, part: object) -> None:
+        if isinstance(part, OutputLayer):
             return
-        for number, batch in enumerate(self._texts):
-            place.add(norm(self._states[number]), None, 0, batch.held_out)
-        self._watcher.done([(tensors, place)])
+        for node in holders(part):
+            if isinstance(node, Embedding):
+                node.matrix = _Rows(self._weights, self._weights.request_of(node), self.texts)
+        settle(part)
+        for linears in places_of(part):
+            names = self._names(linears)
+            place = self._watcher.place(names) if names else None
+            if place is not None:
+                self._places.append((names, place))
+                self._watched.append(_Watched(linears[0].matrix, place))
+                linears[0].matrix = self._watched[-1]  # the others read the same
+
+    def begin(self, batch: Batch) -> None:
+        for matrix in self._watched:
+            matrix.tell(held_out=batch.held_out)
+
+    def leave(self, part: object) -> None:
+        if isinstance(part, OutputLayer):
+            self._read_head(part)
+        drop(part)
+        self._watched.clear()
+        places, self._places = self._places, []
+        if places or isinstance(part, (AnyBlock, LayerInputs)):
+            self._watcher.done(places)
+        if self._bookmarks:
+            self._bookmarks.save(self.parts, self.states)
+
+    def _names(self, linears: Sequence[Linear]) -> list[str]:
+        """The tensors that are multiplied at a place."""
+        return [self._weights.stored_name(name) for linear in linears for name in tensors_of(linear)]
+
+    def _read_head(self, part: OutputLayer) -> None:
+        names = self._names([part.head]) if part.head else [self._embedding]
+        place = self._watcher.place(names)
+        if place is not None:
+            self._places.append((names, place))
+            for batch, states in zip(self.texts, self.states, strict=True):
+                place.add(part.norm(states), None, 0, batch.held_out)

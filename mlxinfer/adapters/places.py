@@ -75,7 +75,8 @@ def places(model: Model | BlockStack) -> dict[str, Place]:
         if type(node) is Linear:
             first = 0
             for each in node.projections:
-                found[key_of(each.name)] = Place(node, first, each.rows, each.order)
+                if not each.in_parts:
+                    found[key_of(each.name)] = Place(node, first, each.rows, each.order)
                 first += each.rows
     return found
 

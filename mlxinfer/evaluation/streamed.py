@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..cache.base import Rotation, Segment
-from ..cache.paged import PagedCache
-from ..errors import MLXInferError
+from ..cache.base import BidirectionalSpec
+from ..errors import MLXInferError, UnsupportedModelError
 from ..loading.load import open_checkpoint
 from ..loading.weights import CheckpointWeights
 from ..models import architecture, build, supports
-from ..models.block import Block
-from ..models.decoder import Decoder
-from ..models.vlm_text import TEXT_MODELS, text_config
-from ..nn.linear import Embedding, Linear
-from ..nn.packing import objects, settle
-from ..nn.weights import Dense
+from ..models.block import AnyBlock
+from ..models.blockwise import BlockReader, batches
+from ..nn.packing import settle
 from .texts import Windows
 
 _ROWS = 256
@@ -40,56 +37,41 @@ def streamed_logits(path: Path, windows: Windows, dtype: mx.Dtype, tell: Callabl
     """float32 logits `[rows, vocab]` of all windows in order, some rows of one window at a time.
 
     Embedding, head and one block are in memory, with the windows' states `[positions, hidden]`. `tell` is called with the number of blocks
-    that are done. Raises `MLXInferError` for a checkpoint that cannot be loaded.
+    that are done. Raises `MLXInferError` for a checkpoint that cannot be loaded, that reads texts from both ends, or
+    that has a part which `BlockReader` does not know.
     """
-    checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
-    try:
-        config = checkpoint.config
-        weights = CheckpointWeights(checkpoint, dtype)
-        reader = _Reader(text_config(config) if config["model_type"] in TEXT_MODELS else config, windows, dtype, tell)
-        model = build(config, weights, ready=reader.read)
+    with closing(open_checkpoint(path, raw_blocks=kernels_cpu.in_use())) as checkpoint:
+        plan, weights = architecture(checkpoint.config), CheckpointWeights(checkpoint, dtype)
+        if any(isinstance(spec, BidirectionalSpec) for spec in plan.specs):
+            raise UnsupportedModelError("this model reads texts from both ends, and predicts no next token that could be compared")
+        reader = _Reader(plan, batches([window.ids for window in windows.windows]), dtype)
+        reader.tell = tell
+        model = build(checkpoint.config, weights, ready=reader)
         weights.finish()
-    finally:
-        checkpoint.close()
-    assert isinstance(model, Decoder)
     model.joined = False  # the states are not normed yet
+    states = mx.concatenate(reader.states)
     first = 0
     for window in windows.windows:
         last = first + len(window.ids)
         for start in range(first, last, _ROWS):
-            logits = model.logits(reader.states[start : min(start + _ROWS, last)])
+            logits = model.logits(states[start : min(start + _ROWS, last)])
             mx.eval(logits)
             yield logits
         first = last
 
 
-class _Reader:
-    """Takes the parts of a model as they are built. Blocks are dropped when the windows have passed through."""
+class _Reader(BlockReader):
+    """Multiplies with float32 activations, and counts the blocks."""
 
-    def __init__(self, config: dict[str, object], windows: Windows, dtype: mx.Dtype, tell: Callable[[int], None] | None) -> None:
-        plan, sizes = architecture(config), [len(window.ids) for window in windows.windows]
-        self.states = mx.zeros((0,))
-        self._plan, self._windows, self._tell, self._done = plan, windows, tell, 0
-        cache = PagedCache(plan.specs, dtype=dtype, kv_cache_tokens=sum(sizes) + 64 * len(sizes), chunk=max(sizes))
-        starts = [sum(sizes[:number]) for number in range(len(sizes))]
-        self._step = cache.begin([Segment(cache.open(), start, size, 0, size) for start, size in zip(starts, sizes, strict=True)])
-        self._rotations: dict[str, Rotation] = {name: rope.at(self._step) for name, rope in plan.ropes.items()}
+    tell: Callable[[int], None] | None = None
+    _blocks = 0
 
-    def read(self, part: object) -> None:
-        """Takes the next part."""
+    def prepare(self, part: object) -> None:
         settle(part, precision="float32")
-        if isinstance(part, Embedding):
-            x = part(mx.array([token for window in self._windows.windows for token in window.ids], mx.int32))
-            self.states = x * mx.array(self._plan.embedding_scale, x.dtype) if self._plan.embedding_scale != 1.0 else x
-        elif isinstance(part, Block):
-            self.states = part(self.states, self._step, self._rotations)
-            mx.eval(self.states)
-            self._step.full.clear()  # nobody reads the pages of a layer that is done
-            for node in objects(part):
-                if isinstance(node, (Linear, Embedding)):
-                    node.matrix = Dense(mx.zeros((1, 1)))
-            self._done += 1
-            if self._tell:
-                self._tell(self._done)
-        mx.eval(self.states)
-        mx.clear_cache()
+
+    def leave(self, part: object) -> None:
+        super().leave(part)
+        if isinstance(part, AnyBlock):
+            self._blocks += 1
+            if self.tell:
+                self.tell(self._blocks)

@@ -104,11 +104,15 @@ def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tup
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not supports(model_type):
         raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
-    wrapped = model_type in TEXT_MODELS
-    plan = architecture(text_config(config) if wrapped else config)
-    notes = [NOTE] if wrapped and (config.get("text_config") or config.get("llm_config")) else []
+    plan = architecture(config)
+    notes = [NOTE] if model_type in TEXT_MODELS and (config.get("text_config") or config.get("llm_config")) else []
     plan = replace(plan, notes=(*plan.notes, *notes, *ignored_note(config)))
-    return plan, text_weights(weights) if wrapped else bare_weights(weights)
+    return plan, graph_weights(config, weights)
+
+
+def graph_weights(config: Mapping[str, Any], weights: Weights) -> Weights:
+    """These weights under the names that the graph of a config uses."""
+    return text_weights(weights) if config["model_type"] in TEXT_MODELS else bare_weights(weights)
 
 
 def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Mapping[str, Any] | None, model_type: str) -> HeadPlan | None:
@@ -127,7 +131,8 @@ def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Ma
 
 
 def architecture(config: dict[str, Any]) -> Architecture:
-    """What a text model's config says. Raises `UnsupportedModelError`."""
+    """What a config says about its text model. Raises `UnsupportedModelError`."""
+    config = text_config(config) if config["model_type"] in TEXT_MODELS else config
     name = config["model_type"]
     family = import_module(f".families.{FAMILIES[name]}", __package__)
     read: Callable[[dict[str, Any]], Architecture] = getattr(family, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
@@ -137,6 +137,7 @@ class Block:
         return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
 
 
+@runtime_checkable
 class AnyBlock(Protocol):
     """What a decoder needs of a block."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import mlx.core as mx
 
@@ -96,6 +96,7 @@ class Architecture:
     """The head that predicts several tokens, where the checkpoint may have one."""
 
 
+@runtime_checkable
 class LayerInputs(Protocol):
     """Makes an input for each block."""
 
@@ -107,6 +108,16 @@ class LayerInputs(Protocol):
     def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
         """int32 `[T]` and their embeddings `[T, hidden]` to `[layers, T, n]`."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class OutputLayer:
+    """What comes after the last block."""
+
+    norm: RMSNorm
+    """The last norm, weight `[hidden]`."""
+    head: Linear | None
+    """`[vocab, hidden]`; None where the embedding serves."""
 
 
 def keep_lazy(node: object) -> None:
@@ -249,7 +260,7 @@ class Decoder(BlockStack):
             self.ropes.update(head.ropes)
         self.recompute_at = min((r.boundary for r in self.ropes.values() if r.boundary is not None), default=None)
         self.head = load_head(weights, sizes.vocab, sizes.hidden)
-        ready([self.norm, self.head])
+        ready(OutputLayer(self.norm, self.head))
         self.mtp = self._load_head(head, weights, plan) if head else None
         if self.mtp is not None:
             ready(self.mtp)

@@ -104,6 +104,11 @@ def bare_weights(weights: Weights) -> Weights:
     return _Renamed(weights, "model.", "") if weights.has("embed_tokens.weight") else weights
 
 
+def stored_name(weights: Weights, name: str) -> str:
+    """The name for which these weights are asked when a graph asks them for `name`."""
+    return weights._name(name) if isinstance(weights, _Renamed) else name
+
+
 @dataclass(frozen=True, slots=True)
 class _Renamed:
     """Weights with another start to every name that has the short one."""

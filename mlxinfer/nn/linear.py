@@ -32,7 +32,7 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """Neighbouring rows of a matrix that are one projection of the checkpoint, by which adapters find them."""
+    """Neighbouring rows of a matrix that are one projection of the checkpoint, by which adapters and conversions find them."""
 
     name: str
     """Its name in the graph, without `.weight`."""
@@ -40,6 +40,8 @@ class Projection:
     """How many rows it has."""
     order: np.ndarray | None = None
     """int `[rows]`: which row of the checkpoint each is; None where they are in order."""
+    in_parts: bool = False
+    """Whether other rows of it are elsewhere, so that adapters cannot change it."""
 
 
 class Linear:

@@ -11,7 +11,7 @@ from ..kernels_cpu import Packed, Router
 from ..records import dataclass
 from .activations import Gate
 from .half_scales import is_mixed, narrowed, restored
-from .linear import JoinedLinear, Linear
+from .linear import JoinedLinear, Linear, Projection
 from .norms import RMSNorm
 from .weights import Dense, Quantized, Recipe, Weights
 
@@ -38,7 +38,8 @@ class ExpertLinear(Linear):
     ) -> ExpertLinear:
         """Load `name.weight`, and `name.bias` unless `bias` is None; `otherwise` and `bias` are recipes for making them."""
         matrix = weights.matrix(f"{name}.weight", shape, otherwise=otherwise)
-        return cls(matrix, None if bias is None else weights.vector(f"{name}.bias", shape[:2], otherwise=bias))
+        own = None if bias is None else weights.vector(f"{name}.bias", shape[:2], otherwise=bias)
+        return cls(matrix, own, (Projection(name, shape[1]),))
 
     def __call__(  # type: ignore[override]
         self, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False

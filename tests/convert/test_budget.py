@@ -16,14 +16,14 @@ from mlxinfer.convert import convert
 from mlxinfer.convert.budget import FORMATS, Choice, Item, hull, items_of, make_plan
 from mlxinfer.convert.calibration import Calibration
 from mlxinfer.convert.mapper import plan
-from mlxinfer.convert.places import names_of_inputs
 from mlxinfer.convert.plain_step import PlainStep
 from mlxinfer.convert.quantization_plan import NAME, QuantizationPlan, read_plan
 from mlxinfer.convert.sensitivity import _tap, sensitivities
-from mlxinfer.convert.stream import load_part, plan_of
+from mlxinfer.convert.stream import load_part
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.load import open_checkpoint
+from mlxinfer.models import architecture
 from mlxinfer.nn.weights import Format
 
 TEXTS = tuple(tuple(row) for row in np.random.default_rng(0).integers(3, 96, (6, 40)).tolist())
@@ -50,12 +50,12 @@ def kl(source: Path, other: Path) -> float:
 def test_gradients_are_those_of_differences(tmp_path: Path, name: str) -> None:
     """A block in plain operations, differentiated along a direction."""
     checkpoint = open_checkpoint(source_of(tmp_path, name))
-    block, _ = load_part(checkpoint, 2)
-    architecture, rng = plan_of(checkpoint.config), np.random.default_rng(0)
-    _tap(block, names_of_inputs(checkpoint)[2])
-    step = PlainStep(architecture.specs, [7, 5])
-    rotations = {key: rope.at(step) for key, rope in architecture.ropes.items()}
-    x, along, weights = (mx.array(rng.standard_normal((12, architecture.sizes.hidden)).astype(np.float32)) for _ in range(3))
+    block, loaded = load_part(checkpoint, 2)
+    graph, rng = architecture(checkpoint.config), np.random.default_rng(0)
+    _tap(block, loaded)
+    step = PlainStep(graph.specs, [7, 5])
+    rotations = {key: rope.at(step) for key, rope in graph.ropes.items()}
+    x, along, weights = (mx.array(rng.standard_normal((12, graph.sizes.hidden)).astype(np.float32)) for _ in range(3))
     _, (gradient,) = mx.vjp(lambda x: block(x, step, rotations), [x], [weights])
     little = 1e-2
     ends = [np.array(block(x + sign * little * along, step, rotations), np.float64) for sign in (1, -1)]

@@ -2,61 +2,115 @@
 
 from __future__ import annotations
 
-import gc
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import GOLDEN
+from support.destroyed import destroyed
+from support.families import GOLDEN, LIMIT, NAMES, reference
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
-from mlxinfer.errors import MemoryPlanError
+from mlxinfer.errors import MemoryPlanError, UnsupportedModelError
 from mlxinfer.evaluation import measure, streamed
-from mlxinfer.evaluation.measure import Reading, compare
+from mlxinfer.evaluation.measure import Reading, compare, perplexity
+from mlxinfer.evaluation.probabilities import kl_divergence, logprobs_of
 from mlxinfer.evaluation.streamed import can_stream, streamed_logits
 from mlxinfer.evaluation.texts import Window, Windows
-from mlxinfer.models.block import Block
+from mlxinfer.models.block import AnyBlock
+from mlxinfer.nn.packing import holders
 
+GGUF = Path(__file__).parents[1] / "golden" / "gguf"
+EMBEDDINGS = Path(__file__).parents[1] / "golden" / "embeddings"
 WINDOWS = Windows((Window(tuple(range(3, 90)), 0), Window((5, 3, 8), 1), Window(tuple(range(70, 3, -1)), 2)), "some")
+DESTROYED = 0.02
+"""KL divergence, in nats, that a destroyed golden checkpoint has at least."""
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "qwen3_moe", "qwen3_next", "granite", "gemma2", "gpt_oss"])
-def test_it_is_what_the_engine_computes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def by_blocks(path: Path, windows: Windows = WINDOWS) -> np.ndarray:
+    return np.concatenate([np.array(rows) for rows in streamed_logits(path, windows, mx.float32)])
+
+
+def as_a_whole(path: Path) -> np.ndarray:
+    with LLM(path, dtype="float32") as llm:
+        return np.concatenate([np.array(llm.logits(list(window.ids))) for window in WINDOWS.windows])
+
+
+def kl(exact: np.ndarray, other: np.ndarray) -> float:
+    return float(mx.mean(kl_divergence(logprobs_of(mx.array(exact)), logprobs_of(mx.array(other)))).item())
+
+
+def check(path: Path, ids: list[int], expected: np.ndarray) -> None:
+    """The reference's own tokens, among windows of other lengths."""
+    logits = by_blocks(path, Windows((Window((5, 3, 8), 0), Window(tuple(ids), 1), Window(tuple(ids[:70]), 2)), "some"))
+    assert np.abs(logits[3 : 3 + len(ids)] - expected).max() < LIMIT * max(np.abs(expected).max(), 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_has_the_logits_of_transformers(name: str) -> None:
+    check(GOLDEN / name, *reference(name))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GGUF.glob("*.gguf")))
+def test_every_gguf_has_the_logits_of_transformers(name: str) -> None:
+    data = np.load(GGUF / f"{name}.npz")
+    check(GGUF / f"{name}.gguf", data["ids"].tolist(), data["logits"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_destroyed_model_is_found_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The difference is as large as the engine says it is."""
     monkeypatch.setattr(streamed, "_ROWS", 50)
-    rows = np.concatenate([np.array(each) for each in streamed_logits(GOLDEN / name, WINDOWS, mx.float32)])
-    with LLM(GOLDEN / name, dtype="float32") as llm:
-        expected = np.concatenate([np.array(llm.logits(list(window.ids))) for window in WINDOWS.windows])
-    assert rows.shape == expected.shape
-    assert np.abs(rows - expected).max() < 2e-3 * np.abs(expected).max()
+    broken = destroyed(GOLDEN / name, tmp_path / "broken")
+    exact, expected = as_a_whole(GOLDEN / name), as_a_whole(broken)
+    found = kl(by_blocks(GOLDEN / name), by_blocks(broken))
+    assert found > DESTROYED
+    assert found == pytest.approx(kl(exact, expected), rel=0.02)
 
 
-@pytest.mark.long
+def test_inputs_of_every_layer_are_not_left_out(tmp_path: Path) -> None:
+    name = "gemma4_text_shared"
+
+    def inputs(tensor: str) -> bool:
+        return "embed_tokens_per_layer" in tensor or "per_layer_model_projection" in tensor
+
+    assert kl(by_blocks(GOLDEN / name), by_blocks(destroyed(GOLDEN / name, tmp_path / "broken", inputs))) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["nemotron_h", "gemma4_text"])
+def test_a_model_that_does_not_fit_is_not_certified_when_it_is_destroyed(name: str, tmp_path: Path, full_memory: None) -> None:
+    model = tiny_directory(tmp_path / "model", name, eos=False)
+    broken = tiny_directory(tmp_path / "broken", name, eos=False)
+    (broken / "model.safetensors").unlink()
+    destroyed(model, tmp_path / "weights")
+    (tmp_path / "weights" / "model.safetensors").rename(broken / "model.safetensors")
+    assert (compare(model, [broken], Reading(positions=120, length=40)).students[0].kl_mean or 0) > DESTROYED
+
+
 def test_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    read = streamed._Reader.read
-    others = {id(node) for node in gc.get_objects() if isinstance(node, Block)}  # models that other tests keep
+    heavy: list[int] = []
+    before = streamed._Reader.prepare
+    loaded: list[object] = []
 
-    def watched(self, part):
-        if isinstance(part, Block):
-            gc.collect()
-            heavy = [node for node in gc.get_objects() if isinstance(node, Block) and id(node) not in others and streamed_size(node) > 10]
-            assert heavy == [part]
-        read(self, part)
+    def prepare(self: streamed._Reader, part: object) -> None:
+        loaded.append(part)
+        blocks = [part for part in loaded if isinstance(part, AnyBlock)]
+        heavy.append(sum(max(holder.matrix.shape[0] for holder in holders(block)) > 1 for block in blocks))
+        before(self, part)
 
-    def streamed_size(block):
-        return max(linear.matrix.shape[0] for linear in streamed.objects(block) if isinstance(linear, streamed.Linear))
-
-    monkeypatch.setattr(streamed._Reader, "read", watched)
-    done = []
+    monkeypatch.setattr(streamed._Reader, "prepare", prepare)
+    done: list[int] = []
     assert len(list(streamed_logits(GOLDEN / "llama", WINDOWS, mx.float32, done.append))) == 3
     assert done == [1, 2, 3]
+    assert max(heavy) == 1
 
 
-def test_models_that_do_not_fit_are_compared_all_the_same(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_directory(tmp_path / "model", eos=False)
-    reading = Reading(positions=120, length=40)
-    fits = compare(model, [model], reading)
+@pytest.fixture
+def full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model fits in memory."""
 
     @contextmanager
     def full(*_):
@@ -64,13 +118,31 @@ def test_models_that_do_not_fit_are_compared_all_the_same(tmp_path, monkeypatch:
         yield
 
     monkeypatch.setattr(measure, "open_model", full)
+
+
+def test_models_that_do_not_fit_are_compared_all_the_same(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    model = tiny_directory(tmp_path / "model", eos=False)
+    reading = Reading(positions=120, length=40)
+    fits = compare(model, [model], reading)
+    request.getfixturevalue("full_memory")
     found = compare(model, [model], reading)
     assert found.teacher.ppl == pytest.approx(fits.teacher.ppl, rel=1e-4)
-    assert found.students[0].kl_mean < 1e-6
+    assert (found.students[0].kl_mean or 0) < 1e-6
     with pytest.raises(MemoryPlanError):
         compare(model, [model], Reading(positions=120, length=40, students={"kv": "4"}))
 
 
-def test_what_has_no_graph_cannot_be_streamed(tmp_path) -> None:
+def test_what_has_no_graph_cannot_be_streamed(tmp_path: Path) -> None:
     assert can_stream(GOLDEN / "llama")
     assert not can_stream(tmp_path)
+
+
+def test_a_model_that_reads_from_both_ends_predicts_nothing(full_memory: None) -> None:
+    with pytest.raises(UnsupportedModelError, match="reads texts from both ends"):
+        perplexity(EMBEDDINGS / "mean", Reading(positions=40, length=20))
+
+
+def test_large_texts_pass_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = by_blocks(GOLDEN / "gemma4_text_shared")
+    monkeypatch.setattr(streamed, "batches", partial(streamed.batches, size=90))
+    assert np.abs(by_blocks(GOLDEN / "gemma4_text_shared") - whole).max() < 1e-4

@@ -1,0 +1,180 @@
+"""Reads texts through a model one block at a time: all texts pass through a block before the next one is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import mlx.core as mx
+import numpy as np
+
+from ..cache.base import AttentionSpec, Rotation, Segment
+from ..cache.paged import PagedCache
+from ..cache.step import CacheStep
+from ..errors import UnsupportedModelError
+from ..nn.linear import Embedding
+from ..nn.packing import holders, settle
+from ..nn.weights import Dense
+from .block import AnyBlock
+from .decoder import Architecture, LayerInputs, OutputLayer
+from .stack import layers_of, only
+
+BATCH = 4096
+"""Tokens that go through a block at once, or one text if it is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Texts that are read together."""
+
+    texts: list[Sequence[int]]
+    """Token ids of each."""
+    held_out: bool = False
+    """Whether they are kept aside, to judge by."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids of all texts, one after another."""
+        return [token for text in self.texts for token in text]
+
+
+def batches(texts: Sequence[Sequence[int]], *, held_out: int = 0, size: int = BATCH) -> list[Batch]:
+    """Texts in order in batches of about `size` tokens, the last `held_out` of them apart."""
+    found: list[Batch] = []
+    for number, text in enumerate(texts):
+        aside = number >= len(texts) - held_out
+        if not found or found[-1].held_out != aside or len(found[-1].tokens) + len(text) > size:
+            found.append(Batch([], aside))
+        found[-1].texts.append(text)
+    return found
+
+
+class BlockReader:
+    """Takes the parts of a model as they are built (`build(config, weights, ready=reader)`), and reads each text through them from its
+    beginning.
+
+    In memory are one block and the `states` of the texts, with the pages that later blocks read as well. Subclasses say what else
+    happens before, between and after. A part of a kind that is not known here raises `UnsupportedModelError`: nothing is skipped.
+    """
+
+    def __init__(self, plan: Architecture, texts: Sequence[Batch], dtype: mx.Dtype) -> None:
+        """`plan` is that of the model, `dtype` that of its activations."""
+        self.plan, self.texts, self.dtype = plan, texts, dtype
+        self.states: list[mx.array] = []
+        """For each batch the rows `[tokens, hidden]` that enter the next block."""
+        self.parts = 0
+        """Parts that were built."""
+        self.done = 0
+        """Parts that the states have passed already, in an earlier run."""
+        self._inputs: list[list[mx.array]] | None = None
+        """For each batch what the blocks to come get besides the stream, where they get something."""
+        self._kept: dict[int, list[CacheStep]] = {}
+        """By layer the steps of all batches, where later blocks read what the layer has stored."""
+
+    def __call__(self, part: object) -> None:
+        """Takes the next part."""
+        read = self._way_through(part)
+        self.parts += 1
+        self.met(part)
+        if self.parts > self.done:
+            self.prepare(part)
+            read()
+            self.leave(part)
+        mx.clear_cache()
+
+    def met(self, part: object) -> None:
+        """Called with every part, also with those that are done."""
+
+    def prepare(self, part: object) -> None:
+        """Called before the texts are read through a part: evaluates it."""
+        settle(part)
+
+    def begin(self, batch: Batch) -> None:
+        """Called before a batch passes through a block."""
+
+    def leave(self, part: object) -> None:
+        """Called after all texts have been read through a part: forgets the matrices of blocks."""
+        if not isinstance(part, (Embedding, OutputLayer)):
+            drop(part)
+
+    @property
+    def states_suffice(self) -> bool:
+        """Whether a block needs nothing of earlier ones but the states."""
+        return self.plan.inputs is None and not any(isinstance(spec, AttentionSpec) and spec.shared for spec in self.plan.specs)
+
+    def _way_through(self, part: object) -> Callable[[], None]:
+        """What reads the texts through a part of this kind."""
+        if isinstance(part, Embedding):
+            return partial(self._embed, part)
+        if isinstance(part, AnyBlock):
+            return partial(self._pass, part)
+        if isinstance(part, LayerInputs):
+            return partial(self._take_inputs, part)
+        if isinstance(part, OutputLayer):
+            return self._end
+        raise UnsupportedModelError(
+            f"this model has a {type(part).__name__}, which cannot be read block by block: give more memory, "
+            "or convert with the encoder minmax and without a comparison, which read no text"
+        )
+
+    def _embed(self, embedding: Embedding) -> None:
+        rows = embedding(mx.array([token for batch in self.texts for token in batch.tokens], mx.int32))
+        if self.plan.embedding_scale != 1.0:
+            rows = rows * mx.array(self.plan.embedding_scale, rows.dtype)
+        ends = np.cumsum([len(batch.tokens) for batch in self.texts])[:-1]
+        self.states = [*mx.split(rows, ends.tolist())]
+        mx.eval(self.states)
+
+    def _take_inputs(self, inputs: LayerInputs) -> None:
+        """Every block's own input."""
+        self._inputs = []
+        for batch, states in zip(self.texts, self.states, strict=True):
+            self.begin(batch)
+            self._inputs.append(list(inputs(mx.array(batch.tokens, mx.int32), states)))
+            mx.eval(self._inputs[-1])
+
+    def _pass(self, block: AnyBlock) -> None:
+        steps = self._steps(block)
+        for number, batch in enumerate(self.texts):
+            self.begin(batch)
+            step = steps[number] if steps else self._step(batch)
+            rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self.plan.ropes.items()}
+            own = self._inputs[number].pop(0) if self._inputs else None
+            self.states[number] = block(self.states[number], step, rotations, own)
+            mx.eval(self.states[number], step.state if steps else [])
+            step.full.clear()
+
+    def _end(self) -> None:
+        """The last norm and the head are left to the subclass."""
+
+    def _steps(self, block: AnyBlock) -> list[CacheStep] | None:
+        """For each batch the step of a block that writes or reads pages which several blocks read; None for other blocks."""
+        shared = {layer for layer in layers_of([block]) if _is_shared(self.plan, layer)}
+        if not shared:
+            return None
+        (layer,) = shared
+        if layer not in self._kept:
+            self._kept[layer] = [self._step(batch, shared) for batch in self.texts]
+        return self._kept[layer]
+
+    def _step(self, batch: Batch, layers: set[int] | None = None) -> CacheStep:
+        """An empty cache, of these layers alone, as a step over these texts sees it."""
+        specs = self.plan.specs if layers is None else only(self.plan.specs, layers)
+        lengths = [len(text) for text in batch.texts]
+        pages = sum(lengths) + 64 * len(lengths)
+        cache = PagedCache(specs, dtype=self.dtype, kv_cache_tokens=pages, chunk=max(lengths))
+        starts = np.cumsum([0, *lengths[:-1]]).tolist()
+        return cache.begin([Segment(cache.open(), start, count, 0, count) for start, count in zip(starts, lengths, strict=True)])
+
+
+def _is_shared(plan: Architecture, layer: int) -> bool:
+    spec = plan.specs[layer]
+    return isinstance(spec, AttentionSpec) and spec.shared
+
+
+def drop(part: object) -> None:
+    """Forget the matrices of a part."""
+    for holder in list(holders(part)):
+        holder.matrix = Dense(mx.zeros((1, 1)))
+    mx.clear_cache()
