@@ -142,15 +142,15 @@ def test_what_was_weighed_is_not_weighed_again(
     source: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    original = stream._Reader._read_block
+    original = stream._Reader._pass
 
     def read_block(self: stream._Reader, *rest: Any) -> None:
-        read.append(self._parts)
+        read.append(self.parts)
         if len(read) == 2:
             raise KeyboardInterrupt
         original(self, *rest)
 
-    monkeypatch.setattr(stream._Reader, "_read_block", read_block)
+    monkeypatch.setattr(stream._Reader, "_pass", read_block)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "out", **OPTIONS)
     convert(source, tmp_path / "out", **OPTIONS)
