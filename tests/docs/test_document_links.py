@@ -15,9 +15,11 @@ import pytest
 from support.documents import PAGES, ROOT, anchors, blocks, commands, links
 
 from benchmarks.__main__ import main as benchmarks
-from mlxinfer import LLM, SamplingParams
+from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.cli import cli
-from mlxinfer.engine.request_keywords import RequestKeywords
+from mlxinfer.cli.options import complete_model
+from mlxinfer.engine.request_keywords import GenerateKeywords
+from mlxinfer.loading.resolve import ALIASES
 
 LAZY = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 
@@ -36,8 +38,9 @@ def test_links_lead_somewhere(page):
             assert anchor in anchors(target), link
 
 
-def _parse(command: str) -> None:
-    """Raises `click.UsageError` for an option or command that does not exist. Files need not be there."""
+def _parse(command: str) -> list[str]:
+    """What stands where a model is asked for. Raises `click.UsageError` for an option or command that does not exist. Files need not be
+    there."""
     words = shlex.split(re.split(r" (?:[|&<>]|&&|2>) ?", command.replace('"$(', '"'), maxsplit=1)[0])
     while "=" in words[0]:
         words = words[1:]
@@ -53,10 +56,21 @@ def _parse(command: str) -> None:
     if "--" in rest:
         rest = rest[: rest.index("--")]
     try:
-        found.make_parser(context).parse_args(list(rest))
+        given = found.make_parser(context).parse_args(list(rest))[0]
     except click.BadOptionUsage:
         if not rest[-1].startswith("--"):  # in a text, an option may stand without its value
             raise
+        return []
+    asked = [given.get(parameter.name) for parameter in found.params if parameter._custom_shell_complete is complete_model]
+    return [name for each in asked for name in (each if isinstance(each, (list, tuple)) else [each]) if isinstance(name, str)]
+
+
+def _is_a_model(name: str) -> bool:
+    """Whether a name can be resolved in principle (a path, an alias, a hub id), or stands for one: MODEL, A, YOUR_MODEL."""
+    name = name.rpartition("=")[2]
+    hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w./-]+\.gguf)?(@[\w.-]+)?", name)
+    path = name == "." or name.startswith(("./", "../", "~/", "/", "$")) or name.endswith((".gguf", "/"))
+    return bool(hub_id or path or name in ALIASES or re.fullmatch(r"[A-Z][A-Z_0-9]*", name))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=by_name)
@@ -65,7 +79,8 @@ def test_commands_exist(page):
         if re.search(r"\{|\w\|\w", command):
             continue  # alternatives, not a command
         try:
-            _parse(command)
+            for name in _parse(command):
+                assert _is_a_model(name), f"{place}: {command}: {name!r} is no path, alias or hub id: use one, or MODEL"
         except (click.UsageError, ValueError) as error:
             pytest.fail(f"{place}: {command}: {error}")
 
@@ -97,9 +112,11 @@ def _check_calls(tree: ast.AST) -> None:
         given = {keyword.arg for keyword in call.keywords if keyword.arg}
         if isinstance(call.func, ast.Name) and call.func.id in KNOWN:
             assert given <= KNOWN[call.func.id], ast.unparse(call)
+            name = call.args[0] if call.args and "LLM" in call.func.id else None
+            assert not isinstance(name, ast.Constant) or _is_a_model(name.value), ast.unparse(call)
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "llm":
-            method = getattr(LLM, call.func.attr)
-            assert given <= set(inspect.signature(method).parameters) | set(RequestKeywords.__annotations__), ast.unparse(call)
+            method = getattr(LLM, call.func.attr, None) or getattr(AsyncLLM, call.func.attr)
+            assert given <= set(inspect.signature(method).parameters) | set(GenerateKeywords.__annotations__), ast.unparse(call)
 
 
 def _check_imports(tree: ast.AST) -> None:
@@ -130,3 +147,19 @@ def test_the_site_lists_every_page():
         assert str(page.relative_to(ROOT / "docs")) in listed
     for notebook in ROOT.glob("notebooks/*.ipynb"):
         assert f"notebooks/{notebook.stem}.md" in listed
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("**/*.py")), ids=by_name)
+def test_examples_use_what_there_is(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    _check_imports(tree)
+    _check_calls(tree)
+
+
+def test_a_name_that_nothing_resolves_is_found():
+    assert _parse("mlxinfer run llama-3.1-8b hi --draft small") == ["llama-3.1-8b", "small"]
+    assert _parse("mlxinfer eval compare A smollm2 --teacher T") == ["A", "smollm2", "T"]
+    for name in ("llama-3.1-8b", "qwen3", "Model", ""):
+        assert not _is_a_model(name), name
+    for name in ("smollm2", "MODEL", "Qwen/Qwen3-4B", "org/name@main", "./here", "x.gguf", "chat=~/models/a", "org/name/file.gguf"):
+        assert _is_a_model(name), name

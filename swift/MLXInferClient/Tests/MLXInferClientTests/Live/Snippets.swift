@@ -81,7 +81,7 @@ extension LiveTests {
 
         // What needs models that are not here is compiled, and not run.
         func compiled() async throws {
-            let vectors = try await client.embed(["a text", "another text"], model: "qwen3-embedding")
+            let vectors = try await client.embed(["a text", "another text"], model: "Qwen/Qwen3-Embedding-0.6B")
             let answer = try await client.respond(to: ChatRequest([.user("Ahoy!")], model: "smollm2:pirate"))
             try await client.unload("smollm2")
             print(vectors.count, answer.text)
