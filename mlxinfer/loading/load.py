@@ -293,7 +293,6 @@ def _own_graph(
         return stack, weights.read_bytes
 
     notes = _quantized_before(checkpoint, meta, quantize) if quantize else rounding_notes(checkpoint, meta, dtype)
-    notes = [*(checkpoint.notes if isinstance(checkpoint, GGUFCheckpoint) else []), *notes]
     sizes = [tensor.nbytes(dtype, quantize) for tensor in meta.tensors.values()]
     ends = [asked[id(block)] for block in outline.blocks]
     starts = [max((n for n in asked.values() if n < ends[0]), default=0), *ends]

@@ -15,7 +15,7 @@ from .config_reader import ignored_note
 from .decoder import Architecture, BlockStack, Decoder, Model, keep_lazy
 from .mtp import HeadPlan
 from .stack import Part
-from .vlm_text import NOTE, TEXT_MODELS, bare_weights, text_config, text_weights
+from .vlm_text import NOTE, TEXT_MODELS, TEXT_ONLY, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
 
@@ -105,7 +105,8 @@ def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tup
     if not isinstance(model_type, str) or not supports(model_type):
         raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
     plan = architecture(config)
-    notes = [NOTE] if model_type in TEXT_MODELS and (config.get("text_config") or config.get("llm_config")) else []
+    whole = model_type in TEXT_MODELS and (config.get("text_config") or config.get("llm_config"))
+    notes = [NOTE] if whole or config.get(TEXT_ONLY) else []
     plan = replace(plan, notes=(*plan.notes, *notes, *ignored_note(config)))
     return plan, graph_weights(config, weights)
 

@@ -41,6 +41,8 @@ _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
 """Text models that have the graph of another family: that family, and their defaults where these differ from the family's."""
 
 NOTE = "only the text model is used: images are not understood"
+TEXT_ONLY = "_text_only"
+"""The key under which a text model's config says that its file holds parts as well that see or hear."""
 
 _TEXT_KEYS = {"internvl_chat": "llm_config"}
 """By `model_type`: the key of the text model's config, where it is not `text_config`."""

@@ -9,6 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
+from ...models.vlm_text import TEXT_ONLY
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
 from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
@@ -37,9 +38,8 @@ class GGUFCheckpoint:
         try:
             self.ignored_keys = self._files.leave_out(ignore_config_keys)
             """Keys of `ignore_config_keys` that the file has."""
-            self.notes = from_ollama(self._files)
-            """What to tell the user about the file."""
-            self.config: dict[str, Any] = rebuild_config(self._files)
+            text_only = from_ollama(self._files)
+            self.config: dict[str, Any] = rebuild_config(self._files) | ({TEXT_ONLY: True} if text_only else {})
             self._tensors = self._mapped()
         except ValueError as error:
             self._files.close()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...models.config_reader import way_on
 from ...typed_reader import LARGEST, TypedReader, shown
 from .harmless import REFUSED, is_harmless
 
@@ -31,9 +32,7 @@ class HParams(TypedReader):
         return CheckpointError(f"{self.path}: {self._prefix}{key} {what}; convert the model again")
 
     def unsupported(self, key: str, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"{self.path}: {self._prefix}{key} {what}, which is not supported (--ignore-config-key {self._prefix}{key} leaves the key out)"
-        )
+        return UnsupportedModelError(f"{self.path}: {self._prefix}{key} {what}, which is not supported; {way_on(self._prefix + key)}")
 
     def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
         """A list with one number per layer is accepted where they are all the same."""
@@ -76,7 +75,7 @@ class HParams(TypedReader):
             if known is None:
                 raise UnsupportedModelError(
                     f"{self.path}: {self._prefix}{key} = {shown(value)} is not understood, and may change the answers; "
-                    f"if it does not, go on with --ignore-config-key {self._prefix}{key}"
+                    f"{way_on(self._prefix + key)}"
                 )
             if not known:
                 raise self.unsupported(key, f"is {shown(value)}")

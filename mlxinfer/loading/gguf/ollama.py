@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ...errors import UnsupportedModelError
-from ...models.vlm_text import NOTE
 from ...typed_reader import is_number, shown
 from .files import GGUFFiles
 from .reader import TensorInfo
@@ -103,14 +102,15 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
 """By llama.cpp's architecture: parts of tensors' names (or their ends, where no dot follows) and what llama.cpp has instead."""
 
 
-def from_ollama(files: GGUFFiles) -> list[str]:
-    """Bring the metadata and the names of the tensors into llama.cpp's form, where they are in Ollama's. Returns notes for the user.
+def from_ollama(files: GGUFFiles) -> bool:
+    """Bring the metadata and the names of the tensors into llama.cpp's form, where they are in Ollama's. True for a file that holds parts
+    that see or hear, which are left out.
 
     Raises `UnsupportedModelError` for what Ollama wrote and nothing here computes. A file that is in llama.cpp's form stays as it is.
     """
     name = files.metadata.get("general.architecture")
     if not isinstance(name, str):
-        return []
+        return False
     if name in _REFUSED:
         raise UnsupportedModelError(
             f"{files.path}: made by Ollama from a model of the architecture {name}, {_REFUSED[name]}; give the model's safetensors instead"
@@ -123,7 +123,8 @@ def from_ollama(files: GGUFFiles) -> list[str]:
             _FIXES[known](form)
     form.rename_tensors(_RENAMED.get(form.architecture, {}))
     form.mend_tokenizer()
-    return form.settle()
+    form.settle()
+    return form.senses
 
 
 class _Form:
@@ -228,14 +229,13 @@ class _Form:
             if rows and isinstance(values, (list, np.ndarray)) and len(values) > rows:
                 self.others[f"tokenizer.ggml.{key}"] = values[:rows]
 
-    def settle(self) -> list[str]:
+    def settle(self) -> None:
         self.files.hold(
             {"general.architecture": self.architecture}
             | {key: value for key, value in self.others.items() if key != "general.architecture"}
             | {f"{self.architecture}.{key}": value for key, value in self.hyper.items()},
             self.tensors,
         )
-        return [NOTE] if self.senses else []
 
 
 def _gemma3(form: _Form) -> None:
