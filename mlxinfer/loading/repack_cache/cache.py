@@ -6,7 +6,7 @@ import logging
 import mmap
 import os
 import zlib
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -32,13 +32,16 @@ from .layout import (
     read_places,
     remove_abandoned,
 )
+from .progress import WriteProgress
 
 _log = logging.getLogger(__name__)
 
 _WRITE_DELAY_S, _WRITE_NICE = 2.0, 10
 """After loading: the first answer has begun by then."""
 _PIECE = 1 << 20
-"""Bytes that are written or checked at a time: a millisecond or two."""
+"""Bytes that are written at a time: a millisecond or two."""
+_RECORDED = 8 * _PIECE
+"""Bytes of a matrix after which the file says how far it is."""
 _HUGE_PAGES_DELAY_S, _HUGE_PAGES_NICE = 0.5, 5
 """By then the first token of a small model is there, and a person still reads it."""
 
@@ -46,8 +49,8 @@ _HUGE_PAGES_DELAY_S, _HUGE_PAGES_NICE = 0.5, 5
 class CopyWriter:
     """Writes a copy piece by piece, and goes on where it was when it is called again, or where the process before it stopped.
 
-    What a short process does not finish stays in `NAME.part`. The next load of the model packs the same bytes, compares them with those
-    that are there, and writes the others.
+    What a short process does not finish stays in `NAME.part`, which says how far it is. The next load of the model packs the same bytes,
+    and writes those that are missing.
     """
 
     def __init__(self, path: Path, source: Source, matrices: Mapping[str, mx.array]) -> None:
@@ -83,11 +86,12 @@ class CopyWriter:
                 return
             try:
                 os.ftruncate(descriptor, min(os.fstat(descriptor).st_size, self._plan.size))
-                checksums: dict[str, int] = {}
+                progress = WriteProgress.read(descriptor, self._plan)
                 for key, data in self._matrices.items():
-                    checksums[key] = yield from _write_matrix(descriptor, self._plan.offsets[key], memoryview(data).cast("B"))  # type: ignore[arg-type]
+                    if key not in progress.done:
+                        yield from self._write_matrix(descriptor, key, memoryview(data).cast("B"), progress)  # type: ignore[arg-type]
                 os.ftruncate(descriptor, self._plan.size)
-                os.pwrite(descriptor, self._plan.head(checksums), 0)
+                os.pwrite(descriptor, self._plan.head(progress.done), 0)
                 os.replace(unfinished, self._path)
             except OSError:
                 with suppress(OSError):
@@ -95,19 +99,23 @@ class CopyWriter:
                 raise
             self.done = True
 
-
-def _write_matrix(descriptor: int, at: int, content: memoryview) -> Generator[bool, None, int]:
-    """Returns the CRC-32 of the preamble and the matrix."""
-    preamble = kernels_cpu.preamble(len(content))
-    os.pwrite(descriptor, preamble, at - len(preamble))
-    checksum = zlib.crc32(preamble)
-    for begin in range(0, len(content), _PIECE):
-        piece = content[begin : begin + _PIECE]
-        checksum = zlib.crc32(piece, checksum)
-        if os.pread(descriptor, len(piece), at + begin) != piece:
+    def _write_matrix(self, descriptor: int, key: str, content: memoryview, progress: WriteProgress) -> Iterator[bool]:
+        """Continue where `progress` says that a process stopped, and keep it up to date."""
+        at, preamble = self._plan.offsets[key], kernels_cpu.preamble(len(content))
+        if progress.key != key:
+            os.pwrite(descriptor, preamble, at - len(preamble))
+            progress.key, progress.nbytes, progress.checksum = key, 0, zlib.crc32(preamble)
+        for begin in range(progress.nbytes, len(content), _PIECE):
+            piece = content[begin : begin + _PIECE]
             os.pwrite(descriptor, piece, at + begin)
-        yield True
-    return checksum
+            progress.checksum = zlib.crc32(piece, progress.checksum)
+            progress.nbytes = begin + len(piece)
+            if progress.nbytes % _RECORDED == 0:
+                progress.write(descriptor, self._plan)
+            yield True
+        progress.done[key] = progress.checksum
+        progress.key = ""
+        progress.write(descriptor, self._plan)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
 from mlxinfer.loading.repack_cache import CacheUsage, cache, cache_usage, directory, kept_bytes, open_copies
 from mlxinfer.loading.repack_cache.layout import copy_path, mark_checked
+from mlxinfer.loading.repack_cache.progress import WriteProgress
 from mlxinfer.nn.packing import objects
 from tests.support.plain_step import PlainCache
 from tests.support.tiny_gguf import write_tiny_gguf
@@ -127,6 +128,66 @@ def test_a_copy_that_was_begun_is_finished(model: Path) -> None:
     assert copy_path(model).read_bytes() == whole
     assert copy_path(model).stat().st_ino == inode
     assert cache_usage() == CacheUsage(1, len(whole), 0, 0)
+
+
+def _writer(model: Path, monkeypatch: pytest.MonkeyPatch) -> cache.CopyWriter:
+    """What a load of a model without a copy would do later."""
+    found: list[cache.CopyWriter] = []
+    monkeypatch.setattr(cache, "later", lambda work, *, at_exit=None, delay_s, nice: found.append(at_exit))
+    load(model)
+    return found[0]
+
+
+def _again(writer: cache.CopyWriter) -> cache.CopyWriter:
+    """The same in another process."""
+    return cache.CopyWriter(writer._path, writer._plan.source, writer._matrices)
+
+
+def _stopped(writer: cache.CopyWriter, pieces: int) -> None:
+    """Let it write so many pieces in a process that ends then."""
+    asked = iter([False] * pieces)
+    writer(lambda: next(asked, True))
+    writer._steps.close()  # type: ignore[attr-defined]
+
+
+def test_short_processes_finish_a_copy_together(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settled(model)
+    whole = copy_path(model).read_bytes()
+    copy_path(model).unlink()
+    monkeypatch.setattr(cache, "_PIECE", 512)
+    monkeypatch.setattr(cache, "_RECORDED", 512)
+    writer = _writer(model, monkeypatch)
+    pieces = sum(-(-data.nbytes // 512) for data in writer._matrices.values())
+    processes = 0
+    while not copy_path(model).exists():
+        _stopped(_again(writer), pieces // 9)
+        processes += 1
+        assert processes < 12
+    assert processes in (9, 10)
+    assert copy_path(model).read_bytes() == whole
+
+
+@pytest.mark.parametrize("damage", ["record", "layout", "shorter"])
+def test_a_record_that_says_nothing_is_not_believed(model: Path, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    settled(model)
+    whole = copy_path(model).read_bytes()
+    copy_path(model).unlink()
+    writer = _writer(model, monkeypatch)
+    _stopped(writer, 5)
+    part = copy_path(model).with_suffix(".part")
+    with part.open("r+b") as file:
+        assert WriteProgress.read(file.fileno(), writer._plan).done
+        if damage == "record":
+            os.pwrite(file.fileno(), b"X", 20)
+        elif damage == "layout":
+            progress = WriteProgress.read(file.fileno(), writer._plan)
+            progress.layout, progress.done = 1, dict.fromkeys(progress.done, 0)
+            progress.write(file.fileno(), writer._plan)
+        else:
+            file.truncate(writer._plan.base + 100)
+        assert not WriteProgress.read(file.fileno(), writer._plan).done
+    _again(writer)(lambda: False)
+    assert copy_path(model).read_bytes() == whole
 
 
 def test_one_process_at_a_time_writes_a_copy(model: Path) -> None:
