@@ -96,6 +96,8 @@ LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 """Keywords whose values may be lists of schemas."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose values have a schema for each name."""
+KEYWORDS = frozenset({*_ONE, *LISTED, *NAMED})
+"""Keywords whose values are schemas, or have some."""
 _JOINED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas", "not"})
 """What may allow properties that the schema itself does not name."""
 _SAID = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})

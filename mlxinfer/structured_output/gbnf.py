@@ -9,6 +9,7 @@ from dataclasses import field
 
 from ..errors import SamplingError
 from ..records import dataclass
+from .lark_limits import check_count
 
 _TOKEN = re.compile(
     r"""[ \t]+ | \#[^\r\n]* | (?P<line>\r?\n|\r) | (?P<name>[A-Za-z0-9_-]+) | (?P<is>::=)
@@ -39,8 +40,9 @@ class _Rule:
 
 def gbnf_to_lark(grammar: str) -> str:
     """The same language as Lark text. Rules that do not refer to themselves become terminals, so that a word may end where the next begins.
-    Raises `SamplingError` that names the line, or the rule."""
+    Raises `SamplingError` that names the line, or the rule, and where there are too many rules."""
     rules = _read(grammar)
+    check_count(len(rules))
     if "root" not in rules:
         raise _error("there is no rule 'root'")
     for name, rule in rules.items():

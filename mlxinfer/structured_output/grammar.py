@@ -19,7 +19,7 @@ from .constraint import GrammarConstraint, JSONText
 from .deadline import Deadline, TooLongError
 from .gbnf import gbnf_to_lark, quoted
 from .habits import Habits
-from .lark_limits import check_count, check_lark
+from .lark_limits import check_lark
 from .numbers import NumberLimit
 from .schema import MAX_DEPTH, fault_path, normalized
 from .schema_limits import forced_size
@@ -177,9 +177,9 @@ def _grammar(structure: Structure) -> str:
     if isinstance(structure, Choice):  # one terminal: as words of a grammar, each would be looked at in every step
         options = " | ".join(map(quoted, structure.options))
         return _lark(f"start: CHOICE\nCHOICE: {options}", max(len(option.encode()) for option in structure.options))
-    check_count(structure.grammar)
     grammar = gbnf_to_lark(structure.grammar) if "::=" in structure.grammar else structure.grammar  # llama.cpp's clients send GBNF
-    return _lark(grammar, check_lark(grammar).text_size)
+    lark = check_lark(grammar)
+    return _lark(lark.text, lark.text_size)
 
 
 def as_lark_regex(pattern: str) -> str:

@@ -13,19 +13,21 @@ from .reference_chain import longest_chain
 from .schema import normalized
 
 _TOKEN = re.compile(
-    r"""(?P<skip>\s+|//[^\n]*|\\\n) | (?P<text>"(?:[^"\\\n]|\\.)*"i?) | (?P<regex>/(?![*/])(?:[^/\\\n]|\\.)+/[a-z]*)
-    | (?P<json>%json\b)
-    | (?P<name>[_?!]*[A-Za-z][A-Za-z0-9_]*)(?:\[[^\]\n]*\])?(?:(?:::|\.)[^\s:|]+)?(?P<defines>\s*:(?!:))?
-    | (?P<special><[^>\n]*>) | (?P<open>\() | (?P<close>\)) | (?P<other>.)""",
-    re.VERBOSE | re.DOTALL,
+    r"""[ \t]+ | (?:\#|//)[^\n]* | (?P<line>(?:\r?\n)+) | (?P<text>"(?:[^"\\\n]|\\.)*"i?) | (?P<regex>/(?:[^/\\]|\\[^\n])+/[imslux]*)
+    | (?P<value>%(?:json|regex|llguidance)) | (?P<name>!?[_?]?[a-z][_a-z0-9-]*|_?[A-Z][_A-Z0-9-]*)
+    | (?:0[xX][0-9a-fA-F]+|[+-]?[0-9]+(?:\.[0-9]*)?(?:[eE][+-]?[0-9]+)?) | <[^<>\s]+> | @[A-Za-z0-9_-]+ | %lark | %[a-z]+
+    | (?P<sign>::|->|[:()\[\]{}.,~|&=_+*?@])""",
+    re.VERBOSE,
 )
+"""The tokens of llguidance's own reader (`parser/src/lark/lexer.rs`): what it reads as text, nothing here may take for a reference, nor the
+other way round. Where no token begins that reader ends with an error, so nothing behind that place needs to be looked at."""
 MOST_RULES = 2000
 LONGEST_TERMINAL = 20_000
 """Characters of a terminal next to the grammar's own, with each reference written out."""
 LONGEST_CHAIN = 400
 """Rules that lead into one another, and brackets: each takes a part of the stack."""
-_DEFINITION = re.compile(r"^[^\n:\"/|]+:", re.MULTILINE)
 _DECODER = json.JSONDecoder()
+_SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(slots=True)
@@ -44,44 +46,117 @@ class LarkText:
 
     rules: dict[str, _Rule]
     """By their names."""
+    text: str
+    """The grammar itself, its schemas normalized."""
     text_size: int
     """Characters of all its texts, of which an answer may have to have all."""
+    tokens: int
+    """Tokens that were read."""
+
+
+class _Reader:
+    """Goes through the tokens of a grammar once."""
+
+    def __init__(self, grammar: str) -> None:
+        self._grammar = grammar
+        self.rules: dict[str, _Rule] = {"": _Rule()}
+        self.text_size = 0
+        self.tokens = 0
+        """Tokens that were read."""
+        self._rule, self._depth = self.rules[""], 1
+        self._square = 0
+        self._text: list[str] = []
+        self._written = 0
+        self._defined: tuple[str, int] | None = None
+        """The newest name of this line, which a colon would define, and how many references there were before it."""
+        self._outside: list[tuple[_Rule, int]] = []
+        """The rules that nested grammars stand in, and how deep in brackets; plain braces repeat the rule they stand in."""
+
+    def read(self) -> None:
+        """Raises `SamplingError`."""
+        place, nested, before = 0, False, ""
+        while found := _TOKEN.match(self._grammar, place):
+            self.tokens += 1
+            place = found.end()
+            kind = found.lastgroup
+            if kind == "value":
+                place = self._value(place, is_schema=found[0] == "%json")
+            elif kind == "name" and before not in ("::", "%if"):  # after these stands a function of a rule's parameter
+                self._refer(found[0].lstrip("?!"))
+            elif kind == "sign":
+                self._sign(found[0], nested)
+            elif kind == "line":
+                self._defined = None
+            elif kind in ("text", "regex"):
+                self._rule.size += len(found[0])
+                self.text_size += len(found[0])
+            before = before if kind is None and found[0][0] in " \t#/" else found[0]
+            nested = found[0] == "%lark" or (nested and kind in (None, "line"))
+
+    def _value(self, place: int, *, is_schema: bool) -> int:
+        """Where a value of JSON ends that starts here. Raises `SamplingError`, also for what only one of two readers of JSON may accept."""
+        start = _SPACE.match(self._grammar, place)
+        assert start is not None
+        try:
+            value: Any
+            value, end = _DECODER.raw_decode(self._grammar, start.end())
+            made = normalized(value) if is_schema else value
+        except ValueError as error:
+            raise _error(f"a value in it is not JSON: {error}") from None
+        except RecursionError:
+            raise _error("a schema in it is nested too deeply") from None
+        if made != value:
+            options = {key: value[key] for key in ("x-guidance",) if isinstance(value, dict) and key in value}
+            self._text += [self._grammar[self._written : start.end()], json.dumps({**made, **options})]
+            self._written = end
+        return end
+
+    @property
+    def text(self) -> str:
+        """The grammar, its schemas normalized."""
+        return "".join([*self._text, self._grammar[self._written :]])
+
+    def _refer(self, name: str) -> None:
+        if not self._square:  # names in there are those of a rule's attributes
+            self._defined = name, len(self._rule.names)
+        self._rule.names.append(name)
+
+    def _sign(self, sign: str, nested: bool) -> None:
+        if sign == ":" and self._defined is not None and not self._square:
+            name, before = self._defined
+            del self._rule.names[before:]
+            self._rule, self._depth, self._defined = self.rules.setdefault(name, _Rule()), 1, None
+        elif sign in "()":
+            self._depth += 1 if sign == "(" else -1
+            self._rule.depth = max(self._rule.depth, self._depth)
+        elif sign in "[]":
+            self._square = max(0, self._square + (1 if sign == "[" else -1))
+        elif sign == "{":
+            self._outside.append((self._rule, self._depth))
+            if nested:
+                self._rule.names.append("start")
+        elif sign == "}" and self._outside:
+            self._rule, self._depth = self._outside.pop()
 
 
 def read_lark(grammar: str) -> LarkText:
-    """Looks through a grammar, which need not be right. Raises `SamplingError` for a schema in it that cannot be held."""
-    rules: dict[str, _Rule] = {"": _Rule()}
-    rule, place, depth, text_size = rules[""], 0, 1, 0
-    while place < len(grammar):
-        found = _TOKEN.match(grammar, place)
-        assert found is not None  # `other` takes any character
-        place = found.end()
-        kind = found.lastgroup
-        if found["defines"] is not None:
-            rule, depth = rules.setdefault(found["name"].lstrip("?!"), _Rule()), 1
-        elif found["name"] is not None:
-            rule.names.append(found["name"].lstrip("?!"))
-        elif kind in ("text", "regex"):
-            rule.size += len(found[0])
-            text_size += len(found[0])
-        elif kind == "json":
-            place = _checked_json(grammar, place)
-        elif kind in ("open", "close"):
-            depth += 1 if kind == "open" else -1
-            rule.depth = max(rule.depth, depth)
-    return LarkText(rules, text_size)
+    """Looks through a grammar, which need not be right, in time that grows with its length. Raises `SamplingError` for a schema in it that
+    cannot be held."""
+    reader = _Reader(grammar)
+    reader.read()
+    return LarkText(reader.rules, reader.text, reader.text_size, reader.tokens)
 
 
-def check_count(grammar: str) -> None:
-    """Raises `SamplingError` if a grammar, in Lark or GBNF, has too many rules."""
-    count = len(_DEFINITION.findall(grammar))
-    if count > MOST_RULES:
-        raise _error(f"it has {count} rules, and {MOST_RULES} are allowed")
+def check_count(rules: int) -> None:
+    """Raises `SamplingError` where a grammar has too many rules."""
+    if rules > MOST_RULES:
+        raise _error(f"it has {rules} rules, and {MOST_RULES} are allowed")
 
 
 def check_lark(grammar: str) -> LarkText:
-    """The same, and raises `SamplingError` that names the rule where it is too deep or too long."""
+    """The same, and raises `SamplingError` where there are too many rules, and one that names the rule where it is too deep or too long."""
     lark = read_lark(grammar)
+    check_count(len(lark.rules) - 1)
     references = {name: rule.names for name, rule in lark.rules.items()}
     levels, first = longest_chain(references, {name: rule.depth for name, rule in lark.rules.items()})
     if levels > LONGEST_CHAIN:
@@ -106,21 +181,6 @@ def _written_out(name: str, rules: dict[str, _Rule], sizes: dict[str, int], most
                 break
         sizes[name] = total
     return sizes[name]
-
-
-def _checked_json(grammar: str, place: int) -> int:
-    """Where a schema ends that begins here. Others are left to llguidance to refuse."""
-    begin = re.compile(r"\s*").match(grammar, place)
-    assert begin is not None
-    try:
-        schema: Any
-        schema, end = _DECODER.raw_decode(grammar, begin.end())
-        normalized(schema)
-    except ValueError:
-        return place
-    except RecursionError:
-        raise _error("a schema in it is nested too deeply") from None
-    return end
 
 
 def _error(what: str) -> SamplingError:

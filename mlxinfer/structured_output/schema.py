@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from time import thread_time
 from typing import Any
 
-from ..structure import parts, with_parts
+from ..structure import KEYWORDS, parts, with_parts
 from .schema_limits import check_limits
+from .schema_parts import DATA, use_pointers
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Formats that llguidance holds an answer to; by the specification all others are annotations, so they are dropped."""
@@ -24,9 +25,12 @@ _LONGEST_SEARCH_S = 0.05
 
 
 def normalized(schema: Any) -> Any:
-    """The schema without what asks for nothing: formats that are annotations, trivial `propertyNames`. Raises `RecursionError` for one
-    that is nested too deeply, and `SamplingError` for one that would take too long (`schema_limits.py`)."""
+    """The schema without what asks for nothing: formats that are annotations, trivial `propertyNames`. Its references are pointers.
+
+    Raises `RecursionError` for one that is nested too deeply, and `SamplingError` for one that would take too long (`schema_limits.py`)."""
     plain = _plain(schema, 0)
+    if isinstance(plain, dict):
+        use_pointers(plain)
     check_limits(plain)
     return plain
 
@@ -43,7 +47,9 @@ def _plain(schema: Any, depth: int) -> Any:
         plain["pattern"] = _DECIMAL_PLAIN
     if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # what zod writes for a record: any name
         del plain["propertyNames"]
-    return with_parts(plain, lambda _, part: _plain(part, depth + 1))
+    plain = with_parts(plain, lambda _, part: _plain(part, depth + 1))
+    others = {key for key in plain if key not in KEYWORDS and key not in DATA}  # which references may point into
+    return {key: _plain(value, depth + 1) if key in others else value for key, value in plain.items()}
 
 
 def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = None) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any
 
-from ..errors import SamplingError
-from ..structure import LISTED, NAMED
 from .reference_chain import longest_chain
+from .schema_parts import Part, Targets, refusal, schema_parts, steps_of
 
 MOST_PROPERTIES = 2500
 """Properties of one object."""
@@ -29,41 +28,42 @@ LONGEST_CHAIN = 600
 
 
 def check_limits(schema: Any) -> None:
-    """Raises `SamplingError` that names keyword and place. The schema may be nested 120 levels deep."""
-    seen: list[tuple[str, Mapping[str, Any]]] = list(_parts(schema, ""))
+    """Raises `SamplingError` that names keyword and place. The schema may be nested 120 levels deep. Takes time and memory that grow with
+    the length of its text."""
+    seen = list(schema_parts(schema))
     squared = 0
-    for path, part in seen:
-        squared += _check_object(part, path)
-        _check_divisor(part.get("multipleOf"), path)
-        if isinstance(part.get("allOf"), list) and not path.rpartition(".")[2].startswith("allOf"):
-            patterns = sum(map(_patterns, part["allOf"]), "pattern" in part)
-            if patterns > MOST_PATTERNS:
-                raise _refusal("allOf", path, f"it has {patterns} patterns, and {MOST_PATTERNS} are allowed")
+    patterns: dict[int, int] = {}
+    for part in seen:
+        squared += _check_object(part)
+        _check_divisor(part)
+        if isinstance(part.schema.get("allOf"), list):
+            _check_patterns(part, patterns)
     if squared > _MOST_OPTIONAL_SQUARED:
-        raise _refusal("properties", "", "together there are too many that may be left out: require them, or split the schema")
-    _check_references(schema, seen)
+        raise refusal("properties", None, "together there are too many that may be left out: require them, or split the schema")
+    _check_references(seen)
 
 
 def forced_size(schema: Any) -> int:
     """Bytes of the texts that an answer has no choice about, next to names."""
-    options = ([part["const"]] if "const" in part else _listed(part, "enum") for _, part in _parts(schema, ""))
+    options = ([part.schema["const"]] if "const" in part.schema else _listed(part.schema, "enum") for part in schema_parts(schema))
     return sum(len(option[0].encode()) for option in options if len(option) == 1 and isinstance(option[0], str))
 
 
-def _check_object(part: Mapping[str, Any], path: str) -> int:
+def _check_object(where: Part) -> int:
     """The square of the number of properties that may be left out."""
+    part, path = where.schema, where
     patterns = part.get("patternProperties")
     if isinstance(patterns, Mapping) and len(patterns) > MOST_PATTERN_PROPERTIES:
-        raise _refusal("patternProperties", path, f"there are {len(patterns)}, and {MOST_PATTERN_PROPERTIES} are allowed")
+        raise refusal("patternProperties", path, f"there are {len(patterns)}, and {MOST_PATTERN_PROPERTIES} are allowed")
     count, optional = _properties(part)
     if count > MOST_PROPERTIES:
-        raise _refusal("properties", path, f"there are {count}, and {MOST_PROPERTIES} are allowed")
+        raise refusal("properties", path, f"there are {count}, and {MOST_PROPERTIES} are allowed")
     if optional > MOST_OPTIONAL:
-        raise _refusal("properties", path, f"{optional} of them may be left out, and {MOST_OPTIONAL} are allowed: require the others")
+        raise refusal("properties", path, f"{optional} of them may be left out, and {MOST_OPTIONAL} are allowed: require the others")
     for keyword in ("anyOf", "oneOf"):
         together = sum(optional + _properties(each)[1] for each in _listed(part, keyword))
         if together > MOST_OPTIONAL:
-            raise _refusal(keyword, path, f"its parts have {together} properties that may be left out, and {MOST_OPTIONAL} are allowed")
+            raise refusal(keyword, path, f"its parts have {together} properties that may be left out, and {MOST_OPTIONAL} are allowed")
     return optional**2
 
 
@@ -77,75 +77,78 @@ def _properties(part: Any) -> tuple[int, int]:
     return len(names), len(names - required)
 
 
-def _check_divisor(divisor: Any, path: str) -> None:
+def _check_divisor(part: Part) -> None:
+    divisor = part.schema.get("multipleOf")
     if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
         return
     exact = Decimal(repr(divisor))
     if not exact.is_finite() or abs(exact.scaleb(-min(int(exact.as_tuple().exponent), 0))) > LARGEST_DIVISOR:
-        raise _refusal(f"multipleOf {divisor}", path, f"up to {LARGEST_DIVISOR} are allowed")
+        raise refusal(f"multipleOf {divisor}", part, f"up to {LARGEST_DIVISOR} are allowed")
 
 
-def _patterns(schema: Any, depth: int = 0) -> int:
-    """Patterns that a text has to match which fits this part of an `allOf`."""
+def _check_patterns(part: Part, known: dict[int, int]) -> None:
+    count = sum((_patterns(each, known) for each in part.schema["allOf"]), "pattern" in part.schema)
+    if count > MOST_PATTERNS:
+        raise refusal("allOf", part, f"it has {count} patterns, and {MOST_PATTERNS} are allowed")
+
+
+def _patterns(schema: Any, known: dict[int, int]) -> int:
+    """Patterns that a text has to match which fits this part of an `allOf`. Each part is counted once, and then `known`."""
     if not isinstance(schema, Mapping):
         return 0
-    alternatives = [max(map(_patterns, _listed(schema, key)), default=0) for key in ("anyOf", "oneOf")]
-    return ("pattern" in schema) + sum(map(_patterns, _listed(schema, "allOf"))) + sum(alternatives)
+    if id(schema) not in known:
+        alternatives = [max((_patterns(each, known) for each in _listed(schema, key)), default=0) for key in ("anyOf", "oneOf")]
+        together = sum(_patterns(each, known) for each in _listed(schema, "allOf"))
+        known[id(schema)] = ("pattern" in schema) + together + sum(alternatives)
+    return known[id(schema)]
 
 
-def _check_references(schema: Any, parts: list[tuple[str, Mapping[str, Any]]]) -> None:
+def _check_references(parts: list[Part]) -> None:
     """Each definition is as heavy as it is deep, and leads to those that it refers to."""
     references: dict[str, set[str]] = {"": set()}
-    depths: dict[str, int] = {"": 1}
-    targets = sorted({_place(part["$ref"]) for _, part in parts if isinstance(part.get("$ref"), str)} - {""}, key=len, reverse=True)
-    for target in targets:
-        references[target], depths[target] = set(), 1
-    if len(targets) > MOST_DEFINITIONS:
-        raise _refusal("$ref", "", f"{len(targets)} definitions are referred to, and {MOST_DEFINITIONS} are allowed")
-    known = frozenset(targets)
-    for path, part in parts:
-        owner = _owner(path, known)
-        depths[owner] = max(depths[owner], 1 + path.count("\0") - owner.count("\0"))
-        if isinstance(part.get("$ref"), str):
-            references[owner].add(_place(part["$ref"]))
+    tree = Targets()
+    for target in {steps_of(part.schema["$ref"]) for part in parts if isinstance(part.schema.get("$ref"), str)} - {""}:
+        references[target], node = set(), tree
+        for step in target.split("\0"):
+            node = node.setdefault(step, Targets())
+        node.name = target
+    if len(references) - 1 > MOST_DEFINITIONS:
+        raise refusal("$ref", None, f"{len(references) - 1} definitions are referred to, and {MOST_DEFINITIONS} are allowed")
+    depths = dict.fromkeys(references, 1)
+    for part in parts:
+        _find_owner(part, tree)
+        depths[part.owner] = max(depths[part.owner], 1 + part.below)
+        if isinstance(part.schema.get("$ref"), str):
+            references[part.owner].add(steps_of(part.schema["$ref"]))
+    reached = {part.targets.name for part in parts if part.targets is not None and part.targets.name is not None}
+    for part in parts:
+        reference = part.schema.get("$ref")
+        if isinstance(reference, str) and steps_of(reference) not in reached | {""} and not _is_boolean(parts[0].schema, reference):
+            raise refusal("$ref", part, f"there is no schema at {reference:.200}")
     levels, first = longest_chain(references, depths)
     if levels > LONGEST_CHAIN:
-        raise _refusal("$ref", first, f"references lead {levels} levels deep, and {LONGEST_CHAIN} are allowed")
+        place = Part({}, steps=tuple(first.split("\0")))
+        raise refusal("$ref", place, f"references lead {levels} levels deep, and {LONGEST_CHAIN} are allowed")
 
 
-def _owner(path: str, targets: frozenset[str]) -> str:
-    """The innermost definition that a part is in."""
-    while path and path not in targets:
-        path = path.rpartition("\0")[0]
-    return path
+def _find_owner(part: Part, tree: Targets) -> None:
+    """Of a part whose `outside` has its own."""
+    part.targets = tree
+    if part.outside is not None:
+        part.owner, part.below, part.targets = part.outside.owner, part.outside.below, part.outside.targets
+    for step in part.steps:
+        part.targets, part.below = None if part.targets is None else part.targets.get(step), part.below + 1
+        if part.targets is not None and part.targets.name is not None:
+            part.owner, part.below = part.targets.name, 0
 
 
-def _place(reference: str) -> str:
-    return "".join(f"\0{each.replace('~1', '/').replace('~0', '~')}" for each in reference.lstrip("#").split("/")[1:])
-
-
-def _parts(schema: Any, path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """All schemas of a schema with their places, whose steps are separated by a zero character."""
-    waiting = [(path, schema)]
-    while waiting:
-        path, schema = waiting.pop()
-        if not isinstance(schema, Mapping):
-            continue
-        yield path, schema
-        for key, value in schema.items():
-            if key in NAMED and isinstance(value, Mapping):
-                waiting += [(f"{path}\0{key}\0{name}", each) for name, each in value.items()]
-            elif isinstance(value, list):
-                waiting += [(f"{path}\0{key}\0{number}", each) for number, each in enumerate(value)] if key in LISTED else []
-            elif isinstance(value, Mapping) and key not in ("const", "default", "enum", "examples"):
-                waiting.append((f"{path}\0{key}", value))
+def _is_boolean(schema: Any, reference: str) -> bool:
+    """Whether a reference points at true or false, which are schemas too."""
+    for step in steps_of(reference).split("\0"):
+        schema = schema.get(step) if isinstance(schema, Mapping) else None
+    return isinstance(schema, bool)
 
 
 def _listed(schema: Mapping[str, Any], key: str) -> list[Any]:
     found = schema.get(key)
     return found if isinstance(found, list) else []
-
-
-def _refusal(keyword: str, path: str, why: str) -> SamplingError:
-    place = path.strip("\0").replace("\0", ".")
-    return SamplingError(f"structure: the schema cannot be held{f' at {place}' if place else ''}: {keyword}: {why}")
