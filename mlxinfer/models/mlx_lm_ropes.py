@@ -33,6 +33,9 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {name: {"rope_theta": base} for base
 }
 """By `model_type`: what transformers 5.24 takes where a config names no base, and no share of the channels."""
 
+OF_THEIR_CODE = {"deepseek": 1e4, "internlm2": 1e4, "minicpm": 1e4, "plamo": 1e4}
+"""By `model_type`: what the configuration class in the models' repositories takes where a config names no base."""
+
 FIXED = {"gptj": 1e4, "phixtral": 1e4, "plamo2": 1e4, "qwen": 1e4}
 """By `model_type`: the base of architectures whose configs need not name one."""
 
@@ -63,7 +66,8 @@ def with_both_spellings(old: Mapping[str, Any]) -> dict[str, Any]:
             key: value for key, value in with_both_spellings(dict(text) | {"model_type": inner}).items() if key != "model_type"
         }
     if not any(_bases(both)):
-        both |= {key: value for key, value in DEFAULTS.get(model_type, {}).items() if both.get(key) is None}
+        usual = DEFAULTS.get(model_type) or ({"rope_theta": OF_THEIR_CODE[model_type]} if model_type in OF_THEIR_CODE else {})
+        both |= {key: value for key, value in usual.items() if both.get(key) is None}
     local = _OF_WINDOWS.get(model_type)
     if local and both.get("rope_local_base_freq") is not None:
         both.setdefault(local, both["rope_local_base_freq"])

@@ -119,8 +119,15 @@ def test_a_base_that_nobody_names_is_refused() -> None:
     def nameless(given: Config) -> Config:
         return {key: value for key, value in given.items() if key != "rope_theta"}
 
-    config = LLAMA | {"model_type": "internlm2", "rope_theta": 1e6, "bias": False}
-    refused(config, "internlm2", "names no rope_theta.*would take 10000.*add rope_theta", nameless)
+    config = LLAMA | {"model_type": "mimo", "rope_theta": 1e6, "num_nextn_predict_layers": 1}
+    refused(config, "mimo", "names no rope_theta.*would take 10000.*add rope_theta", nameless)
+
+
+def test_a_base_that_the_models_own_code_takes_unless_told_is_given() -> None:
+    config = LLAMA | {"model_type": "minicpm", "tie_word_embeddings": False, "dim_model_base": 16, "scale_depth": 1.4, "scale_emb": 12.0}
+    tensors = made(config, "minicpm")
+    assert np.array_equal(logits(config, tensors), logits(config | {"rope_theta": 1e4}, tensors))
+    assert not np.array_equal(logits(config, tensors), logits(config | {"rope_theta": 1e6}, tensors))
 
 
 def test_a_base_that_transformers_takes_unless_told_is_given() -> None:
