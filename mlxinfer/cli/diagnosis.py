@@ -27,6 +27,7 @@ from ..loading.load import PreparedModel, meta_model
 from ..loading.memory_plan import MemoryPlan, plan_memory
 from ..loading.repack_cache import cache_usage, directory, limit_bytes
 from ..loading.resolve import ALIASES, cache_dir
+from ..loading.weight_sizes import SizeChange
 from ..models.config_reader import check_ignored
 from ..nn.row_products import product_status
 from .console import human_bytes
@@ -196,7 +197,7 @@ class ModelDiagnosis:
     """Lines about the model that the user should know."""
     context_tokens: dict[str, int] | None = None
     """Tokens of one sequence that fit in memory, by the bits of the cache; the model itself may allow fewer."""
-    sizes: list[str] = field(default_factory=list)
+    sizes: list[SizeChange] = field(default_factory=list)
     """Why the weights take other bytes in memory than in the files."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
@@ -205,7 +206,7 @@ class ModelDiagnosis:
         yield f"cache, kv {self.kv}", [*self.layers, *cost]
         yield "attention", self.attention
         plan = list(_memory_lines(self.plan, self.context_tokens)) if self.plan else [self.problem]
-        yield "memory", [*plan, *(f"weights: {line}" for line in self.sizes)]
+        yield "memory", [*plan, *map(_size_line, self.sizes)]
 
 
 def diagnose_model(
@@ -242,7 +243,7 @@ def diagnose_model(
         problem=problem,
         notes=found.model.notes,
         context_tokens={bits: _room(found, KVFormat.parse(bits), memory_gb, drafter) for bits in _WIDTHS},
-        sizes=list(found.size_lines),
+        sizes=list(found.size_changes),
     )
 
 
@@ -263,6 +264,13 @@ def _plan(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: Pr
 def _room(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: PreparedModel | None) -> int:
     plan, _ = _plan(found, kv, memory_gb, draft)
     return plan.room_tokens if plan else 0
+
+
+def _size_line(change: SizeChange) -> str:
+    stored = human_bytes(change.stored)
+    if not change.kept:
+        return f"weights: {stored} of the files are not read: {change.reason}"
+    return f"weights: {stored} of {change.kind} become {human_bytes(change.kept)}: {change.reason}"
 
 
 def _as_object(plan: MemoryPlan) -> dict[str, Any]:

@@ -39,7 +39,7 @@ from .repack_cache import RepackCache, open_copies
 from .rerank_recipe import RerankRecipe, read_reranking
 from .resolve import resolve
 from .summary import Summary, summarize
-from .weight_sizes import size_lines
+from .weight_sizes import SizeChange, size_changes
 from .weights import CheckpointWeights, MetaWeights, Progress
 
 if TYPE_CHECKING:
@@ -116,8 +116,8 @@ class PreparedModel:
     """The graph of a part without values; None for a model on mlx-lm's graph."""
     block_bytes: tuple[int, ...] = ()
     """Bytes that the weights of each block will take in memory."""
-    size_lines: tuple[str, ...] = ()
-    """Why the weights take other bytes in memory than in the files, a line for each reason."""
+    size_changes: tuple[SizeChange, ...] = ()
+    """Why the weights take other bytes in memory than in the files."""
     part: Part | None = None
     """The blocks that this process has, where others have the rest."""
 
@@ -217,7 +217,7 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
                     read_blocks=outline.read_blocks,
                     outline=outline.outline,
                     block_bytes=outline.block_bytes,
-                    size_lines=outline.size_lines,
+                    size_changes=outline.size_changes,
                 )
         finally:
             checkpoint.close()
@@ -252,7 +252,7 @@ class _Outline:
     read_blocks: ReadBlocks | None = None
     block_bytes: tuple[int, ...] = ()
     outline: Callable[[Part], Model] | None = None
-    size_lines: tuple[str, ...] = ()
+    size_changes: tuple[SizeChange, ...] = ()
 
 
 def _own_graph(
@@ -299,8 +299,8 @@ def _own_graph(
     blocks = tuple(sum(sizes[start:end]) for start, end in zip(starts, ends, strict=False))
     if isinstance(outline.mtp, Head) and outline.mtp.output is not None:  # rows of another matrix, which are there twice
         sizes.append(sum(array.nbytes for array in arrays(outline.mtp.output)))
-    lines = size_lines(whole, meta, dtype, quantize)
-    return _Outline(outline, sizes, read, read_blocks, blocks, lambda part: build(checkpoint.config, meta, mtp=mtp, part=part), lines)
+    changes = size_changes(whole, meta, dtype, quantize)
+    return _Outline(outline, sizes, read, read_blocks, blocks, lambda part: build(checkpoint.config, meta, mtp=mtp, part=part), changes)
 
 
 def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Format) -> list[str]:

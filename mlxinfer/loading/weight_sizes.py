@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import mlx.core as mx
 
 from ..nn.weights import FLOAT8, Format
+from ..records import dataclass
 from .checkpoint import Checkpoint
 from .formats import dtype_name, format_text
 from .gguf import GGUFCheckpoint
@@ -17,22 +18,36 @@ _SAID = 1 / 200
 """Share of the bytes in the files from which a difference is said."""
 
 
-def size_lines(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None) -> tuple[str, ...]:
-    """A line for each reason that changes the size by more than `_SAID`, after `meta.finish`. Bytes are in GB of 10^9."""
+@dataclass(frozen=True, slots=True)
+class SizeChange:
+    """Tensors that take other bytes in memory."""
+
+    kind: str
+    """How they are stored, as `Checkpoint.kind` names it; empty for different kinds."""
+    stored: int
+    """Bytes in the files."""
+    kept: int
+    """Bytes in memory; 0 where they are not read."""
+    reason: str
+    """Why, in words."""
+
+
+def size_changes(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None) -> tuple[SizeChange, ...]:
+    """One for each reason that changes the size by more than `_SAID`, after `meta.finish`."""
     whole = sum(checkpoint.nbytes(name) for name in checkpoint.names())
     return (*_left_out(checkpoint, meta, whole), *_changed(checkpoint, meta, dtype, quantize, whole))
 
 
-def _left_out(checkpoint: Checkpoint, meta: MetaWeights, whole: int) -> Iterator[str]:
+def _left_out(checkpoint: Checkpoint, meta: MetaWeights, whole: int) -> Iterator[SizeChange]:
     sizes: Counter[str] = Counter()
     for name, reason in meta.skipped.items():
         sizes[reason] += checkpoint.nbytes(name)
     for reason, size in sizes.most_common():
         if size > _SAID * whole:
-            yield f"{_gb(size)} of the files are not read: {reason}"
+            yield SizeChange("", size, 0, reason)
 
 
-def _changed(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None, whole: int) -> Iterator[str]:
+def _changed(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None, whole: int) -> Iterator[SizeChange]:
     stored: Counter[tuple[str, str]] = Counter()
     kept: Counter[tuple[str, str]] = Counter()
     counted: set[str] = set()
@@ -45,7 +60,7 @@ def _changed(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantiz
     for (kind, form), size in kept.most_common():
         before = stored[kind, form]
         if abs(size - before) > _SAID * whole:
-            yield f"{_gb(before)} of {kind} become {_gb(size)}: {form}"
+            yield SizeChange(kind, before, size, form)
 
 
 def _form(checkpoint: Checkpoint, tensor: PlannedTensor, dtype: mx.Dtype, quantize: Format | None) -> str:
@@ -62,7 +77,3 @@ def _form(checkpoint: Checkpoint, tensor: PlannedTensor, dtype: mx.Dtype, quanti
     if not isinstance(checkpoint, GGUFCheckpoint) and checkpoint.unpacked_from(source):
         return f"unpacked to {becomes}, as no product here reads them"
     return f"in {becomes}"
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB"

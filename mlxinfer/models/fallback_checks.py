@@ -78,8 +78,6 @@ CHECKS: Mapping[str, Check] = {
     "qwen2_5_vl": Check(4e-6),
     "qwen2_moe": Check(3e-6),
     "qwen2_vl": Check(7e-6),
-    "qwen3_vl": Check(7e-6),
-    "qwen3_vl_moe": Check(3e-6),
     "recurrent_gemma": Check(4e-5),
     "solar_open": Check(4e-6),
     "stablelm": Check(5e-6),

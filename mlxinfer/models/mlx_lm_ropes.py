@@ -20,7 +20,7 @@ _BASE_OF = {
     1e4: "afmoe deepseek_v3 deepseek_v32 dots1 exaone_moe gemma glm_moe_dsa granitemoe internlm3 muse_glimmer_text nanochat nemotron olmoe "
     "qwen2_moe recurrent_gemma starcoder2",
     1e5: "helium",
-    5e5: "bitnet cohere exaone llama4_text muse_spark_text qwen3_vl_text qwen3_vl_moe_text",
+    5e5: "bitnet cohere exaone llama4_text muse_spark_text",
     1e6: "phimoe qwen2_5_vl_text qwen2_vl_text solar_open",
     5e6: "minimax_m3_vl_text",
     6e6: "bailing_hybrid",
