@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import collections.abc
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
 from inspect import cleandoc, signature
 from pathlib import Path
@@ -21,7 +20,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, SamplingParams, TokenLogprob
 from .hooked_requests import HookedRequests
 from .open_model import ModelInfo
-from .sequence import Sequence
+from .sequence import Sequence as Running
 
 if TYPE_CHECKING:
     from typing_extensions import ParamSpec, Self
@@ -81,7 +80,7 @@ class FrontDoor(HookedRequests):
         bits: int | None = None,
         group_size: int = 64,
         gguf_exact: bool = False,
-        ignore_config_keys: collections.abc.Sequence[str] = (),
+        ignore_config_keys: Sequence[str] = (),
         max_context: int | None = None,
         max_num_seqs: int = 16,
         memory_gb: float | None = None,
@@ -199,7 +198,7 @@ def fault_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())
 
 
-def check_unbroken(sequences: Iterable[Sequence]) -> None:
+def check_unbroken(sequences: Iterable[Running]) -> None:
     """Raise `EngineError` if one of these ended with an error, and `SamplingError` if its structure is to blame."""
     for sequence in sequences:
         if sequence.finish_reason == "error":

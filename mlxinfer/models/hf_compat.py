@@ -30,7 +30,6 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
     "glm_moe_dsa": {"topk_method": "noaux_tc", "scoring_func": "sigmoid", "moe_layer_freq": 1},
     "longcat_flash": {"attention_method": "MLA", "zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True},
-    "qwen3_vl_moe_text": {"norm_topk_prob": True},
     "solar_open": {"partial_rotary_factor": 1.0, "first_k_dense_replace": 0},
 }
 """By `model_type`: obsolete keys of which only one value was ever published."""

@@ -278,5 +278,5 @@ def test_a_model_that_only_writes_is_told_what_to_use(tmp_path: Path) -> None:
     with LLM(tmp_path / "writer") as llm:
         with pytest.raises(UnsupportedModelError, match="neither a reranker that is known here"):
             llm.rerank("x", ["y"])
-        with pytest.raises(UnsupportedModelError, match="use an embedding model"):
+        with pytest.raises(UnsupportedModelError, match="is not an embedding model"):
             llm.embed("x")

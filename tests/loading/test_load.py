@@ -200,13 +200,13 @@ class TestRefusals:
 
     def test_a_model_larger_than_memory(self, tmp_path: Path) -> None:
         """A file with holes has any size, and nothing of it is read."""
-        rows = 1 << 30
-        config = config_of("llama", vocab_size=rows, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=128, num_attention_heads=8)
+        rows = 1 << 28
+        config = config_of("llama", vocab_size=rows, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=512, num_attention_heads=8)
         directory = tmp_path / "m"
         small = config | {"vocab_size": 8}
         random_checkpoint(directory, small)
         file = directory / "model.safetensors"
-        grow(file, "model.embed_tokens.weight", (rows, 128))
+        grow(file, "model.embed_tokens.weight", (rows, 512))
         (directory / "config.json").write_text(json.dumps(config))
         message = self.refused(directory, MemoryPlanError)
         assert f"weights take {275 * default_dtype().size // 2} GB" in message

