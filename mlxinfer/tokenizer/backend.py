@@ -61,7 +61,7 @@ class TokenizerParts:
     response_template: Mapping[str, Any] | None = None
     """How answers are written, where the checkpoint says so (`response_template` in tokenizer_config.json)."""
     written_by_template: frozenset[int] = frozenset()
-    """Ids of tokens that no message may spell, besides the special ones."""
+    """Ids of tokens that no message but the model's own may spell, besides the special ones."""
     sorts_tools: bool = False
     """Whether the chat template gets tools with their keys in the order of the alphabet."""
 

@@ -18,8 +18,11 @@ if TYPE_CHECKING:
 class SpecialTokens:
     """The special tokens of a vocabulary, as a text would spell them. Safe to share between threads."""
 
-    def __init__(self, tokens: Iterable[str]) -> None:
-        self._search = TokenSearch(token for token in tokens if len(token) > 1)
+    def __init__(self, tokens: Iterable[str], also: Iterable[str] = ()) -> None:
+        """`also`: further tokens that only a chat template and the model's own answers may spell, which calls of tools are written in."""
+        special = {token for token in tokens if len(token) > 1}
+        self._everywhere = TokenSearch(special)
+        self._but_in_answers = TokenSearch(special.union(token for token in also if len(token) > 1))
 
     def escape_special_tokens(self, value: Any) -> tuple[Any, str]:
         """A copy of messages or tools with a mark inside every special token that a text spells, and the mark.
@@ -28,29 +31,34 @@ class SpecialTokens:
         it, the value itself and an empty mark.
         """
         mark = f"\ufdd0{os.urandom(8).hex()}\ufdd1"  # noncharacters: no message contains it, and no normalization makes it
-        escaped, found = self._escaped(value, mark, 0)
+        escaped, found = self._escaped(value, mark, self._but_in_answers, 0)
         return (escaped, mark) if found else (value, "")
 
-    def _escaped(self, value: Any, mark: str, depth: int) -> tuple[Any, bool]:
+    def _escaped(self, value: Any, mark: str, search: TokenSearch, depth: int) -> tuple[Any, bool]:
         """A copy, and whether anything in it was escaped."""
         if isinstance(value, str):
-            text = self._escaped_text(value, mark)
+            text = _escaped_text(value, mark, search)
             return text, text != value
         if depth > _DEEPEST or not isinstance(value, (Mapping, list, tuple)):
             return value, False
+        if depth == _MESSAGE and isinstance(value, Mapping) and value.get("role") == "assistant":
+            search = self._everywhere
         parts = [part for pair in value.items() for part in pair] if isinstance(value, Mapping) else value
-        escaped = [self._escaped(part, mark, depth + 1) for part in parts]
+        escaped = [self._escaped(part, mark, search, depth + 1) for part in parts]
         copies, found = [copy for copy, _ in escaped], any(inner for _, inner in escaped)
         return dict(zip(copies[::2], copies[1::2], strict=True)) if isinstance(value, Mapping) else copies, found
 
-    def _escaped_text(self, text: str, mark: str) -> str:
-        pieces, done = [], 0
-        for begin, end in self._search.find(text):
-            pieces += [text[done : begin + 1], mark, text[begin + 1 : end]]
-            done = end
-        return "".join([*pieces, text[done:]])
+
+def _escaped_text(text: str, mark: str, search: TokenSearch) -> str:
+    pieces, done = [], 0
+    for begin, end in search.find(text):
+        pieces += [text[done : begin + 1], mark, text[begin + 1 : end]]
+        done = end
+    return "".join([*pieces, text[done:]])
 
 
+_MESSAGE = 2
+"""The level of nesting where messages stand."""
 _DEEPEST = 120
 """Levels of nesting that are searched; templates refuse fewer, with an error of their own."""
 

@@ -10,7 +10,8 @@ from ..errors import TokenizerError
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 
-_FILES = ("tokenizer*", "tokenization*", "vocab.*", "*.vocab", "merges.txt", "*.tiktoken", "*tekken*.json", "*.model", "*.model.v*")
+_FILES = ("tokenizer*", "vocab.*", "*.vocab", "merges.txt", "*.tiktoken", "*tekken*.json", "*.model", "*.model.v*")
+_CODE = "tokenization*.py"
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -20,7 +21,7 @@ def has_tokenizer(directory: Path) -> bool:
 
 def unreadable(directory: Path) -> TokenizerError:
     """The error for a directory that holds none of the tokenizer files that are read. It names the others."""
-    found = sorted({path.name for pattern in _FILES for path in directory.glob(pattern)})
+    found = sorted({path.name for pattern in (*_FILES, _CODE) for path in directory.glob(pattern)})
     there = f"only {', '.join(found[:6])}" if found else "nothing of the kind"
     return TokenizerError(
         f"{directory} has no tokenizer that can be read (tokenizer.json, tokenizer.model, tekken.json, tiktoken.model or qwen.tiktoken): "

@@ -19,6 +19,7 @@ from .detokenizer import byte_alphabet
 from .vocab import TokenType, Vocabulary, pairs_that_make
 
 _LARGEST_FILE = 64 << 20
+_POINTER = b"version https://git-lfs.github.com/"
 _MOST_TOKENS = 1 << 20
 _LONGEST_TOKEN = 512
 """Bytes; the longest token of a real vocabulary has 128."""
@@ -47,6 +48,8 @@ def read_bytes(path: Path) -> bytes:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
     if len(contents) > _LARGEST_FILE:
         raise TokenizerError(f"{path} is not a vocabulary: it has more than {_LARGEST_FILE >> 20} MB")
+    if contents.startswith(_POINTER):
+        raise TokenizerError(f"{path} is a pointer of Git LFS, not the file: run git lfs pull, or download the file again")
     return contents
 
 

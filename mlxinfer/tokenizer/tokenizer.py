@@ -28,7 +28,9 @@ class Tokenizer:
             self._token_bytes = TokenBytes(parts.backend)
         self._parts = parts
         self._backend = parts.backend
-        self._special_tokens = SpecialTokens(filter(None, map(parts.backend.token, parts.backend.special | parts.written_by_template)))
+        self._special_tokens = SpecialTokens(
+            *(filter(None, map(parts.backend.token, ids)) for ids in (parts.backend.special, parts.written_by_template))
+        )
         self._templates = ChatTemplates(parts.chat_templates, parts.special_tokens)
         self.vocab_size = parts.vocab_size
         self.bos_token_id = parts.bos_token_id

@@ -131,6 +131,15 @@ def test_what_a_message_spells_is_no_special_token(read: tuple[str, Tokenizer], 
     assert set(tokenizer.encode(TOLD)) & set(specials)
 
 
+def test_calls_in_an_earlier_answer_of_kimi_are_calls(tmp_path: Path) -> None:
+    write_ranks(tmp_path, "tiktoken.model")
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    tokenizer, text = from_directory(tmp_path), "<|tool_call_begin|><|im_end|>"
+    for role, call in (("assistant", True), ("tool", False)):
+        ids = tokenizer.encode_chat([{"role": role, "content": text}])
+        assert ((COUNT + 3 in ids), (COUNT + 2 in ids)) == (call, False)
+
+
 def test_tools_reach_kimi_s_template_with_sorted_keys(tmp_path: Path) -> None:
     write_ranks(tmp_path, "tiktoken.model")
     (tmp_path / "chat_template.jinja").write_text("{{ tools|tojson }}")
@@ -260,6 +269,7 @@ LINES = b"".join(f"{token} {rank}\n".encode() for rank, token in enumerate(ranke
         (LINES + b"&&&& %d" % COUNT, "not written in base64"),
         (b"YQ== 0\nYg== 1\n", "254 of the 256 bytes"),
         (LINES + b"QUFB" * 999 + b" %d" % COUNT, "a token of 2997 bytes"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:83\nsize 19399650\n", "a pointer of Git LFS.*git lfs pull"),
         (b"\x80\x02model", "not a token in base64 and its rank|do not count"),
         (b"\xff" * 999, "do not count"),
     ],
