@@ -16,6 +16,7 @@ import yaml
 from .._version import __version__
 from ..loading.files import to_json
 from ..loading.resolve import ALIASES
+from ..words import counted
 from .report import Quality, Report, TensorReport
 
 REPORT, CARD = "quantization_report.json", "README.md"
@@ -107,7 +108,7 @@ def _lines(report: Report, base: object) -> list[str]:
     ]
     lines += ["", f"- {report.nbytes / 1e9:.3g} GB"]
     kinds = Counter(tensor.stored for tensor in report.tensors if len(tensor.shape) > 1)
-    lines += [f"- {count} {'matrix' if count == 1 else 'matrices'}: {kind}" for kind, count in kinds.most_common()]
+    lines += [f"- {counted(count, 'matrix', 'matrices')}: {kind}" for kind, count in kinds.most_common()]
     settings |= settings.pop("budget", {})
     known = {key.replace("_", " "): value for key, value in settings.items() if key not in _LONG and value is not None}
     lines += ["- " + ", ".join(f"{key} {value}" for key, value in known.items())]

@@ -20,6 +20,7 @@ from ..loading.weights import MetaWeights, PlannedTensor, TensorRequest, can_qua
 from ..models import build, supports
 from ..models.vlm_text import TEXT_MODELS, text_config
 from ..nn.weights import Format
+from ..words import counted
 from .report import Action
 
 _TEXT_PREFIX = re.compile(r"^language_model\.|(?<=^model\.)language_model\.")
@@ -214,7 +215,7 @@ def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
 
 
 def _matrices(count: int, verb: str = "", verb_of_one: str = "") -> str:
-    return f"1 matrix{verb_of_one}" if count == 1 else f"{count} matrices{verb}"
+    return counted(count, "matrix", "matrices") + (verb_of_one if count == 1 else verb)
 
 
 def _counted(outputs: list[Output]) -> list[tuple[str, int]]:

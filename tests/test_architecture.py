@@ -32,6 +32,7 @@ PLAIN = {
     "installing",
     "keep_alive",
     "records",
+    "words",
     "_version",
 }
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}

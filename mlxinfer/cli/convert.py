@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..words import counted
 from .console import colours, dumb_terminal, human_bytes, tell
 from .options import complete_model
-from .stages import count_of, human_time, stages
+from .stages import human_time, stages
 
 if TYPE_CHECKING:
     from ..convert.report import Quality, Report
@@ -68,12 +69,12 @@ def _say(estimate: Estimate, destination: Path) -> None:
 def _lines(report: Report) -> list[str]:
     lines = [f"{report.destination}", f"{human_bytes(report.nbytes)}, {report.bits_per_weight:.2f} bits per weight"]
     lines[1] += f" (from {human_bytes(report.source_nbytes)})"
-    lines.append(", ".join(f"{count_of(count, 'tensor')} {action}" for action, count in report.actions.items()))
+    lines.append(", ".join(f"{counted(count, 'tensor')} {action}" for action, count in report.actions.items()))
     worst = max(report.tensors, key=lambda tensor: tensor.error, default=None)
     if worst and worst.error:
         lines.append(f"largest relative error {worst.error:.4f} ({worst.name})")
     if report.skipped:
-        lines.append(f"{count_of(len(report.skipped), 'tensor')} left out: {'; '.join(sorted(set(report.skipped.values())))}")
+        lines.append(f"{counted(len(report.skipped), 'tensor')} left out: {'; '.join(sorted(set(report.skipped.values())))}")
     lines += [f"note: {note}" for note in report.notes]
     if report.quality:
         quality = report.quality

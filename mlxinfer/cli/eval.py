@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .._version import __version__
+from ..words import counted
 from .console import human_bytes, tell
 from .groups import Commands
 from .options import ABOVE_ZERO, complete_model
-from .stages import count_of, stages
+from .stages import stages
 
 if TYPE_CHECKING:
     from ..evaluation.figures import Difference, Figures
@@ -172,7 +173,7 @@ def _plain(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _what(text: Windows) -> str:
-    return f"{text.positions:,} positions in {count_of(len(text.windows), 'window')}: {text.name}"
+    return f"{text.positions:,} positions in {counted(len(text.windows), 'window')}: {text.name}"
 
 
 def _size(found: Figures) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..words import counted
 from .console import dumb_terminal, human_bytes, tell
 
 FIRST_S, EVERY_S = 10.0, 30.0
@@ -81,15 +82,10 @@ def stages() -> Iterator[Stages]:
 def human_time(seconds: float) -> str:
     """100 -> "about 2 minutes"."""
     if seconds < 90:
-        return f"about {count_of(max(round(seconds), 1), 'second')}"
+        return f"about {counted(max(round(seconds), 1), 'second')}"
     if seconds < 90 * 60:
-        return f"about {count_of(round(seconds / 60), 'minute')}"
+        return f"about {counted(round(seconds / 60), 'minute')}"
     return f"about {seconds / 3600:.1f} hours"
-
-
-def count_of(count: int, noun: str) -> str:
-    """1 -> "1 tensor", 2 -> "2 tensors"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _count(done: int, total: int, unit: str) -> str:

@@ -14,6 +14,7 @@ from ..models.hooks import ATTENTION_OUT, HEADS, MLP, RESIDUAL, ROUTER
 from ..nn.moe import MixtureOfExperts
 from ..nn.norms import RMSNorm
 from ..records import dataclass
+from ..words import counted
 from .places import ATTENTION, KV, LOGITS, TRACED, Layers, attends, checked_layers, checked_names
 from .recorder import Recorder
 
@@ -84,7 +85,7 @@ class LogitLens:
 
     def __repr__(self) -> str:
         answer = f", which ends in {self.texts[-1][-1]!r}" if self.texts and self.texts[-1] else ""
-        return f"LogitLens({len(self.layers)} layers, {len(self.tokens)} tokens{answer})"
+        return f"LogitLens({counted(len(self.layers), 'layer')}, {counted(len(self.tokens), 'token')}{answer})"
 
 
 class Trace:
@@ -129,7 +130,7 @@ class Trace:
         return len(self.token_ids)
 
     def __repr__(self) -> str:
-        return f"Trace({len(self.token_ids)} tokens: {', '.join(self._values)})"
+        return f"Trace({counted(len(self.token_ids), 'token')}: {', '.join(self._values)})"
 
     def logit_lens(self) -> LogitLens:
         """What the model would answer after each layer. Needs "residual" and, with it, its last layer."""

@@ -14,6 +14,7 @@ from ..cache.pages import PAGE
 from ..errors import SettingError
 from ..interpret.places import KV
 from ..records import dataclass
+from ..words import counted
 from .formats import table
 from .frames import frame
 
@@ -66,7 +67,7 @@ class CacheErrors:
 
     def __repr__(self) -> str:
         pages = max((row.page for row in self.rows), default=-1) + 1
-        return f"CacheErrors(kv {self.kv}, {pages} pages in {len(self.by_layer())} layers)"
+        return f"CacheErrors(kv {self.kv}, {counted(pages, 'page')} in {counted(len(self.by_layer()), 'layer')})"
 
 
 def cache_errors(trace: Trace, kv: str = "4", *, first16: bool = False) -> CacheErrors:

@@ -12,6 +12,7 @@ from ..cache.pages import PAGE, AttentionGroup
 from ..cache.store import LayerStore
 from ..errors import MLXInferError
 from ..records import dataclass
+from ..words import counted
 from .formats import table
 from .frames import frame
 
@@ -136,7 +137,8 @@ class CacheMap:
 
     def __repr__(self) -> str:
         pages = sum(len(group.pages) for group in self.groups)
-        return f"CacheMap({pages} sealed pages, {len(self.sequences)} running sequences, {self.nbytes / 1e6:.2f} MB)"
+        running = counted(len(self.sequences), "running sequence")
+        return f"CacheMap({counted(pages, 'sealed page')}, {running}, {self.nbytes / 1e6:.2f} MB)"
 
 
 def engine_of(llm: LLM, asker: str) -> Engine:

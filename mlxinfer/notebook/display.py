@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ..errors import MLXInferError
 from ..types import Chunk, Completion, SamplingParams, Usage
+from ..words import counted
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -78,7 +79,9 @@ class _Cell:
             print()  # noqa: T201
             return
         speed = f"{completion.usage.decode_tps:.1f} tokens/s" if completion.usage.decode_tps else completion.finish_reason
-        self._draw(f"{completion.usage.completion_tokens} tokens · {speed}" if completion.finish_reason != "cancelled" else "stopped")
+        self._draw(
+            f"{counted(completion.usage.completion_tokens, 'token')} · {speed}" if completion.finish_reason != "cancelled" else "stopped"
+        )
 
     def _draw(self, footer: str) -> None:
         self._drawn = perf_counter()

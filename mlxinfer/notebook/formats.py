@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 from ..types import Completion, EngineStats, TokenLogprob
+from ..words import counted
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
@@ -110,7 +111,7 @@ def _error(stderr: float | None) -> str:
 def completion_html(completion: Completion) -> str:
     """The answer, its tokens coloured by probability (with `SamplingParams(logprobs=...)`), the alternatives in their tooltips."""
     usage = completion.usage
-    parts = [f"{usage.completion_tokens} tokens", completion.finish_reason]
+    parts = [counted(usage.completion_tokens, "token"), completion.finish_reason]
     parts += [f"{usage.decode_tps:.1f} tokens/s"] if usage.decode_tps else []
     body = "".join(map(_token, _spoken(completion))) if completion.logprobs else escape(completion.text)
     thought = ""
@@ -191,7 +192,7 @@ def conversion_html(report: Any) -> str:
         rows.append(("", report.quality.verdict))
     tensors = [(t.name, " × ".join(map(str, t.shape)), t.action, t.stored, f"{t.error:.4f}" if t.error else "") for t in report.tensors]
     details = table(("tensor", "shape", "action", "stored", "error"), tensors)
-    return f"<div>{table(('', ''), rows)}<details><summary>{len(tensors)} tensors</summary>{details}</details></div>"
+    return f"<div>{table(('', ''), rows)}<details><summary>{counted(len(tensors), 'tensor')}</summary>{details}</details></div>"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.events import StepReport, Token
 from ..errors import MLXInferError
 from ..records import dataclass
+from ..words import counted
 from .cache_map import engine_of
 from .formats import table
 from .frames import frame
@@ -141,7 +142,7 @@ class Timeline:
         return table(("request", "prompt", "answer", "steps", "ended"), self._lines())
 
     def __repr__(self) -> str:
-        return f"Timeline({self._steps} steps, {len(self._sequences)} requests)"
+        return f"Timeline({counted(self._steps, 'step')}, {counted(len(self._sequences), 'request')})"
 
 
 @contextmanager

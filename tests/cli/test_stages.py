@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from mlxinfer.cli.stages import FIRST_S, Stages, count_of, human_time, stages
+from mlxinfer.cli.stages import FIRST_S, Stages, human_time, stages
+from mlxinfer.words import counted
 
 
 class Clock:
@@ -68,4 +69,4 @@ def test_times_and_numbers_in_words() -> None:
         "about 2 minutes",
         "about 2.0 hours",
     ]
-    assert [count_of(number, "window") for number in (1, 2000)] == ["1 window", "2,000 windows"]
+    assert [counted(number, "window") for number in (1, 2000)] == ["1 window", "2,000 windows"]
