@@ -67,19 +67,19 @@ def _never_full(value: object, hyper: Hyper) -> bool:
 
 
 def _without_window(value: object, hyper: Hyper) -> bool:
-    return _never_full(hyper.get("attention.sliding_window", 0), hyper)
+    return _never_full(_number(hyper, "attention.sliding_window", 0), hyper)
 
 
 def _without_experts(value: object, hyper: Hyper) -> bool:
-    return bool(hyper.get("expert_count", 0) == 0)
+    return _number(hyper, "expert_count", 0) == 0
 
 
 def _same_base(value: object, hyper: Hyper) -> bool:
-    return _without_window(value, hyper) or bool(value == hyper.get("rope.freq_base", 10000.0))
+    return _without_window(value, hyper) or value == _number(hyper, "rope.freq_base", 10000.0)
 
 
 def _without_yarn(value: object, hyper: Hyper) -> bool:
-    return bool(hyper.get("rope.scaling.type") != "yarn")
+    return hyper.get("rope.scaling.type", "") in ("", "none", "linear", "longrope")
 
 
 _OFF = (0, 1)

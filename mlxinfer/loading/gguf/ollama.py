@@ -32,6 +32,9 @@ _TEXT_MODELS = {
 """Architectures whose text model llama.cpp has under another name; `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are llama.cpp's own names. Text
 has the same position in all sections of their rope, which is then that of the text model."""
 
+_SEEING = frozenset({"qwen25vl", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h_omni"})
+"""Of these, the models that see, whose eyes llama.cpp keeps in a file of their own."""
+
 _REFUSED = {
     "glmocr": "whose queries and keys are in the order of a rope for images",
     "deepseekocr": "which reads pictures of text",
@@ -75,11 +78,11 @@ _PRE_TOKENIZERS = {
 }
 """How words are cut in files that name no pre-tokenizer, or the default one, as Ollama's graphs do."""
 _RENAMED: Mapping[str, Mapping[str, str]] = {
+    "gptoss": {".ffn_gate_up_exps.": f".{ALTERNATING}."},
     "gpt-oss": {
         ".attn_out.": ".attn_output.",
         ".attn_sinks": ".attn_sinks.weight",
         ".ffn_norm.": ".post_attention_norm.",
-        ".ffn_gate_up_exps.": f".{ALTERNATING}.",
     },
     "gemma4": {
         ".attn_post_norm.": ".post_attention_norm.",
@@ -99,12 +102,12 @@ _RENAMED: Mapping[str, Mapping[str, str]] = {
     "lfm2": {".attn_out.": ".attn_output."},
     "lfm2moe": {".attn_out.": ".attn_output.", ".exp_probs_b": ".exp_probs_b.bias"},
 }
-"""By llama.cpp's architecture: parts of tensors' names (or their ends, where no dot follows) and what llama.cpp has instead."""
+"""By Ollama's name or llama.cpp's: parts of tensors' names (or their ends, where no dot follows) and what llama.cpp has instead."""
 
 
 def from_ollama(files: GGUFFiles) -> bool:
-    """Bring the metadata and the names of the tensors into llama.cpp's form, where they are in Ollama's. True for a file that holds parts
-    that see or hear, which are left out.
+    """Bring the metadata and the names of the tensors into llama.cpp's form, where they are in Ollama's. True for a model that
+    sees or hears; what it does so with is left out.
 
     Raises `UnsupportedModelError` for what Ollama wrote and nothing here computes. A file that is in llama.cpp's form stays as it is.
     """
@@ -118,10 +121,11 @@ def from_ollama(files: GGUFFiles) -> bool:
     form = _Form(files, name)
     form.name_the_architecture()
     form.move_keys()
-    for known in dict.fromkeys((name, form.architecture)):
-        if known in _FIXES:
-            _FIXES[known](form)
-    form.rename_tensors(_RENAMED.get(form.architecture, {}))
+    names = list(dict.fromkeys((name, form.architecture)))
+    for fix in [_FIXES[known] for known in names if known in _FIXES]:
+        fix(form)
+    for known in names:
+        form.rename_tensors(_RENAMED.get(known, {}))
     form.mend_tokenizer()
     form.settle()
     return form.senses
@@ -139,8 +143,9 @@ class _Form:
         """Tensors of the text model: name to have, name in the file."""
         self.by_ollama = name in _TEXT_MODELS or not self.hyper.keys().isdisjoint(_MARKS)
         """Whether Ollama's converter wrote the file, as far as that can be seen."""
-        self.senses = any(map(_OTHER_SENSES.fullmatch, files.tensors)) or any(key.startswith(("vision.", "audio.")) for key in self.hyper)
-        """Whether the file holds parts that see or hear."""
+        parts = any(map(_OTHER_SENSES.fullmatch, files.tensors)) or any(key.startswith(("vision.", "audio.")) for key in self.hyper)
+        self.senses = parts or name in _SEEING
+        """Whether the model sees or hears."""
 
     def unsupported(self, key: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -160,6 +165,16 @@ class _Form:
         """The value of a key, or the default where it is not a number, for the reader of the keys to refuse."""
         value = self.hyper.get(key, default)
         return float(value) if is_number(value) else default
+
+    def text(self, key: str, default: str = "") -> str:
+        """As `number`."""
+        value = self.hyper.get(key, default)
+        return value if isinstance(value, str) else default
+
+    def has_no_pre_tokenizer(self) -> bool:
+        """Whether the tokenizer cuts words, and the file does not say how."""
+        pre = self.others.get("tokenizer.ggml.pre", "default")
+        return self.others.get("tokenizer.ggml.model") == "gpt2" and isinstance(pre, str) and pre in ("", "default")
 
     def drop(self, *keys: str) -> None:
         for key in keys:
@@ -186,9 +201,8 @@ class _Form:
             self.move(old, new)
         if self.architecture.startswith("qwen"):
             self.drop(*_SECTIONS)
-        kind = self.hyper.get("rope.scaling.type")
-        if kind in ("", "default"):
-            self.drop("rope.scaling.type", *(["rope.scaling.factor"] if kind else []))
+        if self.text("rope.scaling.type", "none") in ("", "default"):
+            self.drop("rope.scaling.type", *(["rope.scaling.factor"] if self.text("rope.scaling.type") else []))
         if self.number("rope.scaling.factor", 1.0) == 0:
             self.drop("rope.scaling.factor")
         if self.number("rope.scaling.original_context_length", 1) == 0:
@@ -207,20 +221,20 @@ class _Form:
             self.drop("rope.dimension_count")
 
     def rename_tensors(self, names: Mapping[str, str]) -> None:
+        """Give tensors llama.cpp's names. One whose new name another has keeps its own, for the loader to refuse."""
         for old, new in names.items():
             for tensor in list(self.tensors):
-                if tensor.endswith(old) if not old.endswith(".") else old in tensor:
-                    target = tensor.replace(old, new) if old.endswith(".") else tensor[: -len(old)] + new
+                if old.endswith("."):
+                    target = tensor.replace(old, new)
+                else:
+                    target = tensor.removesuffix(old) + new if tensor.endswith(old) else tensor
+                if target not in self.tensors:
                     self.tensors[target] = self.tensors.pop(tensor)
 
     def mend_tokenizer(self) -> None:
         """Name the pre-tokenizer, and leave out tokens that have no row in the embedding: those of images."""
         pre = _PRE_TOKENIZERS.get(self.written_as) or _PRE_TOKENIZERS.get(self.architecture)
-        if (
-            pre
-            and self.others.get("tokenizer.ggml.model") == "gpt2"
-            and self.others.get("tokenizer.ggml.pre", "default") in ("", "default")
-        ):
+        if pre and self.has_no_pre_tokenizer():
             self.others["tokenizer.ggml.pre"] = pre
         embedding = self.info("token_embd.weight")
         rows = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
@@ -259,7 +273,7 @@ def _gemma3(form: _Form) -> None:
         form.drop("final_logit_softcapping")
     if old and windows and form.number("block_count") in _GEMMA3_STRETCHED and form.number("rope.scaling.factor", 1.0) == 1.0:
         form.hyper |= {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
-    if old and form.hyper.get("rope.scaling.type") == "yarn":
+    if old and form.text("rope.scaling.type") == "yarn":
         form.hyper = {"rope.scaling.yarn_beta_fast": 64.0, "rope.scaling.yarn_attn_factor": 1.0} | form.hyper
 
 
@@ -312,7 +326,7 @@ def _delta_net(form: _Form) -> None:
     """Value heads are in llama.cpp's order in Qwen 3.5's files, and in that of the checkpoint in Qwen3-Next's."""
     expected = form.architecture != "qwen3next"
     order = form.hyper.pop("ssm.v_head_reordered", expected)
-    if order != expected:
+    if order is not expected:
         raise form.unsupported("ssm.v_head_reordered", f"= {shown(order)}")
     counts = form.hyper.get("attention.head_count_kv")
     if isinstance(counts, np.ndarray) and counts.ndim == 1 and not counts.all():
@@ -335,15 +349,14 @@ def _nemotron(form: _Form) -> None:
 
 def _olmo(form: _Form) -> None:
     """Ollama writes the whole factor of YaRN's logits where llama.cpp writes what it is multiplied with."""
-    if form.hyper.get("rope.scaling.type") == "yarn":
+    if form.text("rope.scaling.type") == "yarn":
         form.move("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
 
 
 def _llama(form: _Form) -> None:
     """Early files of Llama 3 name no pre-tokenizer."""
     tokens = form.others.get("tokenizer.ggml.tokens")
-    named = form.others.get("tokenizer.ggml.pre", "default") not in ("", "default")
-    if not named and isinstance(tokens, list) and tokens[_EOT : _EOT + 1] == ["<|eot_id|>"]:
+    if form.has_no_pre_tokenizer() and isinstance(tokens, list) and tokens[_EOT : _EOT + 1] == ["<|eot_id|>"]:
         form.others["tokenizer.ggml.pre"] = "llama-bpe"
 
 

@@ -18,7 +18,7 @@ from mlxinfer.models import build
 from mlxinfer.models.vlm_text import NOTE
 from tests.support.gguf_file import Tensor
 from tests.support.gguf_golden import Arrays, golden, logits, reference, write_model
-from tests.support.ollama_forms import FORMS, Hyper, gpt_oss
+from tests.support.ollama_forms import FORMS, Hyper, gpt_oss, gpt_oss_of_the_newer_converter
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS.keys())
@@ -29,7 +29,7 @@ def test_the_logits_of_the_checkpoint(name: str, form: Callable[[Hyper, Arrays],
     ids, expected = reference(name)
     np.testing.assert_allclose(logits(path, ids), expected, atol=2e-4)
     checkpoint = GGUFCheckpoint(path)
-    eyes = any(tensor.startswith("v.") for tensor in arrays)
+    eyes = any(tensor.startswith("v.") for tensor in arrays) or architecture == "qwen2vl"
     assert (NOTE in build(checkpoint.config, MetaWeights(checkpoint, mx.float16)).notes) == eyes
     checkpoint.close()
 
@@ -43,6 +43,25 @@ def test_the_table_of_the_documentation(tmp_path: Path) -> None:
     for name in (name for name, fate in rows.items() if fate == "refused"):
         with pytest.raises(UnsupportedModelError, match=rf"{name}\b.*; give the model's safetensors instead"):
             refused(tmp_path / "x.gguf", "llama", name, {})
+
+
+def test_halves_of_fused_experts_in_llama_cpps_files_are_not_taken_in_turn(tmp_path: Path) -> None:
+    """Both write `ffn_gate_up_exps`, in another order."""
+    _, hyper, arrays = golden("gpt-oss")
+    for layer in range(2):
+        gate, up = (arrays.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up"))
+        arrays[f"blk.{layer}.ffn_gate_up_exps.weight"] = np.concatenate([gate, up], axis=1)
+    ids, expected = reference("gpt-oss")
+    found = logits(write_model(tmp_path / "x.gguf", "gpt-oss", hyper, arrays), ids)
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+
+
+def test_a_tensor_under_both_names_is_not_lost(tmp_path: Path) -> None:
+    _, hyper, arrays = golden("gpt-oss")
+    arrays["blk.0.attn_out.weight"] = arrays["blk.0.attn_output.weight"] + 1
+    checkpoint = GGUFCheckpoint(write_model(tmp_path / "x.gguf", gpt_oss_of_the_newer_converter(hyper, arrays), hyper, arrays))
+    assert "blk.0.attn_out.weight" in checkpoint.names()
+    checkpoint.close()
 
 
 def test_divisors_of_a_rope_that_is_not_divided_are_empty(tmp_path: Path) -> None:
