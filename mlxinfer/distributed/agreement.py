@@ -173,7 +173,7 @@ def model_digest(path: Path) -> str:
     """16 hexadecimal digits that copies of a model have in common: of its config, and of the sizes, headers and samples of its files."""
     found = hashlib.sha256()
     for file in model_files(path):
-        if file.suffix in _WEIGHTS:
+        if file == path or file.suffix in _WEIGHTS:  # a GGUF file may have another name
             size = file.stat().st_size
             found.update(f"{file.name} {size}".encode())
             with file.open("rb") as opened:

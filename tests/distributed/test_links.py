@@ -143,6 +143,14 @@ def test_copies_of_a_model_have_one_digest(tmp_path):
     assert model_digest(tmp_path / "a") == model_digest(tmp_path / "b") != model_digest(tmp_path / "c")
 
 
+def test_a_gguf_file_without_an_ending_has_a_digest_of_its_own(tmp_path):
+    """Ollama names its files so."""
+    for name in ("sha256-0", "sha256-1"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "blob").write_bytes(b"GGUF" + name.encode())
+    assert model_digest(tmp_path / "sha256-0" / "blob") != model_digest(tmp_path / "sha256-1" / "blob")
+
+
 @pytest.mark.parametrize(
     "written",
     [
