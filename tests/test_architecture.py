@@ -31,6 +31,7 @@ PLAIN = {
     "garbage",
     "installing",
     "keep_alive",
+    "name_pattern",
     "records",
     "words",
     "_version",

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..loading.safetensors import SafetensorsFile
+from ..name_pattern import is_ending
 from ..typed_reader import shown
-from .pattern import is_target
 from .peft import ConfigReader
 from .update import CONFIG, Update, updates_in
 
@@ -58,4 +58,4 @@ class _Settings:
         layer = _LAYER.search(module)
         if layer is not None and int(layer[1]) < self._first:
             return f"is for layer {layer[1]}, and {CONFIG} says that layers from {self._first} on are adapted"
-        return "" if is_target(module, self._keys) else f"is for a module that is not among the keys of {CONFIG}"
+        return "" if is_ending(module, self._keys) else f"is for a module that is not among the keys of {CONFIG}"

@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import AdapterError
 from ..loading.safetensors import SafetensorsFile
+from ..name_pattern import Endings, PatternError, Steps, is_ending
 from ..typed_reader import TypedReader, shown
-from .pattern import is_target, value_for
 from .update import CONFIG, Update, updates_in
 
 WEIGHTS = "adapter_model.safetensors"
@@ -79,8 +79,9 @@ class _Settings:
             raise reader.error("bias", f"is {shown(config['bias'])}: biases of adapters are not applied")
         self._path = path
         self._rank, self._alpha = reader.integer("r", 8), reader.number("lora_alpha", 8)
-        self._ranks = _patterns(reader, "rank_pattern")
-        self._alphas = _patterns(reader, "alpha_pattern")
+        steps = Steps()
+        self._ranks = _patterns(reader, "rank_pattern", steps)
+        self._alphas = _patterns(reader, "alpha_pattern", steps)
         self._rslora = reader.boolean("use_rslora", False)
         self.dora = reader.boolean("use_dora", False)
         self._targets = reader.take("target_modules")
@@ -90,25 +91,34 @@ class _Settings:
         _check_rest(reader)
 
     def rank(self, module: str) -> int:
-        return int(value_for(module, self._ranks, self._rank, self._path.parent))
+        return int(self._value(module, self._ranks, self._rank))
+
+    def _value(self, module: str, endings: Endings[float], otherwise: float) -> float:
+        try:
+            return endings.value(module, otherwise)
+        except PatternError as error:
+            raise AdapterError(f"{self._path}: {error}: write the names of its modules") from None
 
     def scale(self, module: str) -> float:
-        alpha, rank = value_for(module, self._alphas, self._alpha, self._path.parent), self.rank(module)
+        alpha, rank = self._value(module, self._alphas, self._alpha), self.rank(module)
         return alpha / (math.sqrt(rank) if self._rslora else rank)
 
     def left_out(self, module: str) -> str:
         layer = _LAYER.search(module)
         if self._layers is not None and (layer is None or int(layer[1]) not in self._layers):
             return f"is for a layer that is not among layers_to_transform of {CONFIG}"
-        return "" if is_target(module, self._targets) else f"is for a module that is not among target_modules of {CONFIG}"
+        return "" if is_ending(module, self._targets) else f"is for a module that is not among target_modules of {CONFIG}"
 
 
-def _patterns(reader: ConfigReader, key: str) -> dict[str, float]:
+def _patterns(reader: ConfigReader, key: str, steps: Steps) -> Endings[float]:
     found = reader.take(key) or {}
     valid = isinstance(found, dict) and all(type(value) in (int, float) and value > 0 and math.isfinite(value) for value in found.values())
     if not valid:
         raise reader.bad(key, found, "an object of names and numbers above 0")
-    return dict(found)
+    try:
+        return Endings(found, steps)
+    except PatternError as error:
+        raise reader.error(key, f"has what cannot be matched: {error}: write the names of its modules") from None
 
 
 def _check_start(reader: ConfigReader) -> None:

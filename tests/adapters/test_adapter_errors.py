@@ -95,6 +95,8 @@ def test_the_head_is_refused(base, changes, tmp_path):
         ({"r": 5}, "has rank 4, and adapter_config.json says 5"),
         ({"rank_pattern": {"q_proj": 2}}, "has rank 4, and adapter_config.json says 2"),
         ({"rank_pattern": 3}, "rank_pattern is 3"),
+        ({"rank_pattern": {"(": 2}}, "the pattern ( is no regular expression: a bracket is not closed: write the names of its modules"),
+        ({"alpha_pattern": {r"(a)\1": 2}}, r"the pattern (a)\1 has an escape that is not understood"),
         ({"use_dora": True}, "has no lora_magnitude_vector"),
         ({"peft_type": "LOHA"}, "only LORA is understood"),
         ({"bias": "all"}, "biases of adapters are not applied"),

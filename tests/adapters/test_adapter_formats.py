@@ -19,8 +19,6 @@ from support.adapters import (
 from support.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
-from mlxinfer.adapters.pattern import value_for
-from mlxinfer.errors import AdapterError
 
 IDS = list(range(3, 60))
 CLOSE = 5e-4
@@ -85,19 +83,3 @@ def test_gguf_scale(base, tmp_path, alpha):
     changes = random_changes(shapes_of(base), projections=["o_proj", "up_proj"], alpha=alpha or 4.0)
     written = write_gguf_adapter(tmp_path / "adapter.gguf", changes, alpha=alpha)
     assert np.abs(logits(base, written) - merged(tmp_path, changes)).max() < CLOSE
-
-
-def test_values_of_patterns(tmp_path):
-    patterns = {"q_proj": 1, r"layers\.1\..*v_proj": 2, "^model.layers.0.mlp.up_proj": 3}
-    names = [
-        "model.layers.0.self_attn.q_proj",
-        "model.layers.1.self_attn.v_proj",
-        "model.layers.0.mlp.up_proj",
-        "x.model.layers.0.mlp.up_proj",
-    ]
-    assert [value_for(name, patterns, 9, tmp_path) for name in names] == [1, 2, 3, 9]
-    assert value_for("model.layers.0.my_q_proj", patterns, 9, tmp_path) == 9
-    with pytest.raises(AdapterError, match="too intricate"):
-        value_for("a" * 60, {"(a+)+b": 1}, 0, tmp_path)
-    with pytest.raises(AdapterError, match="no regular expression"):
-        value_for("a", {"[": 1}, 0, tmp_path)

@@ -9,7 +9,6 @@ matrix is unpacked. With static groups, or groups as long as a row, the order le
 
 from __future__ import annotations
 
-import re
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
+from ...name_pattern import NamePattern, PatternError, Steps
 from ...nn.weights import Format, Matrix
 from .groups import BITS, affine, dense, group_in_mlx, unpack
 from .stored import Block, Found, StoredTensors
@@ -90,20 +90,33 @@ def find(block: Block, tensors: StoredTensors) -> Found:
             f"{tensors.path}: the checkpoint_format {version!r} of gptq cannot be read, only {', '.join(_VERSIONS)}"
         )
     found: Found = {}
+    rules = _rules(block, tensors)
     for name in tensors.names():
         if name.endswith(".qweight"):
             base = name.removesuffix(".qweight")
-            found[f"{base}.weight"] = GPTQMatrix(tensors, base, _bits(block, base, tensors), _VERSIONS[version])
+            found[f"{base}.weight"] = GPTQMatrix(tensors, base, _bits(block, rules, base, tensors), _VERSIONS[version])
     return found
 
 
-def _bits(block: Block, base: str, tensors: StoredTensors) -> int:
-    """Those of this matrix: `dynamic` has rules for names, the first that matches counts."""
-    bits: Any = block.get("bits")
+def _rules(block: Block, tensors: StoredTensors) -> list[tuple[NamePattern, Any]]:
+    """What `dynamic` says of names. Rules for matrices that are not quantized say nothing of the others."""
+    steps, rules = Steps(), []
     for rule, changes in (block.get("dynamic") or {}).items():
-        if not rule.startswith("-:") and re.match(rule.removeprefix("+:"), base):
-            bits = changes.get("bits", bits)
-            break
+        if not rule.startswith("-:"):
+            try:
+                rules.append((NamePattern(rule.removeprefix("+:"), steps), changes))
+            except PatternError as error:
+                raise UnsupportedModelError(f"{tensors.path}: dynamic of gptq: {rule:.60} {error}") from None
+    return rules
+
+
+def _bits(block: Block, rules: list[tuple[NamePattern, Any]], base: str, tensors: StoredTensors) -> int:
+    """Those of this matrix: the first rule that matches counts."""
+    bits: Any = block.get("bits")
+    try:
+        bits = next((changes.get("bits", bits) for rule, changes in rules if rule.matches(base, whole=False)), bits)
+    except PatternError as error:
+        raise UnsupportedModelError(f"{tensors.path}: dynamic of gptq: a rule {error}") from None
     if bits not in BITS:
         raise UnsupportedModelError(f"{tensors.path}: gptq with {bits!r} bits cannot be read, only with {', '.join(map(str, BITS))}")
     return int(bits)
