@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +47,19 @@ class ChatPrompt:
     def reader(self) -> OutputReader:
         """What tells the parts of one answer apart."""
         return self.format.reader(self.tools, self.begun, parallel=self.choice.parallel)
+
+
+def continued(prompt: ChatPrompt, tokenizer: Tokenizer, content: str, reasoning: str = "") -> ChatPrompt:
+    """The prompt of the rest of an answer that has this much already. Its reasoning goes on where there is no content yet."""
+    form, text, begun = prompt.format.reasoning, content, ""
+    if form is not None:
+        opened = prompt.begun.rstrip().endswith(form.begin.strip())
+        if reasoning:
+            text = ("" if opened else form.begin) + reasoning + (form.end + content if content else "")
+        elif opened:
+            text = form.end + content
+        begun = form.begin if reasoning and not content else ""
+    return replace(prompt, token_ids=[*prompt.token_ids, *tokenizer.encode(text, add_special_tokens=False)], begun=begun)
 
 
 def end_of(ids: list[int], tokenizer: Tokenizer, output_format: OutputFormat) -> str:

@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..engine.chat_prompt import continued
 from ..errors import MLXInferError, PromptError, SamplingError, TemplateError
+from ..output_format.history import REASONING_NAMES
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
-from .errors import APIError, of_error, stopping, timed_out
+from .errors import APIError, invalid, of_error, stopping, timed_out
 from .metrics import RequestMetrics
 from .models import ServedModel
 from .routing import RequestContext
@@ -66,6 +68,18 @@ async def encode_chat(
             return await prompt(fewer)
     except MLXInferError as error:
         raise of_error(error) from error
+
+
+async def encode_continued(
+    served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
+) -> ChatPrompt:
+    """A conversation whose last message is an answer that is to go on. Raises `APIError`."""
+    last = messages[-1] if messages else {}
+    content, reasoning = last.get("content") or "", next((last[name] for name in REASONING_NAMES if last.get(name)), "")
+    if last.get("role") != "assistant" or last.get("tool_calls") or not (content or reasoning):
+        raise invalid("continue_final_message: the last message must be an answer with text", "continue_final_message", "invalid_value")
+    prompt = await encode_chat(served, messages[:-1], offer, variables)
+    return continued(prompt, served.llm.tokenizer, content, reasoning)
 
 
 def _joined(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -49,6 +49,7 @@ TIME = """async (sources) => {
     return performance.now() - began;
   });
 }"""
+M, P = '<span class="math" dir="ltr">', '<p class="math" dir="ltr">'
 A = 'target="_blank" rel="noopener noreferrer"'
 CASES = {
     "one\ntwo\n\nthree": "<p>one\ntwo</p><p>three</p>",
@@ -79,6 +80,19 @@ CASES = {
         f'<p>see <a href="https://x.org/a_b_c" {A}>https://x.org/a_b_c</a>. Or <a href="http://y.org" {A}>http://y.org</a>!</p>'
     ),
     "![alt](https://x.org/p.png)": f'<p><a href="https://x.org/p.png" {A}>alt</a></p>',
+    "Setext\n======\nbelow": "<h2>Setext</h2><p>below</p>",
+    "two\nlines\n---\n\nb\n\n---": "<h3>two\nlines</h3><p>b</p><hr>",
+    # Formulas stay as they are.
+    r"so \(a^2+b^2\) and \[ E = mc^2 \] here": rf"<p>so {M}\(a^2+b^2\)</span> and {M}\[ E = mc^2 \]</span> here</p>",
+    r"\[ E = mc^2 \]": rf"{P}\[ E = mc^2 \]</p>",
+    "text\n\\[\na_1 *b* _c_\n= b\n- c\n\\]\nmore": f"<p>text</p>{P}\\[\na_1 *b* _c_\n= b\n- c\n\\]</p><p>more</p>",
+    "$$\n# x \\\\\n$$": f"{P}$$\n# x \\\\\n$$</p>",
+    "\\begin{align}\n- a &= b \\\\\n\\end{align}": f"{P}\\begin{{align}}\n- a &amp;= b \\\\\n\\end{{align}}</p>",
+    r"\int x\,dx \{1\} \; \: \!": r"<p>\int x\,dx \{1\} \; \: \!</p>",
+    r"$a_1 * b_2 * c$ and **$x*y$**": f"<p>{M}$a_1 * b_2 * c$</span> and <strong>{M}$x*y$</span></strong></p>",
+    "costs $5 and *$10*, $5-$10, \\$3": "<p>costs $5 and <em>$10</em>, $5-$10, $3</p>",
+    r"\( open *a*": r"<p>\( open <em>a</em></p>",
+    r"`\(a\)`": r"<p><code>\(a\)</code></p>",
     # What must not come alive.
     "<img src=x onerror=alert(1)>\n\n<script>alert(1)</script>": (
         "<p>&lt;img src=x onerror=alert(1)&gt;</p><p>&lt;script&gt;alert(1)&lt;/script&gt;</p>"
@@ -110,6 +124,13 @@ HOSTILE = [
     "&amp" * 5_000,
     "```\n" * 5_001,
     " " * 50_000 + "x",
+    "\\(" * 10_000,
+    "\\[\n" * 5_000,
+    "$a " * 7_000,
+    "$a" * 10_000,
+    "*\\(" * 5_000 + "\\)",
+    "\\begin{a}" * 3_000,
+    "a\n--\n" * 5_000,
     "*a`" * 7_000,
 ]
 
@@ -124,13 +145,26 @@ def page(live: LiveServer) -> Iterator[Any]:
 
 def test_what_it_understands(page: Any) -> None:
     found = dict(zip(CASES, page.evaluate(SHOW, list(CASES)), strict=True))
-    assert found == CASES
+    assert {source: shown.replace(' dir="auto"', "") for source, shown in found.items()} == CASES
+
+
+def test_blocks_are_laid_out_from_their_own_side(page: Any) -> None:
+    hebrew = "\u05e9\u05dc\u05d5\u05dd"
+    rtl, ltr, quoted, code, table = page.evaluate(
+        SHOW, [f"- {hebrew}\n- b", f"a\n\n# {hebrew} b", f"> {hebrew}", f"```\n{hebrew}\n```", f"| {hebrew} | b |\n|---|---|\n| c | d |"]
+    )
+    assert rtl == f'<ul dir="rtl"><li>{hebrew}</li><li>b</li></ul>'
+    assert ltr == f'<p dir="auto">a</p><h2 dir="auto">{hebrew} b</h2>'
+    assert quoted == f'<blockquote dir="rtl"><p dir="auto">{hebrew}</p></blockquote>'
+    assert code.startswith('<figure class="code" dir="ltr">')
+    assert '<table dir="rtl">' in table
+    assert f'<th dir="auto">{hebrew}</th>' in table
 
 
 def test_code_and_tables(page: Any) -> None:
     source = "```python title\n  a < b\n\n*c*\n```\nafter\n\n| a | b|c |\n|:-:|-|--:|\n| `x|y` | \\| |\n| 1 | 2 | 3 | 4 |\n\n~~~\nopen"
     (found,) = page.evaluate(SHOW, [source])
-    bare = re.sub(r"<button.*?</button>", "", found)
+    bare = re.sub(r"<button.*?</button>", "", found).replace(' dir="auto"', "")
     assert '<figcaption><span>python</span></figcaption><pre tabindex="0"><code>  a &lt; b\n\n*c*</code></pre>' in bare
     assert "<p>after</p>" in bare
     assert '<tr><th class="center">a</th><th>b</th><th class="right">c</th></tr>' in bare

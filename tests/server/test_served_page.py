@@ -21,7 +21,7 @@ from mlxinfer.server.page.files import FOLDER, PATHS
 from mlxinfer.server.settings import ServerSettings
 
 KEY = "a key of the test"
-MOST_BYTES = 80_000
+MOST_BYTES = 100_000
 FILES = sorted(FOLDER.iterdir())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 HTML = "Accept: text/html,application/xhtml+xml"

@@ -42,6 +42,15 @@ class Sheet:
     embeds: bool
     """Whether it turns texts into vectors."""
 
+    @property
+    def capabilities(self) -> list[str]:
+        """What the model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+        if self.embeds:
+            return ["embedding"]
+        if self.chat_template is None:
+            return ["completion"]
+        return ["completion", "tools", *(["thinking"] if self.thinks else [])]
+
     @classmethod
     def of(cls, llm: AsyncLLM) -> Sheet:
         """That of a loaded model."""

@@ -121,15 +121,6 @@ class Card:
             seconds = self._created
         return _iso(seconds)
 
-    @property
-    def capabilities(self) -> list[str]:
-        """What the model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
-        if self.sheet.embeds:
-            return ["embedding"]
-        if self.sheet.chat_template is None:
-            return ["completion"]
-        return ["completion", "tools", *(["thinking"] if self.sheet.thinks else [])]
-
 
 def _iso(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
@@ -273,7 +264,7 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
             template=sheet.chat_template or "",
             details=card.details,
             model_info=card.info,
-            capabilities=card.capabilities,
+            capabilities=card.sheet.capabilities,
             modified_at=card.modified_at,
         )
     )

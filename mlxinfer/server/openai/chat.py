@@ -9,10 +9,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 
 from .. import sse
-from ..errors import invalid
+from ..errors import invalid, unsupported
 from ..reasoning import Effort, Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..serving import GenerateRequest, complete, encode_chat, stream
+from ..serving import GenerateRequest, complete, encode_chat, encode_continued, stream
 from ..settings import ReasoningField, ServerSettings
 from ..validation import MaxTokens, StrictModel, Unsupported
 from .chat_answers import ChatCompletion, Events, Form
@@ -58,6 +58,10 @@ class ChatRequest(ToolFields, Sampling):
     messages: Messages
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
+    continue_final_message: bool | None = None
+    """Whether the last message is an answer that goes on. The response has what follows it."""
+    add_generation_prompt: bool | None = None
+    """False goes with `continue_final_message`."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -93,6 +97,17 @@ class ChatRequest(ToolFields, Sampling):
         """Variables of the chat template that the request sets itself."""
         return {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether the last message is to be continued. Raises `APIError` where something else begins an answer."""
+        if not self.continue_final_message:
+            if self.add_generation_prompt is False:
+                raise unsupported("add_generation_prompt", "add_generation_prompt: false is for continue_final_message only")
+            return False
+        if self.structure[1] is not None or self.offer().choice.mode == "required":
+            raise invalid("continue_final_message: not with a structure or a required call", "continue_final_message", "invalid_value")
+        return True
+
     def limit(self) -> int | None:
         """Tokens that an answer may have; None is up to the end of the context. Raises `APIError`."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
@@ -109,8 +124,9 @@ class ChatRequest(ToolFields, Sampling):
 async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     served = await context.model(body.model, body.keep_alive_s)
     limit, wants_usage = body.limit(), body.wants_usage()
-    params, thinking = body.params(served, limit, body.wanted_logprobs()), body.thinking()
-    prompt = await encode_chat(served, for_template(body.messages), body.offer(), thinking.variables(served, body.given_variables))
+    params, thinking, goes_on = body.params(served, limit, body.wanted_logprobs()), body.thinking(), body.goes_on
+    encode = encode_continued if goes_on else encode_chat
+    prompt = await encode(served, for_template(body.messages), body.offer(), thinking.variables(served, body.given_variables))
     params = thinking.held(params, served, prompt)
     request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=body.structure[0])
     form = Form(served, body.reasoning_field(context.server.settings), body.has_older_form)

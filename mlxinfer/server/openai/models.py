@@ -16,6 +16,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import NotRequired, TypedDict
 
+from ...config import chat_params
 from .. import sse
 from ..errors import invalid
 from ..keeping.refusals import reason_of
@@ -37,9 +38,19 @@ class Status(TypedDict):
     reason: NotRequired[str]
 
 
+class Conversation(TypedDict):
+    """What a conversation on the page begins with: see `chat_params`."""
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+
+
 class Model(TypedDict):
     """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, and so is `parent`, the model of an adapter; those from
-    `type` on are Anthropic's, whose clients ask at the same path; `status` is llama.cpp's."""
+    `type` on are Anthropic's, whose clients ask at the same path; `status` is llama.cpp's. `capabilities` are Ollama's words, and
+    `conversation` the page's; neither is there while the files cannot be read."""
 
     id: str
     object: Literal["model"]
@@ -51,6 +62,8 @@ class Model(TypedDict):
     display_name: str
     created_at: str
     status: Status
+    capabilities: NotRequired[list[str]]
+    conversation: NotRequired[Conversation]
 
 
 class Models(TypedDict):
@@ -86,6 +99,10 @@ async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
         created_at=datetime.fromtimestamp(entry.created, timezone.utc).isoformat().replace("+00:00", "Z"),
         status=_status(entry.slot),
     )
+    if sheet is not None:
+        params = chat_params(sheet.default_params)
+        model["capabilities"] = sheet.capabilities
+        model["conversation"] = Conversation({name: getattr(params, name) for name in Conversation.__annotations__})  # type: ignore[typeddict-item]
     return model if entry.adapter is None else {**model, "parent": entry.base}
 
 

@@ -1,4 +1,4 @@
-// Markdown within a paragraph: emphasis, code, links.
+// Markdown within a paragraph: emphasis, code, links. Formulas of LaTeX stay as they were written.
 
 import { el } from "./dom.js";
 
@@ -28,7 +28,7 @@ export class Inline {
     let plain = from;
     let i = from;
     while (i < to) {
-      const next = /[\\`*_~[!<&\nh]/g;
+      const next = /[\\$`*_~[!<&\nh]/g;
       next.lastIndex = i;
       const found = next.exec(s);
       if (!found || found.index >= to) break;
@@ -52,7 +52,7 @@ export class Inline {
 
   special(c, i, to, depth) {
     const { s } = this;
-    if (c === "\\") return this.escape(i, to);
+    if (c === "\\" || c === "$") return this.formula(i, to) ?? (c === "$" ? null : this.escape(i, to));
     if (c === "`") return this.codeSpan(i, to);
     if (c === "*" || c === "_" || c === "~") return depth < DEPTH ? this.emphasis(c, i, to, depth) : null;
     if (c === "[") return depth < DEPTH ? this.link(i, i, to, depth) : null;
@@ -68,9 +68,33 @@ export class Inline {
     return [...holder.childNodes];
   }
 
+  /** A formula of LaTeX, which stays as it was written. */
+  formula(i, to) {
+    const { s } = this;
+    const money = s[i] === "$" && s[i + 1] !== "$";
+    const open = money ? "$" : /^(?:\\[([]|\$\$|\\begin\{(\w{1,16}\*?)\})/.exec(s.slice(i, Math.min(to, i + 26)))?.[0];
+    if (!open || (money && /\s/.test(s[i + 1] ?? " "))) return null;
+    const close = open.startsWith("\\b") ? open.replace("begin", "end") : { "\\(": "\\)", "\\[": "\\]" }[open] ?? open;
+    const key = `${close}:${to}`;
+    if (this.none.has(key)) return null;
+    let end = s.indexOf(close, i + open.length);
+    if (end < 0 || end + close.length > to) {
+      this.none.add(key);
+      return null;
+    }
+    if (money && (/[\s\\]/.test(s[end - 1]) || /\d/.test(s[end + 1] ?? "") || s.slice(i, end).includes("\n"))) return null;
+    end += close.length;
+    const node = el("span", { class: "math", dir: "ltr" });
+    this.out.text(node, s, this.p, i, end);
+    return { nodes: [node], to: end };
+  }
+
+  /** A backslash before what means something here, and not before LaTeX's spaces and braces. */
   escape(i, to) {
-    if (this.s[i + 1] === "\n") return { nodes: [el("br")], to: i + 2 };
-    return i + 1 < to && /[!-/:-@[-`{-~]/.test(this.s[i + 1]) ? { nodes: this.piece(i + 1, i + 2), to: i + 2 } : null;
+    const next = this.s[i + 1];
+    if (next === "\n") return { nodes: [el("br")], to: i + 2 };
+    const escapes = /["#$&'*+.<>\\_`|~-]/.test(next ?? "") || (next === "!" && this.s[i + 2] === "[");
+    return i + 1 < to && escapes ? { nodes: this.piece(i + 1, i + 2), to: i + 2 } : null;
   }
 
   entity(i, to) {

@@ -9,6 +9,9 @@ const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
 const FENCE = /^( {0,3})(`{3,}|~{3,})(.*)$/;
 const HEADING = /^ {0,3}(#{1,6})(?: +(.*?))?(?: +#+)? *$/;
+const UNDERLINE = /^ {0,3}(={2,}|-{2,}) *$/;
+const FORMULA = /^ *(\\\[|\$\$|\\begin\{(\w{1,16}\*?)\})/;
+const LONGEST_FORMULA = 100; // lines
 const DIVIDER = /^ *\|?( *:?-+:? *\|)*( *:?-+:? *)\|? *$/;
 
 /** Keeps an element showing a growing text: blocks that are the same as before stay as they are. */
@@ -44,7 +47,7 @@ const blank = (line) => !line.s.trim();
 const indent = (line) => line.s.length - line.s.trimStart().length;
 
 function begins(line) {
-  return FENCE.test(line.s) || HEADING.test(line.s) || RULE.test(line.s) || ITEM.test(line.s) || /^ {0,3}>/.test(line.s);
+  return FORMULA.test(line.s) || FENCE.test(line.s) || HEADING.test(line.s) || RULE.test(line.s) || ITEM.test(line.s) || /^ {0,3}>/.test(line.s);
 }
 
 /** The blocks of these lines: {kind, lines, ...}. */
@@ -73,18 +76,30 @@ function begin(lines, i) {
     return { kind: "quote", to };
   }
   if (ITEM.test(line)) return list(lines, i);
+  const formula = FORMULA.exec(line);
+  if (formula && lineOfEnd(lines, i, formula) >= 0) return { kind: "math", to: lineOfEnd(lines, i, formula) + 1 };
   if (line.includes("|") && i + 1 < lines.length && DIVIDER.test(lines[i + 1].s) && lines[i + 1].s.includes("-") &&
       cells(lines[i]).length === cells(lines[i + 1]).length) {
     let to = i + 2;
     while (to < lines.length && !blank(lines[to]) && lines[to].s.includes("|")) to += 1;
     return { kind: "table", to };
   }
-  return { kind: "p", to: paragraph(lines, i) };
+  const to = paragraph(lines, i);
+  return to < lines.length && UNDERLINE.test(lines[to].s) ? { kind: "underlined", to: to + 1 } : { kind: "p", to };
+}
+
+/** The line on which a formula of several lines ends; -1 if it is part of a paragraph or has no end. */
+function lineOfEnd(lines, i, [all, open, environment]) {
+  const close = environment ? `\\end{${environment}}` : open === "$$" ? open : "\\]";
+  const ends = (line, from) => { const at = line.s.indexOf(close, from); return at >= 0 && /^ *[.,;:]? *$/.test(line.s.slice(at + close.length)); };
+  if (ends(lines[i], all.length)) return i;
+  for (let j = i + 1; j < Math.min(lines.length, i + LONGEST_FORMULA); j += 1) if (ends(lines[j], 0)) return j;
+  return -1;
 }
 
 function paragraph(lines, i) {
   let to = i + 1;
-  while (to < lines.length && !blank(lines[to]) && !begins(lines[to])) to += 1;
+  while (to < lines.length && !blank(lines[to]) && !begins(lines[to]) && !UNDERLINE.test(lines[to].s)) to += 1;
   return to;
 }
 
@@ -152,6 +167,12 @@ function cells(line) {
   return found;
 }
 
+/** The side from which a block of blocks is laid out: "rtl" if its first letter is of such a script. Browsers find it out for a text only. */
+function side(lines) {
+  const first = lines.map((line) => /\p{L}/u.exec(line.s)?.[0]).find(Boolean) ?? "";
+  return /[\p{sc=Hebr}\p{sc=Arab}\p{sc=Syrc}\p{sc=Thaa}\p{sc=Nkoo}]/u.test(first) ? "rtl" : null;
+}
+
 /** The lines as inline text. */
 function joined(lines) {
   const p = [];
@@ -187,6 +208,20 @@ class Out {
     return this.filled(`h${Math.min(found[1].length + 1, 6)}`, joined([{ s: found[2] ?? "", at: line.at + lead }]));
   }
 
+  underlined({ lines }) {
+    const level = lines.at(-1).s.includes("=") ? "h2" : "h3";
+    return this.filled(level, joined(lines.slice(0, -1).map((line) => cut(line, indent(line)))));
+  }
+
+  math({ lines }) {
+    const node = el("p", { class: "math", dir: "ltr" });
+    lines.forEach((line, number) => {
+      if (number) this.text(node, "\n", [line.at - 1], 0, 1);
+      this.text(node, line.s, null, 0, line.s.length, line.at);
+    });
+    return node;
+  }
+
   hr() {
     return el("hr");
   }
@@ -196,11 +231,12 @@ class Out {
       const found = /^ {0,3}> ?/.exec(line.s);
       return found ? cut(line, found[0].length) : line;
     });
-    return el("blockquote", {}, this.all(inner, depth + 1));
+    return el("blockquote", { dir: side(lines) }, this.all(inner, depth + 1));
   }
 
   list({ ordered, start, items, loose, depth }) {
-    const node = el(ordered ? "ol" : "ul", ordered && start !== 1 ? { start: String(start) } : {});
+    const dir = side(items.flatMap((item) => item.lines));
+    const node = el(ordered ? "ol" : "ul", { dir, ...(ordered && start !== 1 ? { start: String(start) } : {}) });
     for (const item of items) {
       const task = /^\[([ xX])\] /.exec(item.lines[0].s);
       const content = task ? [cut(item.lines[0], 4), ...item.lines.slice(1)] : item.lines;
@@ -226,7 +262,7 @@ class Out {
     };
     const body = lines.slice(2).map((line) => row(line, "td"));
     return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" },
-      el("table", {}, el("thead", {}, row(lines[0], "th")), el("tbody", {}, body)));
+      el("table", { dir: side(lines) }, el("thead", {}, row(lines[0], "th")), el("tbody", {}, body)));
   }
 
   code({ lines, closed, language, strip }) {
@@ -238,11 +274,11 @@ class Out {
     });
     const text = () => inner.map((line) => line.s).join("\n");
     const head = el("figcaption", {}, el("span", {}, language || "text"), copyButton(text, "Copy code"));
-    return el("figure", { class: "code" }, head, el("pre", { tabindex: "0" }, code));
+    return el("figure", { class: "code", dir: "ltr" }, head, el("pre", { tabindex: "0" }, code));
   }
 
   filled(tag, { s, p }) {
-    const node = el(tag);
+    const node = el(tag, { dir: "auto" });
     new Inline(this, s, p).into(node, 0, s.length, 0);
     return node;
   }
