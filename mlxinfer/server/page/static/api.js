@@ -39,7 +39,7 @@ function told(status, error, wait) {
   const said = error.message ?? "";
   if (status === 401) return new Problem("key", error.code === "invalid_api_key" ? "That is not this server's key." : "This server asks for a key.");
   if (error.code === "context_length_exceeded") return new Problem("long", tooLong(said));
-  if (status === 413) return new Problem("long", "This conversation is longer than the server takes. Begin a new one, or shorten a message.");
+  if (status === 413) return new Problem("long", "This conversation is longer than the server takes. Start a new one, or shorten a message.");
   if (error.code === "model_not_found") return new Problem("other", "This model is not served any more. Choose another one above.");
   if (status === 429 || status === 503 || error.code === "engine_stopped") {
     const when = wait ? ` Try again in ${wait === "1" ? "a second" : `${wait} seconds`}.` : " Try again in a moment.";
@@ -54,7 +54,7 @@ function told(status, error, wait) {
 function tooLong(said) {
   const numbers = /length is (\d+) tokens.*?has (\d+) tokens/.exec(said);
   const count = numbers ? ` It has ${Number(numbers[2]).toLocaleString("en")} tokens, and the model reads ${Number(numbers[1]).toLocaleString("en")}.` : "";
-  return `This conversation is too long for the model.${count} Begin a new one, or shorten an earlier message.`;
+  return `This conversation is too long for the model.${count} Start a new one, or shorten an earlier message.`;
 }
 
 export async function models() {

@@ -1,10 +1,10 @@
 // The page: what is open, what is running, and what the controls do.
 
 import { forgetKey, keepKey, models, Problem } from "./api.js";
-import { $, el, fit, icon, say, toast } from "./dom.js";
+import { $, chosen, el, fit, icon, say, toast } from "./dom.js";
 import { Meters } from "./meters.js";
-import { settingsPanel } from "./settings.js";
-import { sidebar } from "./sidebar.js";
+import { settingsPanel, showDefaults } from "./settings.js";
+import { imported, sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 import { fill, request } from "./talk.js";
 import { watchTokens } from "./tokens.js";
@@ -17,6 +17,7 @@ const opened = new Map(); // conversations by id, so that one that was open befo
 const views = new WeakMap(); // view by turn
 let chat;
 let served = [];
+let leaving = false; // whether the page is being closed, which ends its requests
 let stick = true; // whether the end of the conversation stays in sight
 
 const act = {
@@ -37,11 +38,17 @@ const act = {
   },
   isLast: (turn) => chat.turns.at(-1) === turn,
   retry(turn) {
-    if (!running.has(chat.id)) answerAfter(chat.turns.indexOf(turn));
+    if (running.has(chat.id)) return;
+    replaced(chat.turns.indexOf(turn), "answer");
+    answerAfter(chat.turns.indexOf(turn), true);
+  },
+  resume(turn) {
+    if (!running.has(chat.id) && act.isLast(turn)) answer(turn, { resumed: turn });
   },
   edit(turn, text) {
     if (running.has(chat.id)) return;
     const at = chat.turns.indexOf(turn);
+    replaced(at, "message");
     chat.turns[at] = { role: "user", content: text };
     answerAfter(at + 1);
   },
@@ -51,8 +58,28 @@ const act = {
   },
 };
 
-function begin() {
-  open({ ...store.newChat(), settings: store.lastSettings(), model: store.lastModel() });
+/** Offers to take back that the turns from this place on are replaced, where something is lost. */
+function replaced(at, what) {
+  const mine = chat;
+  const before = [...mine.turns];
+  const after = before.length - at - 1;
+  if (!before.slice(at).some((turn) => turn.content || turn.reasoning)) return;
+  const undo = () => {
+    running.get(mine.id)?.abort();
+    mine.turns = before;
+    store.keep(mine);
+    open(mine);
+  };
+  toast(`Replaced the ${what}${after ? ` and removed ${after} later ${after === 1 ? "message" : "messages"}` : ""}.`, "Undo", undo);
+}
+
+/** A new conversation. What was written in one without messages comes along. */
+function begin(id) {
+  const unsent = chat && !chat.turns.length ? $("prompt").value : null;
+  if (unsent) store.keepDraft(chat.id, "");
+  const made = { ...store.newChat(), ...(id ? { id } : {}), settings: store.lastSettings(), model: store.lastModel() };
+  if (unsent) store.keepDraft(made.id, unsent);
+  open(made);
   if (!narrow.matches) $("prompt").focus();
 }
 
@@ -61,6 +88,8 @@ function open(one) {
   opened.set(chat.id, chat);
   chat.settings ??= {};
   sessionStorage.setItem(OPEN, chat.id);
+  $("prompt").value = store.draft(chat.id);
+  fit($("prompt"));
   draw();
   list();
   showModel();
@@ -107,16 +136,22 @@ function showState() {
   button.setAttribute("aria-label", live ? "Stop" : "Send");
   button.title = live ? "Stop (Esc)" : "Send (Enter)";
   button.classList.toggle("stop", live);
-  button.disabled = !live && (!$("prompt").value.trim() || !$("model").value);
+  button.disabled = !live && (!$("prompt").value.trim() || !canAsk());
 }
 
-/** Drops the turns from this place on, and asks for an answer. */
-async function answerAfter(at) {
+/** Drops the turns from this place on, and asks for an answer; `again`: for another one than there was. */
+function answerAfter(at, again = false) {
+  chat.turns.length = at;
+  chat.turns.push({ role: "assistant", content: "", model: chat.model });
+  return answer(chat.turns[at], { again });
+}
+
+/** Asks for the last turn, an answer, or for the rest of it. */
+async function answer(turn, { again = false, resumed = null }) {
   const mine = chat;
-  mine.turns.length = at;
-  const turn = { role: "assistant", content: "", model: mine.model };
-  const body = request(mine.model, mine.settings, mine.turns);
-  mine.turns.push(turn);
+  const model = served.find((one) => one.id === mine.model) ?? { id: mine.model };
+  const body = request(model, mine.settings, resumed ? mine.turns : mine.turns.slice(0, -1), { again, resumed });
+  for (const name of ["stopped", "interrupted", "finish", "problem"]) delete turn[name];
   mine.updated = Date.now();
   const controller = new AbortController();
   running.set(mine.id, controller);
@@ -131,6 +166,7 @@ async function answerAfter(at) {
   running.delete(mine.id);
   if (store.chats().some((one) => one.id === mine.id)) store.keep(mine);
   view.update(false);
+  if (mine === chat && !mine.turns.includes(turn)) draw(); // it was taken back
   if (mine === chat) { showState(); follow(); }
   list();
   loadModels();
@@ -144,7 +180,8 @@ async function write(turn, body, view, signal, mine) {
   try {
     await fill(turn, body, view, signal, changed);
   } catch (error) {
-    if (error.name === "AbortError") turn.stopped = true;
+    if (leaving) turn.interrupted = true;
+    else if (error.name === "AbortError") turn.stopped = true;
     else if (!(error instanceof Problem)) throw error;
     else if (error.kind === "key" && await askKey(error.message)) await write(turn, body, view, signal, mine);
     else turn.problem = error.message;
@@ -153,15 +190,39 @@ async function write(turn, body, view, signal, mine) {
   }
 }
 
+/** Whether a model is chosen, and one that chats. */
+const canAsk = () => Boolean($("model").value) && chats(served.find((one) => one.id === $("model").value) ?? {});
+
 function send() {
   const field = $("prompt");
   const text = field.value.trim();
-  if (!text || running.has(chat.id) || !$("model").value) return;
+  if (!text || running.has(chat.id) || !canAsk()) return;
   field.value = "";
   fit(field);
+  store.keepDraft(chat.id, "");
   chat.model = $("model").value;
   chat.turns.push({ role: "user", content: text });
   answerAfter(chat.turns.length);
+}
+
+async function bringIn() {
+  const found = imported(await chosen("application/json,.json"));
+  if (!found) {
+    toast("This file has no conversation: it needs a list of turns or messages.");
+    return;
+  }
+  store.keep(found);
+  open(found);
+  closeDrawer();
+}
+
+/** The page is closed: what has come of its answers is kept. */
+function leave() {
+  for (const id of running.keys()) {
+    const mine = opened.get(id);
+    mine.turns.at(-1).interrupted = true;
+    store.keep(mine);
+  }
 }
 
 const stop = () => running.get(chat.id)?.abort();
@@ -201,8 +262,13 @@ async function readModels() {
   return undefined;
 }
 
+const chats = ({ capabilities }) => !capabilities || capabilities.includes("tools");
+
 /** What is worth saying of a model's state: [in the list, next to it]. */
-function stateOf({ status }) {
+function stateOf({ status, capabilities }) {
+  if (!chats({ capabilities })) {
+    return capabilities.includes("embedding") ? ["embedding model", "makes vectors of texts and cannot chat"] : ["base model", "continues texts and cannot chat: it has no chat template"];
+  }
   if (status?.failed || status?.value === "failed") return ["failed", `could not be loaded${status.reason ? `: ${status.reason}` : ""}`];
   if (status?.value === "loading") return ["loading", "loading"];
   return status?.value === "unloaded" ? ["not loaded", "loads with your next message"] : [];
@@ -211,8 +277,9 @@ function stateOf({ status }) {
 function showModel() {
   if (!served.length) return;
   const known = served.some((one) => one.id === chat.model);
-  const wanted = known ? chat.model : (served.find((one) => one.id === store.lastModel()) ?? served[0]).id;
-  $("model").replaceChildren(...served.map((one) => {
+  const able = served.filter(chats);
+  const wanted = known ? chat.model : (able.find((one) => one.id === store.lastModel()) ?? able[0] ?? served[0]).id;
+  $("model").replaceChildren(...[...able, ...served.filter((one) => !chats(one))].map((one) => {
     const label = [one.id, one.parent && `adapter of ${one.parent}`, stateOf(one)[0]].filter(Boolean).join(" · ");
     return el("option", { value: one.id, ...(one.id === wanted ? { selected: true } : {}) }, label);
   }));
@@ -220,6 +287,7 @@ function showModel() {
   const model = served.find((one) => one.id === wanted);
   const length = model.max_model_len ? `${model.max_model_len.toLocaleString("en")} tokens` : "";
   $("model-note").textContent = stateOf(model)[1] ?? length;
+  showDefaults(model.conversation);
   showState();
 }
 
@@ -256,6 +324,8 @@ function escape(event) {
 function wire() {
   $("menu").append(icon("menu"));
   $("tune").append(icon("tune"));
+  $("import").append(icon("open"));
+  $("import").addEventListener("click", bringIn);
   $("new").addEventListener("click", () => { begin(); closeDrawer(); });
   $("menu").addEventListener("click", () => { document.body.classList.add("drawer"); layout(); $("new").focus(); });
   $("tune").addEventListener("click", () => showSettings($("settings").hidden));
@@ -268,7 +338,7 @@ function wire() {
     showModel();
   });
   $("composer").addEventListener("submit", (event) => { event.preventDefault(); if (running.has(chat.id)) stop(); else send(); });
-  $("prompt").addEventListener("input", () => { fit($("prompt")); showState(); });
+  $("prompt").addEventListener("input", () => { fit($("prompt")); showState(); store.keepDraft(chat.id, $("prompt").value); });
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
   });
@@ -279,6 +349,8 @@ function wire() {
   document.addEventListener("keydown", escape);
   narrow.addEventListener("change", layout);
   addEventListener("focus", loadModels);
+  addEventListener("beforeunload", () => { leaving = true; setTimeout(() => { leaving = false; }, 3000); });
+  addEventListener("pagehide", leave);
   addEventListener("unhandledrejection", ({ reason }) => toast(`The page made a mistake: ${reason?.message ?? reason}`));
   store.watch(() => { // another tab changed something
     for (const id of opened.keys()) if (id !== chat.id && !running.has(id)) opened.delete(id);
@@ -291,9 +363,10 @@ function wire() {
 }
 
 wire();
-const last = store.chats().find((one) => one.id === sessionStorage.getItem(OPEN));
+const before = sessionStorage.getItem(OPEN);
+const last = store.chats().find((one) => one.id === before);
 if (last) open(last);
-else begin();
+else begin(before && store.draft(before) ? before : null);
 layout();
 const meters = new Meters(() => running.size > 0, () => $("model").value);
 loadModels();

@@ -11,6 +11,7 @@ const ICONS = {
   retry: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",
   edit: "M4 20h4L19 9l-4-4L4 16z",
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
+  open: "M12 15V4M7 9l5-5 5 5M5 20h14",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",
   close: "M6 6l12 12M18 6L6 18",
 };
@@ -89,6 +90,14 @@ export function fit(area) {
   if (!area.offsetParent) return;
   area.style.height = "auto";
   area.style.height = `${area.scrollHeight + 2}px`;
+}
+
+/** The text of a file that the user chooses. */
+export function chosen(accept) {
+  return new Promise((settle) => {
+    const field = el("input", { type: "file", accept, onchange: async () => settle(await field.files[0].text()) });
+    field.click();
+  });
 }
 
 export function download(name, text) {

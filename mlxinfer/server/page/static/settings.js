@@ -1,17 +1,30 @@
-// The panel of settings: what a request asks for besides its messages. A field left empty leaves the choice to the model.
+// The panel of settings: what a request asks for besides its messages. A field left empty has the default that it shows.
 
 import { $, el, fit, iconButton } from "./dom.js";
 
 const NUMBERS = [
-  ["temperature", "Temperature", "0 to 2: how freely it chooses", { min: 0, max: 2, step: 0.05 }],
-  ["top_p", "Top p", "Only the likeliest tokens that sum up to this", { min: 0, max: 1, step: 0.05 }],
-  ["top_k", "Top k", "Only this many of the likeliest tokens", { min: 0, step: 1 }],
-  ["min_p", "Min p", "Only tokens this likely, against the likeliest", { min: 0, max: 1, step: 0.01 }],
-  ["max_tokens", "Longest answer", "Tokens", { min: 1, step: 1 }],
+  ["temperature", "Temperature", "0 to 2: 0 always takes the most likely token", { min: 0, max: 2, step: 0.05 }],
+  ["top_p", "Top p", "Sample from the most likely tokens up to this total probability", { min: 0, max: 1, step: 0.05 }],
+  ["top_k", "Top k", "Sample from this many of the most likely tokens; 0: all", { min: 0, step: 1 }],
+  ["min_p", "Min p", "Drop tokens below this share of the most likely one's probability", { min: 0, max: 1, step: 0.01 }],
+  ["max_tokens", "Longest answer", "Most tokens of an answer", { min: 1, step: 1 }],
   ["seed", "Seed", "The same number gives the same answer", { step: 1 }],
-  ["thinking_token_budget", "Thinking budget", "Tokens, for models that think", { min: 0, step: 1 }],
+  ["thinking_token_budget", "Thinking budget", "Most tokens of thinking", { min: 0, step: 1 }],
 ];
 const TOOLS = '[{"type": "function", "function": {"name": …}}]';
+
+let conversation; // the chosen model's default values
+
+/** Shows what an empty field stands for with this model. */
+export function showDefaults(values) {
+  conversation = values;
+  const others = { max_tokens: "no limit", seed: "random", thinking_token_budget: "no limit" };
+  for (const [name] of NUMBERS) {
+    const node = $("settings").querySelector(`[name=${name}]`);
+    const value = others[name] ?? values?.[name];
+    if (node) node.placeholder = value === undefined ? "default" : `default (${value})`;
+  }
+}
 
 /** Fills the panel. `settings` is changed in place, and `changed()` called. */
 export function settingsPanel(settings, changed, close) {
@@ -30,19 +43,20 @@ export function settingsPanel(settings, changed, close) {
       for (const name of Object.keys(settings)) delete settings[name];
       changed();
       settingsPanel(settings, changed, close);
-    } }, "Back to the model's own")));
+    } }, "Reset to defaults")));
+  showDefaults(conversation);
   for (const node of $("settings").querySelectorAll("textarea")) fit(node);
 }
 
 function area(name, label, settings, set, more) {
-  const node = el("textarea", { ...more, name, spellcheck: name === "system" ? null : "false" });
+  const node = el("textarea", { ...more, name, dir: "auto", spellcheck: name === "system" ? null : "false" });
   node.value = settings[name] ?? "";
   node.addEventListener("input", () => { fit(node); set(name, node.value); });
   return el("label", {}, el("span", {}, label), node);
 }
 
 function number([name, label, hint, limits], settings, set) {
-  const node = el("input", { type: "number", name, placeholder: "model's own", title: hint, inputmode: "decimal", ...limits });
+  const node = el("input", { type: "number", name, title: hint, inputmode: "decimal", ...limits });
   node.value = settings[name] ?? "";
   const check = () => {
     const bad = !node.checkValidity() && !node.validity.stepMismatch;
@@ -54,7 +68,7 @@ function number([name, label, hint, limits], settings, set) {
 }
 
 function thinking(settings, set) {
-  const node = el("select", { name: "thinking" }, el("option", { value: "" }, "model's own"), el("option", { value: "on" }, "on"), el("option", { value: "off" }, "off"));
+  const node = el("select", { name: "thinking" }, el("option", { value: "" }, "default"), el("option", { value: "on" }, "on"), el("option", { value: "off" }, "off"));
   node.value = settings.thinking ?? "";
   node.addEventListener("change", () => set("thinking", node.value));
   return el("label", {}, el("span", {}, "Thinking"), node, el("small", {}, "Where the model can switch it"));
@@ -69,7 +83,7 @@ function toggle(name, label, hint, settings, set) {
 
 function tools(settings, set) {
   const wrong = el("small", { class: "wrong", role: "alert" });
-  const check = () => { wrong.textContent = settings.tools && !parsedTools(settings) ? "This is no JSON list of tools yet: it is not sent." : ""; };
+  const check = () => { wrong.textContent = settings.tools && !parsedTools(settings) ? "Not valid JSON yet, so it will not be sent." : ""; };
   const field = area("tools", "Tools", settings, (name, value) => { set(name, value); check(); }, { rows: 3, placeholder: TOOLS, class: "mono" });
   check();
   return el("details", { class: "more", ...(settings.tools ? { open: true } : {}) }, el("summary", {}, "Tools"),

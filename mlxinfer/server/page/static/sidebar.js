@@ -2,6 +2,7 @@
 
 import { $, download, el, iconButton, toast } from "./dom.js";
 import * as store from "./store.js";
+import { messages } from "./talk.js";
 
 /** Fills the list. `act` has open(chat) and changed(). */
 export function sidebar(current, act) {
@@ -13,16 +14,16 @@ export function sidebar(current, act) {
 function row(chat, open, act) {
   const title = store.titleOf(chat);
   const node = el("li", { "data-id": chat.id, class: open ? "current" : null });
-  const name = el("button", { type: "button", class: "open", title, "aria-current": open ? "page" : null, onclick: () => act.open(chat), ondblclick: () => rename(node, chat, act) }, title);
+  const name = el("button", { type: "button", class: "open", dir: "auto", title, "aria-current": open ? "page" : null, onclick: () => act.open(chat), ondblclick: () => rename(node, chat, act) }, title);
   node.append(name, el("span", { class: "tools" },
     iconButton("edit", `Rename ${title}`, () => rename(node, chat, act)),
-    iconButton("save", `Export ${title}`, () => download(`${slug(title)}.json`, JSON.stringify(chat, null, 2))),
+    iconButton("save", `Export ${title}`, () => download(`${slug(title)}.json`, exported(chat))),
     iconButton("remove", `Delete ${title}`, () => remove(chat, act))));
   return node;
 }
 
 function rename(node, chat, act) {
-  const field = el("input", { "aria-label": "Title of the conversation", maxlength: "120" });
+  const field = el("input", { dir: "auto", "aria-label": "Title of the conversation", maxlength: "120" });
   field.value = store.titleOf(chat);
   let over = false;
   const end = (kept) => {
@@ -43,6 +44,32 @@ function rename(node, chat, act) {
 function remove(chat, act) {
   act.remove(chat);
   toast(`Deleted “${store.titleOf(chat)}”.`, "Undo", () => { store.keep(chat); act.open(chat); });
+}
+
+/** With `messages`, as other programs take them, mlxinfer chat's /load among them. */
+const exported = (chat) => JSON.stringify({ ...chat, messages: messages(chat.settings ?? {}, chat.turns) }, null, 2);
+
+/** A new conversation from the text of an exported file, or from any JSON object with a list of messages; null for anything else. */
+export function imported(text) {
+  let found;
+  try {
+    found = JSON.parse(text);
+  } catch {
+    return null;
+  }
+  const plain = (turn) => ["user", "assistant", "tool"].includes(turn?.role) && typeof turn.content === "string";
+  const listed = (Array.isArray(found?.turns) ? found.turns : Array.isArray(found?.messages) ? found.messages : null);
+  const turns = listed?.filter(plain).map((turn) => (found.turns ? turn : ofMessage(turn)));
+  if (!turns?.length) return null;
+  const system = found.turns ? found.settings?.system : listed.find((turn) => turn?.role === "system")?.content ?? found.system;
+  const settings = { ...(found.turns && typeof found.settings === "object" ? found.settings : {}), ...(typeof system === "string" && system ? { system } : {}) };
+  return { ...store.newChat(), title: typeof found.title === "string" ? found.title : "", model: typeof found.model === "string" ? found.model : null, settings, turns };
+}
+
+function ofMessage({ role, content, reasoning, reasoning_content: thought, tool_calls: calls, tool_call_id: id, name }) {
+  if (role === "tool") return { role, id, name: name ?? "", content };
+  const made = Array.isArray(calls) && calls.map((call) => ({ id: call.id ?? "", name: call.function?.name ?? "", arguments: String(call.function?.arguments ?? "") }));
+  return { role, content, finish: "stop", ...(reasoning ?? thought ? { reasoning: String(reasoning ?? thought) } : {}), ...(made ? { calls: made } : {}) };
 }
 
 const slug = (title) => title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";

@@ -3,6 +3,7 @@
 import { toast } from "./dom.js";
 
 const CHAT = "mlxinfer.chat.";
+const DRAFT = "mlxinfer.draft.";
 const SETTINGS = "mlxinfer.settings";
 const MODEL = "mlxinfer.model";
 
@@ -34,7 +35,14 @@ export function keep(chat) {
   write(CHAT + chat.id, chat);
 }
 
-export const drop = (chat) => localStorage.removeItem(CHAT + chat.id);
+export function drop(chat) {
+  localStorage.removeItem(CHAT + chat.id);
+  keepDraft(chat.id, "");
+}
+
+/** The message of a conversation that is not sent yet. */
+export const draft = (id) => read(DRAFT + id) ?? "";
+export const keepDraft = (id, text) => (text ? write(DRAFT + id, text) : localStorage.removeItem(DRAFT + id));
 export const lastSettings = () => read(SETTINGS) ?? {};
 export const keepSettings = (settings) => write(SETTINGS, settings);
 export const lastModel = () => read(MODEL);

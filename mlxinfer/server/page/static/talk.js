@@ -4,11 +4,23 @@ import { answer } from "./api.js";
 import { fields } from "./settings.js";
 import { Tokens } from "./tokens.js";
 
-/** The request for the next turn after these. */
-export function request(model, settings, turns) {
+/** The conversation as messages of OpenAI's API. An answer of reasoning only counts where it is the `last` turn, to be continued. */
+export function messages(settings, turns, last = null) {
   const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
-  const said = turns.filter((turn) => turn.role !== "assistant" || turn.content || turn.calls?.length);
-  return { model, messages: [...system, ...said.map(message)], stream: true, stream_options: { include_usage: true }, ...fields(settings) };
+  const said = turns.filter((turn) => turn.role !== "assistant" || turn.content || turn.calls?.length || turn === last);
+  return [...system, ...said.map(message)];
+}
+
+/** The request for the next turn after these, or with `resumed` for the rest of the last one. `model` is the server's entry; `again`: the
+    answer is asked for once more, and should be another one. */
+export function request(model, settings, turns, { again = false, resumed = null } = {}) {
+  const asked = fields(settings);
+  if (settings.temperature === undefined) {
+    if (model.conversation) asked.temperature = model.conversation.temperature;
+    if (again) delete asked.seed;
+  }
+  if (resumed) Object.assign(asked, { continue_final_message: true, add_generation_prompt: false });
+  return { model: model.id, messages: messages(settings, turns, resumed), stream: true, stream_options: { include_usage: true }, ...asked };
 }
 
 function message(turn) {
@@ -21,9 +33,10 @@ function message(turn) {
 /** Fills `turn` with the answer; `view` gets its tokens, `changed()` is called after each event. Raises `Problem`. */
 export async function fill(turn, body, view, signal, changed) {
   const began = performance.now();
+  const before = turn.stats?.tokens ?? 0; // of an answer that is continued
   let first = 0;
   let tokens = 0;
-  const pace = (now) => { turn.stats = { ...turn.stats, tokens, first: (first - began) / 1000, rate: tokens > 4 && now > first ? ((tokens - 1) * 1000) / (now - first) : 0 }; };
+  const pace = (now) => { turn.stats = { ...turn.stats, tokens: before + tokens, first: (first - began) / 1000, rate: tokens > 4 && now > first ? ((tokens - 1) * 1000) / (now - first) : 0 }; };
   await answer(body, signal, (event) => {
     const now = performance.now();
     if (event.usage) {
@@ -50,8 +63,8 @@ function take(turn, delta, logprobs, view) {
   const text = delta.content ?? "";
   const probabilities = logprobs?.content;
   if (probabilities) {
-    view.tokens ??= new Tokens();
-    view.thoughts ??= new Tokens();
+    view.tokens ??= new Tokens(turn.content);
+    view.thoughts ??= new Tokens(turn.reasoning ?? "");
     (thought && !text ? view.thoughts : view.tokens).add(thought && !text ? thought : text, probabilities);
   } else if (view.tokens && text) view.tokens.add(text, []);
   turn.reasoning = (turn.reasoning ?? "") + thought;

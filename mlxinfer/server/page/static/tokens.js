@@ -6,9 +6,9 @@ const decoder = new TextDecoder();
 
 /** The tokens of one text. Not kept when the page is reloaded: they would fill the browser's storage. */
 export class Tokens {
-  constructor() {
+  constructor(known = "") {
     this.list = []; // {text, p, top: [[text, p], ...]}
-    this.places = []; // the token of each character
+    this.places = [...Array(known.length)].map(() => -1); // the token of each character
     this.waiting = []; // numbers of tokens whose text has not come yet
   }
 

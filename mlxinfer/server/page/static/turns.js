@@ -6,7 +6,7 @@ import { MarkdownView } from "./markdown.js";
 const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`);
 
-/** One turn. `act` has what its buttons do: retry(turn), edit(turn, text), results(turn, texts). */
+/** One turn. `act` has what its buttons do: retry(turn), resume(turn), edit(turn, text), results(turn, texts). */
 export class TurnView {
   constructor(turn, act) {
     this.turn = turn;
@@ -26,13 +26,13 @@ export class TurnView {
       return;
     }
     this.node.setAttribute("aria-label", "You");
-    this.node.replaceChildren(el("div", { class: "text" }, turn.content),
+    this.node.replaceChildren(el("div", { class: "text", dir: "auto" }, turn.content),
       el("div", { class: "actions" }, copyButton(() => turn.content), iconButton("edit", "Edit", () => this.edit())));
   }
 
   /** Lets the user write this turn anew. */
   edit() {
-    const area = el("textarea", { "aria-label": "Edit your message" });
+    const area = el("textarea", { dir: "auto", "aria-label": "Edit your message" });
     area.value = this.turn.content;
     const done = () => { this.plain(); this.node.querySelector("[aria-label=Edit]").focus(); };
     const send = () => { if (area.value.trim()) this.act.edit(this.turn, area.value); };
@@ -79,7 +79,7 @@ export class TurnView {
     }
     this.answerView.show(turn.content, this.tokens);
     node.classList.toggle("waiting", running && !turn.content && !turn.reasoning && !turn.calls?.length);
-    this.rest.replaceChildren(...this.calls(running), ...this.problem());
+    this.rest.replaceChildren(...this.calls(running), ...this.problem(running));
     this.meta.textContent = running ? this.pace() : this.summed();
     this.foot.hidden = (running || turn.problem) && !turn.content;
   }
@@ -101,14 +101,17 @@ export class TurnView {
     return send ? [...cards, send] : cards;
   }
 
-  problem() {
+  problem(running) {
     const { turn } = this;
     if (turn.problem) {
       const retry = el("button", { type: "button", class: "solid", onclick: () => this.act.retry(turn) }, icon("retry"), "Retry");
       return [el("div", { class: "problem", role: "alert" }, el("p", {}, turn.problem), retry)];
     }
-    const why = turn.stopped ? "Stopped." : turn.finish === "length" ? "The answer reached its longest length." : "";
-    return why ? [el("p", { class: "note" }, why)] : [];
+    const why = turn.interrupted ? "Interrupted when the page was closed." : turn.stopped ? "Stopped." : turn.finish === "length" ? "The answer reached its longest length." : "";
+    if (!why) return [];
+    const more = !running && this.act.isLast(turn) && !turn.calls?.length && (turn.content || turn.reasoning);
+    const resume = more && el("button", { type: "button", class: "quiet", onclick: () => this.act.resume(turn) }, "Continue");
+    return [el("p", { class: "note" }, el("span", {}, why), resume)];
   }
 
   pace() {
