@@ -23,7 +23,8 @@ GREEDY = {"model": "tiny", "temperature": 0, "max_tokens": 24}
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    path: Path = tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, characters=JSON_CHARACTERS, context=4096, rounded=True)
+    folder: Path = tmp_path_factory.mktemp("models")
+    path = tiny_directory(folder / "tiny", eos=False, characters=JSON_CHARACTERS, context=4096, rounded=True)
     with live_server({"tiny": lambda: AsyncLLM(path)}) as server:
         yield server
 

@@ -102,7 +102,9 @@ async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
     if sheet is not None:
         params = chat_params(sheet.default_params)
         model["capabilities"] = sheet.capabilities
-        model["conversation"] = Conversation({name: getattr(params, name) for name in Conversation.__annotations__})  # type: ignore[typeddict-item]
+        model["conversation"] = Conversation(
+            temperature=params.temperature or 0.0, top_p=params.top_p or 1.0, top_k=params.top_k or 0, min_p=params.min_p or 0.0
+        )
     return model if entry.adapter is None else {**model, "parent": entry.base}
 
 

@@ -261,8 +261,8 @@ class Out {
       }));
     };
     const body = lines.slice(2).map((line) => row(line, "td"));
-    return el("div", { class: "table", tabindex: "0", role: "region", "aria-label": "Table" },
-      el("table", { dir: side(lines) }, el("thead", {}, row(lines[0], "th")), el("tbody", {}, body)));
+    return el("div", { class: "table", dir: side(lines), tabindex: "0", role: "region", "aria-label": "Table" },
+      el("table", {}, el("thead", {}, row(lines[0], "th")), el("tbody", {}, body)));
   }
 
   code({ lines, closed, language, strip }) {

@@ -18,11 +18,11 @@ let conversation; // the chosen model's default values
 /** Shows what an empty field stands for with this model. */
 export function showDefaults(values) {
   conversation = values;
-  const others = { max_tokens: "no limit", seed: "random", thinking_token_budget: "no limit" };
+  const others = { max_tokens: "no limit", seed: "random", thinking_token_budget: "no limit" }; // whatever the model
   for (const [name] of NUMBERS) {
     const node = $("settings").querySelector(`[name=${name}]`);
-    const value = others[name] ?? values?.[name];
-    if (node) node.placeholder = value === undefined ? "default" : `default (${value})`;
+    const value = values?.[name];
+    if (node) node.placeholder = others[name] ?? (value === undefined ? "default" : `default (${value})`);
   }
 }
 
