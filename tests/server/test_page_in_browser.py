@@ -4,82 +4,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.chromium import Chat, chromium
+from support.chromium import ANSWER, Chat, OpenPage
 from support.live_server import LiveServer, live_server
-from support.scripted import scripted_directory
-from support.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
 
 pytestmark = pytest.mark.long
 
 KEY = "a key of the test"
-ANSWER = """## Tides
-
-| Place | Range |
-| --- | ---: |
-| Fundy | 16.3 m |
-
-```python
-print("<b>&</b>")
-```
-
-**Done**, see [this](https://example.org/x)."""
-CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
 ]
-OpenPage = Callable[..., Chat]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with chromium() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def loads(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Callable[[], AsyncLLM]]:
-    folder = tmp_path_factory.mktemp("models")
-    paths = {
-        "scripted": scripted_directory(folder / "scripted", ANSWER),
-        "endless": tiny_directory(folder / "endless", eos=False, context=1 << 18, rounded=True),
-        "short": tiny_directory(folder / "short", eos=False, context=512, rounded=True),
-        "caller": scripted_directory(folder / "caller", CALL, "It is 21 degrees."),
-    }
-    return {name: partial(AsyncLLM, path) for name, path in paths.items()}
-
-
-@pytest.fixture(scope="module")
-def server(loads: dict[str, Callable[[], AsyncLLM]]) -> Iterator[LiveServer]:
-    with live_server(loads) as live:
-        yield live
-
-
-@pytest.fixture
-def opened(browser: Any) -> Iterator[OpenPage]:
-    """Opens pages, and closes them at the end; none may have logged an error."""
-    pages: list[Chat] = []
-
-    def open_page(server: LiveServer, **options: Any) -> Chat:
-        pages.append(Chat(browser, f"{server.url}/", **options))
-        return pages[-1]
-
-    yield open_page
-    for each in pages:
-        each.context.close()
-        assert each.errors == []
-
-
-@pytest.fixture
-def chat(opened: OpenPage, server: LiveServer) -> Chat:
-    return opened(server)
 
 
 def drop_connections(server: LiveServer) -> None:
@@ -103,13 +42,13 @@ def test_a_table_and_code(chat: Chat) -> None:
     assert page.evaluate("() => navigator.clipboard.readText()") == ANSWER
 
 
-def test_stop(chat: Chat, server: LiveServer) -> None:
+def test_stop(chat: Chat, page_server: LiveServer) -> None:
     chat.send("Write for ever", "endless")
     chat.page.wait_for_selector(".turn.assistant.running .md > *")
     chat.page.keyboard.press("Escape")
     chat.answered()
     assert chat.page.inner_text(".turn .note span") == "Stopped."
-    server.until(lambda stats: stats.running == 0, "endless")
+    page_server.until(lambda stats: stats.running == 0, "endless")
     said = chat.kept()[0]["turns"][1]
     assert 0 < said["stats"]["tokens"] < 1 << 17
     assert said["stopped"] is True
@@ -268,185 +207,17 @@ def test_rename_delete_and_export(chat: Chat) -> None:
     assert chat.page.locator(".turn").count() == 2
 
 
-def test_an_answer_goes_on_while_another_conversation_is_open(chat: Chat, server: LiveServer) -> None:
+def test_an_answer_goes_on_while_another_conversation_is_open(chat: Chat, page_server: LiveServer) -> None:
     chat.send("Write for ever", "endless")
     chat.page.wait_for_selector(".turn.assistant.running .md > *")
     chat.page.click("#new")
     chat.ask("Tides?", "scripted")
-    assert server.stats("endless").running == 1
+    assert page_server.stats("endless").running == 1
     chat.page.click("#chats >> text=Write for ever")
     chat.page.wait_for_selector(".turn.assistant.running")
     chat.page.keyboard.press("Escape")
     chat.answered()
     assert {chat.kept()[i]["turns"][1].get("stopped") for i in (0, 1)} == {True, None}
-
-
-def bodies(chat: Chat) -> list[dict[str, Any]]:
-    """The requests for answers, as they are sent."""
-    asked: list[dict[str, Any]] = []
-    chat.page.on("request", lambda r: asked.append(r.post_data_json) if r.url.endswith("completions") else None)
-    return asked
-
-
-def test_a_retry_samples_anew_unless_the_temperature_was_set(chat: Chat) -> None:
-    asked = bodies(chat)
-    chat.setting("max_tokens", "8")
-    chat.setting("seed", "3")
-    chat.ask("One", "endless")
-    chat.page.click(".turn.assistant [aria-label=Retry]")
-    chat.answered()
-    assert [(body["temperature"], body.get("seed")) for body in asked] == [(0.7, 3), (0.7, None)]
-    chat.setting("temperature", "0")
-    chat.page.click(".turn.assistant [aria-label=Retry]")
-    chat.answered()
-    assert (asked[2]["temperature"], asked[2]["seed"]) == (0, 3)
-
-
-def test_settings_show_the_models_values(chat: Chat) -> None:
-    chat.page.click("#tune")
-    shown = {name: chat.page.get_attribute(f"[name={name}]", "placeholder") for name in ("temperature", "top_p", "top_k", "seed")}
-    assert shown == {"temperature": "default (0.7)", "top_p": "default (1)", "top_k": "default (0)", "seed": "random"}
-
-
-def test_reloading_in_an_answer_interrupts_it_and_it_continues(chat: Chat, server: LiveServer) -> None:
-    chat.send("Write for ever", "endless")
-    chat.page.wait_for_selector(".turn.assistant.running .md > *")
-    chat.page.reload()
-    chat.page.wait_for_selector("#model option", state="attached")
-    assert chat.page.inner_text(".turn .note span") == "Interrupted when the page was closed."
-    assert chat.page.locator(".problem:visible").count() == 0
-    said = chat.kept()[0]["turns"][1]["content"]
-    assert said
-    asked = bodies(chat)
-    chat.setting("max_tokens", "8")
-    chat.page.click(".turn .note >> text=Continue")
-    chat.page.wait_for_selector(".turn .note:has-text('longest length')")
-    turn = chat.kept()[0]["turns"][1]
-    assert turn["content"].startswith(said)
-    assert len(turn["content"]) > len(said)
-    assert "interrupted" not in turn
-    assert asked[0]["messages"][-1] == {"role": "assistant", "content": said}
-    assert asked[0]["continue_final_message"] is True
-    server.until(lambda stats: stats.running == 0, "endless")
-
-
-def contents(chat: Chat) -> list[str]:
-    return [turn["content"] for turn in chat.kept()[0]["turns"]]
-
-
-def three_turns(chat: Chat) -> list[str]:
-    chat.setting("max_tokens", "6")
-    for text in ("One", "Two", "Three"):
-        chat.ask(text, "endless")
-    return contents(chat)
-
-
-def test_a_retry_in_the_middle_can_be_taken_back(chat: Chat) -> None:
-    before = three_turns(chat)
-    chat.page.click(".turn.assistant >> nth=0 >> [aria-label=Retry]")
-    chat.answered()
-    assert len(contents(chat)) == 2
-    assert chat.page.inner_text("#toast span") == "Replaced the answer and removed 4 later messages."
-    chat.page.click("#toast >> text=Undo")
-    assert contents(chat) == before
-    assert chat.page.locator(".turn").count() == 6
-
-
-def test_an_edit_can_be_taken_back_while_its_answer_runs(chat: Chat, server: LiveServer) -> None:
-    before = three_turns(chat)
-    chat.page.fill("#settings [name=max_tokens]", "")
-    chat.page.hover(".turn.user >> nth=1")
-    chat.page.click(".turn.user >> nth=1 >> [aria-label=Edit]")
-    chat.page.fill(".editor textarea", "Another one")
-    chat.page.press(".editor textarea", "Enter")
-    chat.page.wait_for_selector(".turn.assistant.running .md > *")
-    chat.page.click("#toast >> text=Undo")
-    server.until(lambda stats: stats.running == 0, "endless")
-    chat.page.wait_for_selector("#send:not(.stop)")
-    assert contents(chat) == before
-    assert chat.page.locator(".turn").count() == 6
-    assert chat.page.locator(".turn.running").count() == 0
-
-
-def reload(chat: Chat) -> None:
-    chat.page.reload()
-    chat.page.wait_for_selector("#model option", state="attached")
-
-
-def test_unsent_messages_are_kept_for_each_conversation(chat: Chat) -> None:
-    page = chat.page
-    page.fill("#prompt", "not yet said")
-    reload(chat)
-    assert page.input_value("#prompt") == "not yet said"
-    page.click("#new")
-    assert page.input_value("#prompt") == "not yet said"  # there was no conversation yet
-    page.fill("#prompt", "")
-    chat.ask("Tides?", "scripted")
-    page.fill("#prompt", "half a question")
-    page.click("#new")
-    assert page.input_value("#prompt") == ""
-    page.fill("#prompt", "another")
-    page.click("#chats .open")
-    assert page.input_value("#prompt") == "half a question"
-    reload(chat)
-    assert page.input_value("#prompt") == "half a question"
-    page.press("#prompt", "Enter")
-    chat.answered()
-    reload(chat)
-    assert page.input_value("#prompt") == ""
-
-
-def test_models_that_cannot_chat_are_told_apart(chat: Chat) -> None:
-    listed: list[dict[str, Any]] = [
-        {"id": "base", "max_model_len": 64, "capabilities": ["completion"], "status": {"value": "loaded"}},
-        {"id": "vectors", "max_model_len": 64, "capabilities": ["embedding"], "status": {"value": "loaded"}},
-        {"id": "able", "max_model_len": 64, "capabilities": ["completion", "tools"], "status": {"value": "loaded"}},
-    ]
-    chat.page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": listed}))
-    reload(chat)
-    shown = chat.page.locator("#model option").all_text_contents()
-    assert shown == ["able", "base · base model", "vectors · embedding model"]
-    assert chat.page.input_value("#model") == "able"
-    chat.page.fill("#prompt", "Hello")
-    assert chat.page.is_enabled("#send")
-    chat.page.select_option("#model", "base")
-    assert chat.page.inner_text("#model-note") == "continues texts and cannot chat: it has no chat template"
-    assert chat.page.is_disabled("#send")
-
-
-def test_what_was_exported_can_be_imported(chat: Chat, tmp_path: Path) -> None:
-    page = chat.page
-    chat.setting("system", "Be brief.")
-    chat.ask("Tides?", "scripted")
-    with page.expect_download() as saved:
-        page.hover("#chats li")
-        page.click("#chats [aria-label^=Export]")
-    file = tmp_path / "saved.json"
-    saved.value.save_as(file)
-    exported = json.loads(file.read_text())
-    assert [message["role"] for message in exported["messages"]] == ["system", "user", "assistant"]
-    plain = tmp_path / "plain.json"
-    plain.write_text(json.dumps({"messages": exported["messages"]}))
-    broken = tmp_path / "broken.json"
-    broken.write_text("[1]")
-    for path, count in ((file, 2), (plain, 3), (broken, 3)):
-        with page.expect_file_chooser() as chooser:
-            page.click("#import")
-        chooser.value.set_files(path)
-        page.wait_for_function(f"() => document.querySelectorAll('#chats li').length === {count}")
-        assert page.locator(".turn .md td").count() == 2
-        assert page.input_value("#settings [name=system]") == "Be brief."
-    page.wait_for_selector("#toast:has-text('no conversation')")
-
-
-def test_inputs_are_laid_out_by_their_text(chat: Chat) -> None:
-    hebrew = "\u05e9\u05dc\u05d5\u05dd hello"
-    chat.page.fill("#prompt", hebrew)
-    assert chat.page.evaluate("() => document.getElementById('prompt').matches(':dir(rtl)')")
-    chat.ask(hebrew, "scripted")
-    assert chat.page.evaluate("() => document.querySelector('.turn.user .text').matches(':dir(rtl)')")
-    assert chat.page.evaluate("() => document.querySelector('#chats .open').matches(':dir(rtl)')")
-    assert chat.page.evaluate("() => document.querySelector('.turn.assistant .md p').matches(':dir(ltr)')")
 
 
 def test_keys(chat: Chat) -> None:
@@ -471,9 +242,9 @@ def test_keys(chat: Chat) -> None:
     assert page.evaluate(nameless) == 0
 
 
-def test_a_narrow_dark_window(opened: OpenPage, server: LiveServer) -> None:
-    light = opened(server).page.evaluate("() => getComputedStyle(document.body).backgroundColor")
-    chat = opened(server, color_scheme="dark")
+def test_a_narrow_dark_window(opened: OpenPage, page_server: LiveServer) -> None:
+    light = opened(page_server).page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    chat = opened(page_server, color_scheme="dark")
     page = chat.page
     assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") != light
     page.set_viewport_size({"width": 320, "height": 568})
@@ -509,10 +280,10 @@ def test_a_server_that_is_busy(chat: Chat) -> None:
     assert chat.page.locator(".turn .problem").count() == 0
 
 
-def test_a_connection_that_breaks(chat: Chat, server: LiveServer) -> None:
+def test_a_connection_that_breaks(chat: Chat, page_server: LiveServer) -> None:
     chat.send("Write for ever", "endless")
     chat.page.wait_for_selector(".turn.assistant.running .md > *")
-    drop_connections(server)
+    drop_connections(page_server)
     assert chat.problem() == "The server went away before the answer was complete."
     assert chat.answered()  # what had come stays
     chat.page.select_option("#model", "scripted")
@@ -520,8 +291,8 @@ def test_a_connection_that_breaks(chat: Chat, server: LiveServer) -> None:
     chat.page.wait_for_selector(".md td")
 
 
-def test_a_server_that_goes_away(opened: OpenPage, loads: dict[str, Callable[[], AsyncLLM]]) -> None:
-    with live_server({"endless": loads["endless"]}) as server:
+def test_a_server_that_goes_away(opened: OpenPage, page_models: dict[str, Callable[[], AsyncLLM]]) -> None:
+    with live_server({"endless": page_models["endless"]}) as server:
         chat = opened(server)
         chat.send("Write for ever", "endless")
         chat.page.wait_for_selector(".turn.assistant.running .md > *")
@@ -536,8 +307,8 @@ def test_a_server_that_goes_away(opened: OpenPage, loads: dict[str, Callable[[],
     assert chat.kept()[0]["turns"][0]["content"] == "Write for ever"
 
 
-def test_a_server_with_a_key(opened: OpenPage, loads: dict[str, Callable[[], AsyncLLM]]) -> None:
-    with live_server({"scripted": loads["scripted"]}, api_key=KEY) as server:
+def test_a_server_with_a_key(opened: OpenPage, page_models: dict[str, Callable[[], AsyncLLM]]) -> None:
+    with live_server({"scripted": page_models["scripted"]}, api_key=KEY) as server:
         chat = opened(server, open_page=False)
         chat.page.goto(server.url)
         chat.page.wait_for_selector("#key[open]")

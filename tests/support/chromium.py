@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,19 @@ import pytest
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome")
 _HOW = "pip install playwright; Debian: apt install chromium"
+ANSWER = """## Tides
+
+| Place | Range |
+| --- | ---: |
+| Fundy | 16.3 m |
+
+```python
+print("<b>&</b>")
+```
+
+**Done**, see [this](https://example.org/x)."""
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
+"""What the scripted models of the page's tests say."""
 
 
 @contextmanager
@@ -77,3 +90,7 @@ class Chat:
         if self.page.is_hidden("#settings"):
             self.page.click("#tune")
         self.page.fill(f"#settings [name={name}]", value)
+
+
+OpenPage = Callable[..., Chat]
+"""Opens the page of a server."""

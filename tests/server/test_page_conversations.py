@@ -1,0 +1,181 @@
+"""Conversations on the page: retries that can be taken back, answers that continue, unsent messages, models that cannot chat, files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.chromium import Chat
+from support.live_server import LiveServer
+
+pytestmark = pytest.mark.long
+
+
+def bodies(chat: Chat) -> list[dict[str, Any]]:
+    """The requests for answers, as they are sent."""
+    asked: list[dict[str, Any]] = []
+    chat.page.on("request", lambda r: asked.append(r.post_data_json) if r.url.endswith("completions") else None)
+    return asked
+
+
+def test_a_retry_samples_anew_unless_the_temperature_was_set(chat: Chat) -> None:
+    asked = bodies(chat)
+    chat.setting("max_tokens", "8")
+    chat.setting("seed", "3")
+    chat.ask("One", "endless")
+    chat.page.click(".turn.assistant [aria-label=Retry]")
+    chat.answered()
+    assert [(body["temperature"], body.get("seed")) for body in asked] == [(0.7, 3), (0.7, None)]
+    chat.setting("temperature", "0")
+    chat.page.click(".turn.assistant [aria-label=Retry]")
+    chat.answered()
+    assert (asked[2]["temperature"], asked[2]["seed"]) == (0, 3)
+
+
+def test_settings_show_the_models_values(chat: Chat) -> None:
+    chat.page.click("#tune")
+    shown = {name: chat.page.get_attribute(f"[name={name}]", "placeholder") for name in ("temperature", "top_p", "top_k", "seed")}
+    assert shown == {"temperature": "default (0.7)", "top_p": "default (1)", "top_k": "default (0)", "seed": "random"}
+
+
+def test_reloading_in_an_answer_interrupts_it_and_it_continues(chat: Chat, page_server: LiveServer) -> None:
+    chat.send("Write for ever", "endless")
+    chat.page.wait_for_selector(".turn.assistant.running .md > *")
+    chat.page.reload()
+    chat.page.wait_for_selector("#model option", state="attached")
+    assert chat.page.inner_text(".turn .note span") == "Interrupted when the page was closed."
+    assert chat.page.locator(".problem:visible").count() == 0
+    said = chat.kept()[0]["turns"][1]["content"]
+    assert said
+    asked = bodies(chat)
+    chat.setting("max_tokens", "8")
+    chat.page.click(".turn .note >> text=Continue")
+    chat.page.wait_for_selector(".turn .note:has-text('longest length')")
+    turn = chat.kept()[0]["turns"][1]
+    assert turn["content"].startswith(said)
+    assert len(turn["content"]) > len(said)
+    assert "interrupted" not in turn
+    assert asked[0]["messages"][-1] == {"role": "assistant", "content": said}
+    assert asked[0]["continue_final_message"] is True
+    page_server.until(lambda stats: stats.running == 0, "endless")
+
+
+def contents(chat: Chat) -> list[str]:
+    return [turn["content"] for turn in chat.kept()[0]["turns"]]
+
+
+def three_turns(chat: Chat) -> list[str]:
+    chat.setting("max_tokens", "6")
+    for text in ("One", "Two", "Three"):
+        chat.ask(text, "endless")
+    return contents(chat)
+
+
+def test_a_retry_in_the_middle_can_be_taken_back(chat: Chat) -> None:
+    before = three_turns(chat)
+    chat.page.click(".turn.assistant >> nth=0 >> [aria-label=Retry]")
+    chat.answered()
+    assert len(contents(chat)) == 2
+    assert chat.page.inner_text("#toast span") == "Replaced the answer and removed 4 later messages."
+    chat.page.click("#toast >> text=Undo")
+    assert contents(chat) == before
+    assert chat.page.locator(".turn").count() == 6
+
+
+def test_an_edit_can_be_taken_back_while_its_answer_runs(chat: Chat, page_server: LiveServer) -> None:
+    before = three_turns(chat)
+    chat.page.fill("#settings [name=max_tokens]", "")
+    chat.page.hover(".turn.user >> nth=1")
+    chat.page.click(".turn.user >> nth=1 >> [aria-label=Edit]")
+    chat.page.fill(".editor textarea", "Another one")
+    chat.page.press(".editor textarea", "Enter")
+    chat.page.wait_for_selector(".turn.assistant.running .md > *")
+    chat.page.click("#toast >> text=Undo")
+    page_server.until(lambda stats: stats.running == 0, "endless")
+    chat.page.wait_for_selector("#send:not(.stop)")
+    assert contents(chat) == before
+    assert chat.page.locator(".turn").count() == 6
+    assert chat.page.locator(".turn.running").count() == 0
+
+
+def reload(chat: Chat) -> None:
+    chat.page.reload()
+    chat.page.wait_for_selector("#model option", state="attached")
+
+
+def test_unsent_messages_are_kept_for_each_conversation(chat: Chat) -> None:
+    page = chat.page
+    page.fill("#prompt", "not yet said")
+    reload(chat)
+    assert page.input_value("#prompt") == "not yet said"
+    page.click("#new")
+    assert page.input_value("#prompt") == "not yet said"  # there was no conversation yet
+    page.fill("#prompt", "")
+    chat.ask("Tides?", "scripted")
+    page.fill("#prompt", "half a question")
+    page.click("#new")
+    assert page.input_value("#prompt") == ""
+    page.fill("#prompt", "another")
+    page.click("#chats .open")
+    assert page.input_value("#prompt") == "half a question"
+    reload(chat)
+    assert page.input_value("#prompt") == "half a question"
+    page.press("#prompt", "Enter")
+    chat.answered()
+    reload(chat)
+    assert page.input_value("#prompt") == ""
+
+
+def test_models_that_cannot_chat_are_told_apart(chat: Chat) -> None:
+    listed: list[dict[str, Any]] = [
+        {"id": "base", "max_model_len": 64, "capabilities": ["completion"], "status": {"value": "loaded"}},
+        {"id": "vectors", "max_model_len": 64, "capabilities": ["embedding"], "status": {"value": "loaded"}},
+        {"id": "able", "max_model_len": 64, "capabilities": ["completion", "tools"], "status": {"value": "loaded"}},
+    ]
+    chat.page.route("**/v1/models", lambda route: route.fulfill(json={"object": "list", "data": listed}))
+    reload(chat)
+    shown = chat.page.locator("#model option").all_text_contents()
+    assert shown == ["able", "base · base model", "vectors · embedding model"]
+    assert chat.page.input_value("#model") == "able"
+    chat.page.fill("#prompt", "Hello")
+    assert chat.page.is_enabled("#send")
+    chat.page.select_option("#model", "base")
+    assert chat.page.inner_text("#model-note") == "continues texts and cannot chat: it has no chat template"
+    assert chat.page.is_disabled("#send")
+
+
+def test_what_was_exported_can_be_imported(chat: Chat, tmp_path: Path) -> None:
+    page = chat.page
+    chat.setting("system", "Be brief.")
+    chat.ask("Tides?", "scripted")
+    with page.expect_download() as saved:
+        page.hover("#chats li")
+        page.click("#chats [aria-label^=Export]")
+    file = tmp_path / "saved.json"
+    saved.value.save_as(file)
+    exported = json.loads(file.read_text())
+    assert [message["role"] for message in exported["messages"]] == ["system", "user", "assistant"]
+    plain = tmp_path / "plain.json"
+    plain.write_text(json.dumps({"messages": exported["messages"]}))
+    broken = tmp_path / "broken.json"
+    broken.write_text("[1]")
+    for path, count in ((file, 2), (plain, 3), (broken, 3)):
+        with page.expect_file_chooser() as chooser:
+            page.click("#import")
+        chooser.value.set_files(path)
+        page.wait_for_function(f"() => document.querySelectorAll('#chats li').length === {count}")
+        assert page.locator(".turn .md td").count() == 2
+        assert page.input_value("#settings [name=system]") == "Be brief."
+    page.wait_for_selector("#toast:has-text('no conversation')")
+
+
+def test_inputs_are_laid_out_by_their_text(chat: Chat) -> None:
+    hebrew = "\u05e9\u05dc\u05d5\u05dd hello"
+    chat.page.fill("#prompt", hebrew)
+    assert chat.page.evaluate("() => document.getElementById('prompt').matches(':dir(rtl)')")
+    chat.ask(hebrew, "scripted")
+    assert chat.page.evaluate("() => document.querySelector('.turn.user .text').matches(':dir(rtl)')")
+    assert chat.page.evaluate("() => document.querySelector('#chats .open').matches(':dir(rtl)')")
+    assert chat.page.evaluate("() => document.querySelector('.turn.assistant .md p').matches(':dir(ltr)')")
