@@ -41,6 +41,11 @@ class Options:
     settings: dict[str, Any]
     """What the result depends on, as JSON values."""
 
+    @property
+    def quantizes(self) -> bool:
+        """Whether matrices were asked to be quantized; otherwise they keep what they have as far as formats allow."""
+        return self.form is not None or self.budget is not None
+
     @classmethod
     def checked(
         cls,

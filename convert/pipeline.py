@@ -180,7 +180,7 @@ def _bytes_of(checkpoint: Checkpoint) -> int:
 
 
 def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, told: _Told) -> Pieces:
-    reads, gptq = options.encoder != "minmax" and needs_importance(planned), options.encoder == "gptq"
+    reads, gptq = _reads(planned, options), options.encoder == "gptq"
     tokens = 0 if not reads else default_tokens(sum(math.prod(o.request.shape) for o in planned.outputs)) if gptq else TOKENS
     batch = BATCH if gptq else WEIGHED_AT_ONCE
     sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.max_memory, factors=gptq)
@@ -190,6 +190,11 @@ def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, t
         positions = _positions(sum(math.prod(o.request.shape) for o in planned.outputs), options)
         told.estimated(estimate(planned, options.encoder, tokens, sizes.peak, own_samples=own, planning=planning, positions=positions))
     return sizes
+
+
+def _reads(planned: ConversionPlan, options: Options) -> bool:
+    """Whether the model reads a text for the encoder. For formats that hold all that the source has, inputs hardly matter."""
+    return options.encoder != "minmax" and needs_importance(planned) and (options.quantizes or options.encoder == "gptq")
 
 
 def _key(files: SourceFiles, options: Options, sizes: Pieces) -> dict[str, Any]:
@@ -241,7 +246,7 @@ def _importance(
 ) -> Importance:
     """What the matrices to be rounded are weighed with; nothing if there are none."""
     alike = {} if options.encoder == "minmax" else weighed_alike(planned)
-    if options.encoder != "fit" or not needs_importance(planned):
+    if options.encoder != "fit" or not _reads(planned, options):
         return alike
     checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
     try:
@@ -292,8 +297,7 @@ def _positions(parameters: int, options: Options) -> int:
     """Positions at which a lossy result is compared with its source; 0 if it is not."""
     if options.measure is False:
         return 0
-    quantized = options.form is not None or options.budget is not None
-    return tokens_to_measure(parameters, required=options.measure is True, quantized=quantized)
+    return tokens_to_measure(parameters, required=options.measure is True, quantized=options.quantizes)
 
 
 def _measure(report: Report, written: Path, tokenizer: Tokenizer, options: Options, progress: Progress | None) -> None:

@@ -39,6 +39,13 @@ def error(report: Report, name: str) -> float:
     return next(tensor.error for tensor in report.tensors if tensor.name == name)
 
 
+@pytest.mark.parametrize("bits", [None, 3])
+def test_a_text_is_read_only_where_something_is_quantized(source: Path, tmp_path: Path, bits: int | None) -> None:
+    read: list[int] = []
+    convert(source, tmp_path / "out", bits=bits, group_size=32 if bits else None, measure=False, weighing=lambda done, _: read.append(done))
+    assert bool(read) == (bits is not None)
+
+
 def test_a_k_quant_keeps_its_codes(source: Path, tmp_path: Path) -> None:
     report = convert(source, tmp_path / "out", measure=False)
     assert formats(tmp_path / "out") == {Q4_K: Format(4, 32), Q6_K: Format(8, 32)}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlxinfer.convert.mapper import Output
-from mlxinfer.convert.quantizer import Quantizer
+from mlxinfer.convert.quantizer import Quantizer, _squares
 from mlxinfer.loading.weights import TensorRequest
 from mlxinfer.nn.weights import Dense, Format
 
@@ -27,3 +27,13 @@ def test_it_is_that_of_the_definition(experts: int) -> None:
     assert quantizer.error == pytest.approx(np.sqrt(((w - d) ** 2).sum() / (w**2).sum()), rel=1e-4)
     plain(Dense(weight))
     assert plain.weighted_error is None
+
+
+@pytest.mark.parametrize("weighed", [False, True])
+def test_sums_of_large_blocks_are_exact(weighed: bool) -> None:
+    values = mx.random.normal((2048, 1024), key=mx.random.key(1)) + 1.0
+    weights = mx.random.uniform(0.01, 4.0, (1024,), key=mx.random.key(2))
+    squares = np.array(values, np.float64) ** 2
+    expected = float((squares * np.array(weights, np.float64)).sum() if weighed else squares.sum())
+    assert _squares(values, weights if weighed else None) == pytest.approx(expected, rel=1e-5)
+    assert _squares(values.astype(mx.bfloat16)) == pytest.approx(float(squares.sum()), rel=1e-3)
