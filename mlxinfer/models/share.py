@@ -11,7 +11,7 @@ import mlx.core as mx
 from ..errors import UnsupportedModelError
 from ..nn.linear import Linear
 from ..nn.norms import RMSNorm
-from ..nn.weights import Dense, Matrix, Quantized, Recipe, Weights, map_rows
+from ..nn.weights import FLOAT8, Dense, Matrix, Quantized, Recipe, Weights, map_rows
 from ..records import dataclass
 from .decoder import BlockStack
 from .fused_blocks import Run
@@ -115,6 +115,9 @@ def _columns(name: str, matrix: Matrix, first: int, count: int) -> Matrix:
     if not isinstance(matrix, Quantized):
         raise UnsupportedModelError("GGUF files cannot be divided by columns: leave out --split tensor, or convert the model")
     form = matrix.format
+    if form.mode == FLOAT8 and form.group_size == matrix.shape[-1] and count % 32 == 0:  # a scale for each whole row
+        codes = _copied(matrix.weight, slice(first // 4, (first + count) // 4), -1)
+        return replace(matrix, weight=codes, format=replace(form, group_size=count))
     if count % form.group_size or count * form.bits % 32:
         raise UnsupportedModelError(f"{name}: {count} columns are no whole groups of {form.group_size}: leave out --split tensor")
 

@@ -2,6 +2,7 @@
 
 import json
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from support.shares import parts_of, through
@@ -11,7 +12,8 @@ from mlxinfer.distributed.plan import plan_shares
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import prepare
 from mlxinfer.loading.safetensors import SafetensorsFile
-from mlxinfer.models.share import FAMILIES, Share, shared_config
+from mlxinfer.models.share import FAMILIES, Share, _columns, shared_config
+from mlxinfer.nn.weights import FLOAT8, Format, Quantized
 
 CONFIGS = {path.name: json.loads((path / "config.json").read_text()) for path in sorted(GOLDEN.iterdir())}
 
@@ -39,6 +41,15 @@ def test_columns_of_quantized_matrices_are_cut_between_groups():
     exact = through([whole], rows_for(whole))
     difference = np.abs(through(shares, rows_for(whole)) - exact).max()
     assert difference < 0.02 * np.abs(exact).max()  # activations are rounded where products are packed
+
+
+@pytest.mark.parametrize("group", [32, 128])
+def test_columns_of_8_bit_floats_keep_the_scales_of_their_groups_or_rows(group):
+    codes = np.random.default_rng(3).integers(0, 0x7F, (4, 128), dtype=np.uint8)
+    scales = np.random.default_rng(4).uniform(1, 2, (4, 128 // group)).astype(np.float32)
+    whole = Quantized(mx.array(codes.view(np.uint32)), mx.array(scales), None, Format(8, group, FLOAT8))
+    parts = [_columns("m", whole, first, 64).dequantize(mx.float32) for first in (0, 64)]
+    assert mx.array_equal(mx.concatenate(parts, axis=-1), whole.dequantize(mx.float32))
 
 
 @pytest.mark.parametrize("name", sorted(CONFIGS.keys() - set(DIVIDED)))
