@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,9 +22,11 @@ from ..loading.formats import dtype_name
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
+from ..loading.ignored import ignoring
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.resolve import Resolved, resolve
 from ..models.blockwise import BATCH
+from ..models.config_reader import check_ignored, ignored_note
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from .allocation import TOKENS as PLANNING_TOKENS
@@ -86,6 +88,7 @@ def convert(
     plan: str | Path | None = None,
     adapter: str | Path | None = None,
     measuring: Progress | None = None,
+    ignore_config_keys: Sequence[str] = (),
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
@@ -102,8 +105,9 @@ def convert(
     `max_memory` is the GB that may be resident, from which follows how much is in memory at a time; `estimated` is called with what the
     conversion will take, before it begins, and `measuring` with (positions read, positions in all) during the comparison. `adapter` is
     merged into the weights first. Everything that can be wrong is found before a weight is read, except NaN, and the destination is
-    complete or absent; its parents are created. Interrupted, it goes on when it is called again. Raises
-    `MLXInferError`.
+    complete or absent; its parents are created. `ignore_config_keys` are keys of the source's config that are let pass though they are not
+    understood: the destination's config goes without them, and its model card names them. Interrupted, it goes on when it is called
+    again. Raises `MLXInferError`.
     """
     options = Options.checked(
         bits=bits, group_size=group_size, mode=mode, dtype=dtype, encoder=encoder, calibration=calibration, bpw=bpw, target_kl=target_kl,
@@ -112,10 +116,13 @@ def convert(
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
     found, told = resolve(src), _Told(progress, weighing, measuring, estimated)
-    with made_parents(destination):
+    if ignore_config_keys:
+        options = replace(options, settings={**options.settings, "ignore_config_keys": sorted(ignore_config_keys)})
+    with made_parents(destination), ignoring(found.path, ignore_config_keys):
         if adapter is not None:
             return _convert_merged(found, adapter, destination, options, told)
         with closing(open_checkpoint(found.path)) as checkpoint:
+            check_ignored(ignore_config_keys, checkpoint.config)
             return _convert(checkpoint, found.name, destination, options, told)
 
 
@@ -145,7 +152,7 @@ def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Opti
     sizes = _pieces(checkpoint, planned, options, told)
     tokenizer = load_tokenizer(checkpoint)
     report = Report(checkpoint.path, destination, skipped=planned.skipped, name=name, settings=options.settings)
-    report.notes = [*planned.notes, *differences_in_mlx_lm(planned.config)]
+    report.notes = [*ignored_note(checkpoint.config), *planned.notes, *differences_in_mlx_lm(planned.config)]
     report.source_nbytes = _bytes_of(checkpoint)
     with staged(destination, _key(files, options, sizes)) as staging:
         journal = staging.journal

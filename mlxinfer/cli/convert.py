@@ -10,7 +10,7 @@ import click
 
 from ..words import counted
 from .console import colours, dumb_terminal, human_bytes, tell
-from .options import complete_model
+from .options import complete_model, ignore_option
 from .stages import human_time, stages
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 @click.option("--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time, as far as that can be computed.")
 @click.option("--measure/--no-measure", default=None, help="Compare the result with its source on a text.  [default: if it is quick]")
 @click.option("--adapter", type=click.Path(path_type=Path), help="Merge this LoRA adapter (a folder of PEFT or mlx-lm, or a GGUF file).")
+@ignore_option
 @click.option("--dtype", help="Store what is not quantized as float32, bfloat16 or float16.  [default: as it is]")
 def convert(source: str, destination: Path, **settings: Any) -> None:
     """Write SRC (a directory, a GGUF file, a hub id or an alias) as an MLX directory DST, which mlx-lm loads as well.

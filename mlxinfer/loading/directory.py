@@ -15,6 +15,7 @@ from ..nn.packing import arrays
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
 from .formats import QuantizationBlock, format_text
+from .ignored import ignored_keys
 from .safetensors import DTYPES, SafetensorsFile, TensorInfo
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class SafetensorsCheckpoint:
         in the form of `FLOAT8`, which `nn.packing.settle` packs for the CPU kernels."""
         self.path = Path(path)
         self._float8 = float8
-        self.config = with_ignored(read_config(self.path), ignore_config_keys)
+        self.config = with_ignored(read_config(self.path), ignored_keys(self.path, ignore_config_keys))
         foreign = foreign_quantization(self.config, self.path)
         block = None if foreign else quantization_block(self.config, self.path)
         listed = _weight_files(self.path)

@@ -17,7 +17,6 @@ from ..device import is_gpu
 from ..errors import DraftError, UnsupportedModelError
 from ..garbage import no_garbage_collection
 from ..models import Model, build, build_blocks, supports
-from ..models.config_reader import IGNORED_KEYS
 from ..models.decoder import BlockStack
 from ..models.mtp import Head
 from ..models.stack import Part
@@ -343,10 +342,7 @@ def open_checkpoint(path: Path, *, raw_blocks: bool = False, ignore_config_keys:
     `nn.packing.settle` packs what is read. `ignore_config_keys` are let pass though no graph understands them.
     """
     if not path.is_dir():
-        checkpoint = GGUFCheckpoint(path, raw_blocks=raw_blocks, ignore_config_keys=ignore_config_keys)
-        if checkpoint.ignored_keys:
-            checkpoint.config[IGNORED_KEYS] = list(checkpoint.ignored_keys)
-        return checkpoint
+        return GGUFCheckpoint(path, raw_blocks=raw_blocks, ignore_config_keys=ignore_config_keys)
     from .directory import SafetensorsCheckpoint  # a GGUF file does not need it
 
     return SafetensorsCheckpoint(path, ignore_config_keys, float8=raw_blocks and kernels_cpu.packs_float8())

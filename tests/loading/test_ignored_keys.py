@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,12 @@ import pytest
 from support.tiny_engine import GOLDEN
 
 from mlxinfer import LLM
+from mlxinfer.convert import convert
 from mlxinfer.errors import MLXInferError, SettingError, UnsupportedModelError
 from mlxinfer.loading.catalog import describe
-from mlxinfer.loading.load import load
+from mlxinfer.loading.load import load, open_checkpoint
+from mlxinfer.models.config_reader import check_ignored, ignored_note
+from tests.support.gguf_golden import rewritten
 
 
 def changed(folder: Path, name: str = "llama", **keys: Any) -> Path:
@@ -65,3 +69,24 @@ def test_headers_alone(tmp_path: Path) -> None:
     assert any("warp_factor" in note for note in describe(path, ignore_config_keys=["warp_factor"]).notes)
     with pytest.raises(SettingError, match="nonesuch"):
         describe(path, ignore_config_keys=["warp_factor", "nonesuch"])
+
+
+@pytest.mark.parametrize("encoder", ["fit", "gptq"])
+def test_a_conversion_goes_without_the_key_and_says_so(tmp_path: Path, encoder: str) -> None:
+    source, out = changed(tmp_path, warp_factor=9), tmp_path / "out"
+    report = convert(source, out, bits=8, encoder=encoder, calibration="random", ignore_config_keys=["warp_factor"])
+    assert any("warp_factor" in note for note in report.notes)
+    assert "warp_factor" in (out / "README.md").read_text(encoding="utf-8")
+    config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+    assert "warp_factor" not in config
+    assert len([note for note in load(out).notes if "warp_factor" in note]) == 1
+    with pytest.raises(UnsupportedModelError, match="warp_factor"):
+        load(source)
+
+
+def test_a_key_of_a_gguf_file(tmp_path: Path) -> None:
+    path = rewritten("llama", tmp_path / "x.gguf", {"attention.secret": 1})
+    for name in ("attention.secret", "llama.attention.secret"):
+        with closing(open_checkpoint(path, ignore_config_keys=[name])) as checkpoint:
+            check_ignored([name], checkpoint.config)
+            assert ignored_note(checkpoint.config)[0].startswith("keys of the config ignored, as asked: llama.attention.secret;")

@@ -9,8 +9,10 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
+from ...models.config_reader import IGNORED_KEYS
 from ...models.vlm_text import TEXT_ONLY
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
+from ..ignored import ignored_keys
 from .arch_configs import architecture, rebuild_config
 from .files import GGUFFiles
 from .hparams import HParams
@@ -36,10 +38,12 @@ class GGUFCheckpoint:
         """Whether `pack` was called."""
         self._files = GGUFFiles(self.path, raw_blocks=raw_blocks)
         try:
-            self.ignored_keys = self._files.leave_out(ignore_config_keys)
-            """Keys of `ignore_config_keys` that the file has."""
+            self.ignored_keys = self._files.leave_out(ignored_keys(self.path, ignore_config_keys))
+            """Keys to be ignored that the file has."""
             text_only = from_ollama(self._files)
             self.config: dict[str, Any] = rebuild_config(self._files) | ({TEXT_ONLY: True} if text_only else {})
+            if self.ignored_keys:
+                self.config[IGNORED_KEYS] = list(self.ignored_keys)
             self._tensors = self._mapped()
         except ValueError as error:
             self._files.close()
