@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,7 @@ from .._version import __version__
 from ..words import counted
 from .console import human_bytes, tell
 from .groups import Commands
-from .options import ABOVE_ZERO, complete_model
+from .options import ABOVE_ZERO, complete_model, ignore_option
 from .stages import stages
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def _options(length: int, positions: int) -> list[Callable[[Any], Any]]:
         click.option("--window", type=click.IntRange(16), default=length, show_default=True, help="Tokens that are read together."),
         click.option("--dtype", default="float32", show_default=True, help="Compute in float32, bfloat16 or float16."),
         click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="Use at most this much for a model."),
+        ignore_option,
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
     ]  # fmt: skip
 
@@ -86,7 +88,7 @@ def ppl(model: str, as_json: bool, **options: Any) -> None:
     """Measure the perplexity of a text for MODEL. It says little about what a conversion lost: use kl for that."""
     from ..evaluation.measure import perplexity
 
-    with stages() as shown:
+    with _ignoring([model], options), stages() as shown:
         found, text, notes = perplexity(model, _reading(options), shown.tell)
     _tell(notes)
     if as_json:
@@ -129,7 +131,7 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
     from ..loading.resolve import resolve
 
     limit = LIMIT if limit is None else limit
-    with stages() as shown:
+    with _ignoring([model], options), stages() as shown:
         found, text = evaluate_kv(model, _reading(options), limit, layers=layers, tell=partial(shown.tell, unit="windows"))
     kept = {"formats": [asdict(each) for each in found.formats], **_about(text)}
     save_choice(resolve(model).path, found.auto, limit, found.kl_auto, _plain(kept))
@@ -139,6 +141,21 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
     click.echo(f"{found.model}: {found.positions:,} positions, {text.name}")
     _kv_table(found)
     click.echo(f"--kv auto: {found.auto}, the fewest bits with a mean KL divergence of at most {limit:g}")
+
+
+@contextmanager
+def _ignoring(models: list[str], options: dict[str, Any]) -> Iterator[None]:
+    """Let these models pass that have the keys of `--ignore-config-key`."""
+    from ..loading.ignored import ignoring
+    from ..loading.resolve import resolve
+
+    keys = options["ignore_config_keys"]
+    with ExitStack() as stack:
+        for model in models if keys else ():
+            stack.enter_context(ignoring(resolve(model).path, keys))
+        if keys:
+            tell(f"note: keys of the config ignored, as asked: {', '.join(keys)}; figures are wrong if that changes what a model computes")
+        yield
 
 
 def _reading(options: dict[str, Any]) -> Reading:
@@ -152,7 +169,7 @@ def _reading(options: dict[str, Any]) -> Reading:
 def _compared(teacher: str, students: list[str], options: dict[str, Any]) -> Comparison:
     from ..evaluation.measure import compare
 
-    with stages() as shown:
+    with _ignoring([teacher, *students], options), stages() as shown:
         found = compare(teacher, students, _reading(options), shown.tell)
     _tell(found.notes)
     return found

@@ -33,3 +33,12 @@ def test_the_way_on_from_a_refusal(command, source, tmp_path, call):
     shutil.rmtree(tmp_path / "out", ignore_errors=True)
     wrong = call(*arguments, "--ignore-config-key", "warp_factor", "--ignore-config-key", "nonesuch")
     assert (wrong.code, "nonesuch" in wrong.err) == (2, True)
+
+
+def test_a_comparison_passes_over_the_key_in_the_models_that_have_it(source, chat_model, call, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some words to read again and again. " * 80, encoding="utf-8")
+    arguments = ("eval", "kl", source, chat_model, "--positions", "64", "--window", "32", "--text", str(text))
+    assert "--ignore-config-key warp_factor" in call(*arguments).err
+    accepted = call(*arguments, "--ignore-config-key", "warp_factor")
+    assert (accepted.code, accepted.err.count("warp_factor")) == (0, 1)
