@@ -29,7 +29,7 @@ ADAPTER_ROOM_GB = 0.25
     "--keep-alive",
     metavar="TIME",
     callback=lambda ctx, param, value: _keep_alive(value),
-    help="Unload a model after so long without requests (5m, 1h30m, seconds; -1: never).  [default: never; 5m with --models-dir]",
+    help="Unload a model after this much idle time (5m, 1h30m, seconds; -1: never).  [default: never; 5m with --models-dir]",
 )
 @click.option("--socket", type=click.Path(path_type=Path), help="The Unix socket.  [default: $MLXINFER_SOCKET or ~/.mlxinfer/api.sock]")
 @click.option("--no-socket", is_flag=True, help="No Unix socket, only TCP.")
@@ -56,7 +56,7 @@ ADAPTER_ROOM_GB = 0.25
     help="Where chat completions put what a model thought.",
 )
 @click.option(
-    "--drain", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Answer so much longer after a signal, /health saying 503."
+    "--drain", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Keep answering this long after SIGTERM, /health saying 503."
 )
 @click.option(
     "--allow-adapter-loading",
@@ -189,7 +189,7 @@ def _keep_alive(text: str | None) -> float | None:
     except ValueError:
         found = seconds_of(text)
     if found is None:
-        raise click.BadParameter(f"{text!r} is no time, such as 5m, 1h30m or 300", param_hint="--keep-alive")
+        raise click.BadParameter(f"{text!r} is not a duration: use 5m, 1h30m or 300", param_hint="--keep-alive")
     return found
 
 

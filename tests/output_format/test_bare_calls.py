@@ -35,6 +35,8 @@ PRETTY_EVENTS = [("call_begin", "get"), ("arguments", '{\n    "city": "x"\n  }')
         (f"```xml\n<tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>\n```", EVENTS * 2),
         (f"<tools>\n{CALL}\n</tools>", EVENTS),
         (f"<tools>\n{CALL}\n{CALL}\n</tools>", EVENTS * 2),
+        (f"<tools>\n[{CALL}, {CALL}]\n</tools>", EVENTS * 2),
+        (f"\n\n  {CALL}   \n", EVENTS),
         (f"<function_call> {CALL} </function_call>", EVENTS),
         (f"<tool_call>\n{CALL}\n</tool_call>", EVENTS),
         (f"{CALL}\n{CALL}", EVENTS * 2),

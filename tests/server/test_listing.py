@@ -96,7 +96,7 @@ def test_what_is_pinned_comes_first(folder: Path) -> None:
         (["--models-dir", "{}/none"], "cannot read --models-dir"),
         (["--models-dir", "{}/empty"], "there are no models in"),
         (["--models-dir", "{}", "--pin", "c"], "--pin c: there is no such model"),
-        (["{}/a", "--keep-alive", "soon"], "'soon' is no time"),
+        (["{}/a", "--keep-alive", "soon"], "'soon' is not a duration"),
     ],
 )
 def test_mistakes(arguments: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
