@@ -12,8 +12,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ModelNotFoundError, PromptError
-from .console import fitted, opened, tell
-from .options import complete_model, engine_options, one_sequence_options, own_adapter, sampling, sampling_options, split, system_option
+from .console import fitted, opened
+from .options import (
+    chosen_sampling,
+    complete_model,
+    engine_options,
+    one_sequence_options,
+    own_adapter,
+    sampling_options,
+    split,
+    system_option,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,11 +38,11 @@ _TOOLS_HELP = "Offer the functions in FILE.py to the model; each call is shown a
 @click.command(short_help="Talk with a model.")
 @click.argument("model", required=False, shell_complete=complete_model)
 @system_option
-@click.option("--continue", "-c", "resume", is_flag=True, help="Go on with the last conversation; without MODEL, with its model.")
-@click.option("--list", "listed", is_flag=True, help="List the conversations that were kept, and end.")
+@click.option("--continue", "-c", "resume", is_flag=True, help="Continue the last conversation; without MODEL, with its model.")
+@click.option("--list", "listed", is_flag=True, help="List the kept conversations, and exit.")
 @click.option("--keep/--no-keep", default=None, help="Keep this conversation for --continue.  [default: on a terminal]")
 @click.option("--tools", "tools_file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False), help=_TOOLS_HELP)
-@click.option("--quiet", "-q", is_flag=True, help="No line about speed after every answer.")
+@click.option("--quiet", "-q", is_flag=True, help="No notes, and no line about speed after each answer.")
 @sampling_options
 @one_sequence_options
 @engine_options
@@ -69,7 +78,7 @@ def _talk(
 
     model_settings, given = split(options)
     own_adapter(model_settings)
-    sampling(given)
+    params = chosen_sampling(given)
     path, saved = _last(archive) if resume else (None, None)
     model = model or (saved.source if saved else "") or _usual_model()
     source = os.path.abspath(os.path.expanduser(model)) if os.path.exists(os.path.expanduser(model)) else model
@@ -77,20 +86,19 @@ def _talk(
         keep = resume or (sys.stdin.isatty() and sys.stdout.isatty())
     runner = None if tools_file is None else _runner(tools_file)
     with ExitStack() as stack:
-        llm = stack.enter_context(opened(model, model_settings))
+        llm = stack.enter_context(opened(model, model_settings, quiet=quiet))
         tools = None if runner is None else runner.tools
-        conversation = Conversation(llm, sampling(given, llm.default_params), system, source, tools)
+        conversation = Conversation(llm, params, system, source, tools)
         session = Session(
             conversation, archive if keep else None, not quiet, runner, switch=partial(_switch, stack, model_settings, source)
         )
+        shown = None
         if saved:
             chosen = {name: value for name, value in given.items() if value is not None and value != ()}
-            params = replace(saved.params, **chosen) if saved.params else session.conversation.params
-            told = session.restore(replace(saved, params=params), archived=path)
+            kept = replace(saved, params=replace(saved.params, **chosen) if saved.params else params)
+            shown = session.restore(kept, archived=path)
             session.conversation.system = system if system is not None else saved.system
-            if told:
-                tell(told)
-        return converse(session)
+        return converse(session, shown)
 
 
 def _switch(stack: ExitStack, settings: dict[str, Any], first: str, model: str) -> LLM:

@@ -193,7 +193,12 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return model, {name: value for name, value in options.items() if name not in _NAMES}
 
 
+def chosen_sampling(given: dict[str, Any]) -> SamplingParams:
+    """What was given; the rest is left out. Raises `SamplingError`."""
+    chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+    return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
+
+
 def sampling(given: dict[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
     """What was given, and for the rest the model's own defaults. Raises `SamplingError`."""
-    chosen = {name: value for name, value in given.items() if value is not None and value != ()}
-    return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **chosen}).resolved(defaults)
+    return chosen_sampling(given).resolved(defaults)

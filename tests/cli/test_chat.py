@@ -81,7 +81,7 @@ def test_every_command_is_in_the_help(conversation):
     text = obey(conversation, "/help")
     assert all(name in text for name in COMMANDS)
     assert set(COMMANDS) == {
-        *("/help", "/reset", "/undo", "/retry", "/edit", "/continue", "/copy", "/trim", "/system", "/model", "/tools", "/tokens"),
+        *("/help", "/reset", "/undo", "/retry", "/show", "/edit", "/continue", "/copy", "/trim", "/system", "/model", "/tools", "/tokens"),
         *("/save", "/load", "/history", "/set", "/thinking", "/stats", "/exit"),
     }
 
@@ -147,7 +147,8 @@ def test_save_and_load(llm, conversation, tmp_path):
     say(conversation, "hello")
     obey(conversation, f"/save {path}")
     other = Conversation(llm, SamplingParams())
-    assert obey(other, f"/load {path}").startswith(f"2 messages from {path}\n> hello\n")
+    shown = obey(other, f"/load {path}")
+    assert (shown.told, shown.turns) == (f"2 messages from {path}", conversation.turns)
     assert (other.messages, other.params) == (conversation.messages, conversation.params)
     end_of_turn = 1
     assert other.context_used == conversation.context_used + end_of_turn
@@ -210,7 +211,7 @@ def test_piped_commands_and_errors_stay_off_standard_output(call, chat_model, tm
     assert result.code == 2
     assert result.out == saved["messages"][1]["content"] + "\n"
     assert saved["system"] == "be brief"
-    for told in ("there is no /fly", "/reset begins anew", "/trim drops", "temperature must be", "saved to", "tok/s"):
+    for told in ("Unknown command /fly", "/reset begins anew", "/trim drops", "temperature must be", "saved to", "tok/s"):
         assert told in result.err
 
 
@@ -225,27 +226,40 @@ def test_a_session_saves_to_its_own_file_again(llm, conversation, tmp_path):
     with pytest.raises(MLXInferError, match="holds 4 messages"):
         commands.obey(session, f"/save {path}")
     commands.obey(session, f"/save! {str(path).replace(' ', chr(92) + ' ')}")
-    assert commands.obey(session, f"/load {path}").startswith("2 messages from")
+    assert commands.obey(session, f"/load {path}").told.startswith("2 messages from")
 
 
 def test_undo_puts_the_message_back(conversation):
     say(conversation, "hello")
     before = (list(conversation.turns), conversation.context_used)
     say(conversation, "a mistake")
-    assert obey(conversation, "/undo") == "taken back: a mistake"
+    assert obey(conversation, "/undo") == "Removed: a mistake"
     assert (conversation.turns, conversation.draft) == (before[0], "a mistake")
     assert conversation.context_used == before[1] + 1  # the end of the turn
     obey(conversation, "/undo")
     assert (conversation.turns, conversation.context_used) == ([], 0)
-    with pytest.raises(PromptError, match="nothing to take back"):
+    with pytest.raises(PromptError, match="Nothing to undo"):
         obey(conversation, "/undo")
+
+
+def test_trim_of_nothing_says_so(conversation):
+    assert obey(conversation, "/trim") == "Nothing to drop: 0 of 256 tokens used."
+
+
+def test_show_gives_the_whole_conversation_or_its_last_exchange(conversation):
+    with pytest.raises(MLXInferError, match="Nothing to show"):
+        obey(conversation, "/show")
+    for text in ("one", "two"):
+        say(conversation, text)
+    assert obey(conversation, "/show").turns == conversation.turns
+    assert obey(conversation, "/show last").turns == conversation.turns[2:]
 
 
 def test_trim_makes_room_and_keeps_what_is_newest(conversation):
     for i in range(5):
         say(conversation, f"message {i}" + "x" * 10)
     used = conversation.context_used
-    assert obey(conversation, "/trim 1").startswith("dropped the 1 oldest")
+    assert obey(conversation, "/trim 1").startswith("Dropped the oldest message")
     assert conversation.turns[0]["content"].startswith("message 1")
     obey(conversation, "/trim")
     assert 0 < conversation.context_used <= conversation.context_size // 2 < used
@@ -257,7 +271,7 @@ def test_trim_makes_room_and_keeps_what_is_newest(conversation):
 
 
 def test_continue_goes_on_as_if_nothing_had_stopped_it(llm, conversation):
-    with pytest.raises(PromptError, match="nothing to continue"):
+    with pytest.raises(PromptError, match="Nothing to continue"):
         list(conversation.resume())
     first = say(conversation, "hello")
     assert "max_tokens is 8 (/continue" in conversation.why_stopped()
@@ -293,7 +307,7 @@ def test_the_bar_keeps_the_percentage_in_narrow_terminals(conversation):
 
 
 @pytest.mark.parametrize(
-    ("line", "told"), [("/hlep", "did you mean /help"), ("/SAVED", "did you mean /save"), ("/set temp 1", "mean temperature")]
+    ("line", "told"), [("/hlep", "Did you mean /help"), ("/SAVED", "Did you mean /save"), ("/set temp 1", "mean temperature")]
 )
 def test_a_typing_error_comes_with_a_suggestion(conversation, line, told):
     with pytest.raises(MLXInferError, match=told):

@@ -17,6 +17,7 @@ from mlxinfer.cli.repl import commands
 from mlxinfer.cli.repl.attachments import with_files
 from mlxinfer.cli.repl.commands import Session
 from mlxinfer.cli.repl.conversation import Conversation
+from mlxinfer.config import CHAT_TEMPERATURE
 from mlxinfer.errors import MLXInferError, PromptError
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
@@ -49,6 +50,19 @@ def test_retry_answers_again_in_place_of_the_last_answer(conversation):
     assert conversation.turns[-1]["content"] == other != before
 
 
+def test_a_retry_samples_unless_a_temperature_was_set(llm, capsys):
+    conversation = Conversation(llm, SamplingParams(max_tokens=8, seed=5))
+    assert conversation.effective_params.temperature == CHAT_TEMPERATURE
+    first = say(conversation, "hello")
+    answers = ["".join(chunk.text for chunk in commands.obey(Session(conversation), "/retry")) for _ in range(2)]
+    assert len({first, *answers}) == 3, "each with a seed of its own"
+    assert say(Conversation(llm, SamplingParams(max_tokens=8, seed=5)), "hello") == first
+    assert capsys.readouterr().err == ""
+    conversation.set("temperature", 0)
+    assert "".join(chunk.text for chunk in commands.obey(Session(conversation), "/retry"))
+    assert "temperature is 0, so the answer will be the same" in capsys.readouterr().err
+
+
 def test_a_retry_that_is_stopped_at_once_keeps_the_answer(conversation):
     say(conversation, "hello")
     before, used = list(conversation.turns), conversation.context_used
@@ -61,9 +75,9 @@ def test_a_retry_that_is_stopped_at_once_keeps_the_answer(conversation):
 
 
 def test_there_is_nothing_to_retry_or_copy(conversation):
-    with pytest.raises(PromptError, match="nothing to take back"):
+    with pytest.raises(PromptError, match="Nothing to retry"):
         next(commands.obey(Session(conversation), "/retry"))
-    with pytest.raises(MLXInferError, match="no answer to copy"):
+    with pytest.raises(MLXInferError, match="Nothing to copy"):
         commands.obey(Session(conversation), "/copy")
 
 
@@ -73,7 +87,7 @@ def test_tokens_and_model(conversation):
     lines = commands.obey(Session(conversation), "/tokens").split("\n")
     assert lines[0].split() == ["9", "system", "message"]
     assert lines[1].split() == ["5", "user:", "hello"]
-    assert lines[-1].strip() == f"{conversation.context_used}  of {conversation.context_size} tokens are used"
+    assert lines[-1].strip() == f"{conversation.context_used}  of {conversation.context_size} tokens used"
     assert commands.obey(Session(conversation), "/tokens abc") == "3 tokens"
     assert conversation.name in commands.obey(Session(conversation), "/model")
     with pytest.raises(MLXInferError, match="only this model"):
@@ -87,7 +101,7 @@ def test_another_model_goes_on_and_one_that_cannot_changes_nothing(call, tmp_pat
     result = call("chat", first, "--temperature", "0", "--max-tokens", "6", stdin="\n".join(lines) + "\n")
     assert result.code == 2
     assert len(result.out.splitlines()) == 2
-    assert "second goes on: " in result.err
+    assert "Now talking to second (" in result.err
     assert "nowhere" in result.err
     assert "speechless has no chat template" in result.err
     assert result.err.count("second: ") == 2
@@ -155,7 +169,7 @@ def test_on_a_terminal(terminal):
     terminal.send("/edit\r")
     terminal.expect("stopped for length")
     terminal.send("/undo\r")
-    terminal.expect("taken back: edited hello")
+    terminal.expect("Removed: edited hello")
     terminal.send("\r")
     terminal.expect("stopped for length")
     terminal.send("/copy\r")
@@ -164,8 +178,8 @@ def test_on_a_terminal(terminal):
     terminal.expect("copied 4 characters")
     for letter in "ab":
         terminal.send(letter * 180 + "\r")
-        terminal.expect("stopped for length|the context is full: dropped the oldest [0-9]+ messages")
+        terminal.expect("stopped for length|the context is full: dropped the oldest")
     if "context is full" not in terminal.after:
         terminal.send("c" * 180 + "\r")
-        terminal.expect("the context is full: dropped the oldest [0-9]+ messages")
+        terminal.expect("the context is full: dropped the oldest")
     terminal.expect("stopped for length")

@@ -77,7 +77,7 @@ def test_newest_words_fit_wide_characters():
 def test_thinking_is_shown_again(folder):
     with LLM(folder) as llm:
         session = Session(Conversation(llm, SamplingParams(temperature=0, max_tokens=4)))
-        assert obey(session, "/thinking") == "the last answer was not thought about"
+        assert obey(session, "/thinking") == "The last answer has no reasoning."
         session.conversation.turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning": "\nwell\n"}]
         assert obey(session, "/thinking") == "well"
         assert session.folded

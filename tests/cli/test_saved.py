@@ -48,7 +48,7 @@ def test_a_conversation_is_replaced_only_when_asked(tmp_path: Path) -> None:
 def test_an_empty_conversation_replaces_nothing(tmp_path: Path) -> None:
     path = tmp_path / "talk.json"
     save(path, TALK)
-    with pytest.raises(MLXInferError, match="nothing to save"):
+    with pytest.raises(MLXInferError, match="Nothing to save"):
         save(path, Saved([]), replace=True)
     assert read(path) == TALK
 
@@ -142,4 +142,4 @@ def test_continue_goes_on_with_the_last_conversation_and_its_model(call, chat_mo
 def test_a_pipe_keeps_nothing_unless_asked(call, chat_model, own_home: Path) -> None:
     call("chat", chat_model, *GREEDY, stdin="hello\n")
     assert not (own_home / "mlxinfer" / "conversations").exists()
-    assert "no conversations" in call("chat", "--list").out
+    assert "No conversation has been kept" in call("chat", "--list").out

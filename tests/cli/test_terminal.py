@@ -50,7 +50,7 @@ def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
     child.send("hello\r")
     child.expect(ANSWERING)
     child.send(CTRL_C)
-    child.expect("stopped")
+    child.expect("Stopped")
     child.send("/set max_tokens 5\r")
     child.expect("max_tokens +5")
     child.send("again\r")
@@ -117,7 +117,7 @@ def test_no_color_keeps_the_layout_and_drops_the_colours(chat):
     child.send("hello\r")
     child.expect(ANSWERING)
     child.send("/fly\r")
-    child.expect("there is no /fly")
+    child.expect("Unknown command /fly")
     child.send(CTRL_D)
     child.expect(pexpect.EOF)
     assert colours_in(child.before) == []
@@ -129,7 +129,7 @@ def test_a_dumb_terminal_gets_no_escape_sequences(chat):
     child.sendline("hello")
     child.expect("stopped for length")
     child.sendline("/fly")
-    child.expect("there is no /fly")
+    child.expect("Unknown command /fly")
     child.sendline("/exit")
     child.expect(pexpect.EOF)
     assert "\x1b" not in child.before
@@ -142,7 +142,7 @@ def test_keys_are_not_echoed_into_an_answer_and_come_next(chat):
     child.expect(ANSWERING)
     child.send("/set max_tokens 7\r")
     child.send(CTRL_C)
-    child.expect("stopped")
+    child.expect("Stopped")
     assert "/set" not in child.before
     child.expect("max_tokens +7")
 
@@ -199,6 +199,8 @@ def test_conversations_on_a_terminal_are_kept(chat, own_home):
     turns = json.loads(path.read_text())["messages"]
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
     child = chat("--continue")
+    child.expect("2 messages")  # what was said is shown again
+    child.expect("> hello|\x1b\\[0m hello")
     child.send("/history\r")
     child.expect("2 messages: hello")
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
@@ -15,17 +15,19 @@ import click
 
 from ...errors import MLXInferError
 from ...types import Chunk
-from ..console import did_you_mean, human_bytes, tell, text_of_file, usage_line
+from ..console import human_bytes, nearest, tell, text_of_file, usage_line
 from .attachments import copy_to_clipboard
 from .conversation import SETTABLE, Conversation
+from .pastes import folded
 from .saved import Archive, Saved, messages, read, save, shortened
+from .shown import Shown, last_exchange
 from .tools import ToolRunner
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
 
-Result = Union[str, Generator[Chunk, None, None]]
-"""What a command has to show: a text, or an answer of the model."""
+Result = Union[str, Shown, Generator[Chunk, None, None]]
+"""What a command has to show: a text, turns of the conversation, or an answer of the model."""
 
 
 class Leave(Exception):
@@ -61,19 +63,20 @@ class Session:
             self.archive = None
             tell(f"this conversation is no longer kept: {error}", problem=True)
 
-    def restore(self, saved: Saved, *, archived: Path | None = None) -> str:
-        """Go on with a saved conversation; `archived` is its file in the state folder. Returns what to tell the user."""
+    def restore(self, saved: Saved, *, archived: Path | None = None) -> Shown:
+        """Continue a saved conversation; `archived` is its file in the state folder. Returns its last exchange."""
         self.conversation.restore(saved)
         if self.archive:
             self.archive.renew()
             if archived:
                 self.archive.follow(archived)
         self.file = None
-        other = saved.model if saved.model not in ("", self.conversation.name) else ""
-        lines = [f"the answers so far are from {other}"] if other else []
-        for turn in saved.turns[-2:]:
-            lines.append(f"{'> ' if turn['role'] == 'user' else '  '}{shortened(turn['content'], 300)}")
-        return "\n".join(lines)
+        told = [messages(saved.turns)]
+        if saved.model not in ("", self.conversation.name):
+            told.append(f"the answers so far are from {saved.model}")
+        if self.runner is None and any(turn.get("tool_calls") for turn in saved.turns):
+            told.append("tools are off: start with --tools FILE.py to offer them again")
+        return Shown(last_exchange(saved.turns), "; ".join(told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +97,9 @@ def _help(session: Session, argument: str) -> str:
         [
             *lines,
             "",
-            "Enter sends. Alt-Enter, or a \\ at the end of a line, begins a new line; so do lines between two triple quotes.",
-            "A message that begins with a slash: type two of them. @FILE in a message adds what is in the file.",
-            "Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches the messages that were typed before.",
+            "Enter sends. Alt-Enter, or \\ at the end of a line, starts a new line; so do lines between two triple quotes.",
+            "Two slashes start a message with a slash. @FILE in a message adds the file's text.",
+            "Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches your history, Ctrl-X Ctrl-E opens $EDITOR.",
         ]
     )
 
@@ -105,21 +108,33 @@ def _reset(session: Session, argument: str) -> str:
     session.conversation.reset()
     session.file = None
     if session.archive is None:
-        return "a new conversation"
+        return "New conversation."
     session.archive.renew()
-    return "a new conversation (/history has the others)"
+    return "New conversation (/history lists the others)."
 
 
 def _undo(session: Session, argument: str) -> str:
-    return f"taken back: {shortened(session.conversation.undo(), 60)}"
+    return f"Removed: {shortened(session.conversation.undo(), 60)}"
 
 
 def _trim(session: Session, argument: str) -> str:
     if argument and not (argument.isascii() and argument.isdigit() and int(argument[:9])):
         raise MLXInferError("/trim takes the number of messages to drop, or nothing for as many as leave half of the context free")
     count = session.conversation.trim(int(argument[:9]) if argument else None)
-    used, size = session.conversation.context_used, session.conversation.context_size
-    return f"dropped the {count} oldest messages and their answers: {used} of {size} tokens are used"
+    used = _used(session.conversation)
+    if not count:
+        return f"Nothing to drop: {used}."
+    return f"Dropped {f'the {count} oldest messages' if count > 1 else 'the oldest message'} with what was answered: {used}."
+
+
+def _used(conversation: Conversation) -> str:
+    return f"{conversation.context_used:,} of {conversation.context_size:,} tokens used"
+
+
+def _retry(session: Session, argument: str) -> Result:
+    if session.conversation.turns and session.conversation.effective_params.greedy:
+        tell("temperature is 0, so the answer will be the same: /set temperature 0.7 samples another one")
+    return session.conversation.retry()
 
 
 def _system(session: Session, argument: str) -> str:
@@ -138,14 +153,14 @@ def _save(session: Session, argument: str, *, replace: bool = False) -> str:
     return f"saved to {path}"
 
 
-def _load(session: Session, argument: str) -> str:
+def _load(session: Session, argument: str) -> Shown:
     path = _path(argument)
     if path is None:
         raise MLXInferError("/load needs the name of a file")
     saved = read(path)
     shown = session.restore(saved)
     session.file = path
-    return f"{messages(saved.turns)} from {path}\n{shown}".rstrip()
+    return replace(shown, told=f"{shown.told} from {path}")
 
 
 def _path(argument: str) -> Path | None:
@@ -157,16 +172,24 @@ def _path(argument: str) -> Path | None:
     return Path(words[0] if len(words) == 1 else argument).expanduser() if argument else None
 
 
-def _history(session: Session, argument: str) -> str:
+def _history(session: Session, argument: str) -> Result:
     archive = session.archive or Archive()
     if not argument:
-        return "\n".join([*archive.lines(), "/history NUMBER goes on with one of them"])
+        return "\n".join([*archive.lines(), "/history NUMBER continues one of them"])
     files = archive.files()
     if not (argument.isascii() and argument.isdigit() and 1 <= int(argument[:9]) <= len(files)):
         raise MLXInferError(f"there is no conversation {argument}: /history lists them")
     path = files[int(argument[:9]) - 1]
-    saved = read(path)
-    return f"{messages(saved.turns)}\n{session.restore(saved, archived=path)}"
+    return session.restore(read(path), archived=path)
+
+
+def _show(session: Session, argument: str) -> Shown:
+    turns = session.conversation.turns
+    if not turns:
+        raise MLXInferError("Nothing to show: no message has been sent yet.")
+    if argument not in ("", "last"):
+        raise MLXInferError("/show takes last, or nothing for the whole conversation")
+    return Shown(last_exchange(turns) if argument else list(turns), asked=True)
 
 
 def _set(session: Session, argument: str) -> str:
@@ -212,16 +235,17 @@ def _edit(session: Session, argument: str) -> Result:
     except click.ClickException as error:
         raise MLXInferError(f"/edit: {error.message} (set $EDITOR)") from error
     if text is None or not text.strip() or text.strip() == before:
-        return "nothing was changed"
+        return "Nothing was changed."
     if before is not None:
         session.conversation.undo()
+    tell(f"> {folded(text.strip())}")
     return session.conversation.ask(text.strip())
 
 
 def _copy(session: Session, argument: str) -> str:
     turns = session.conversation.turns
     if not turns or turns[-1]["role"] != "assistant":
-        raise MLXInferError("there is no answer to copy yet")
+        raise MLXInferError("Nothing to copy: there is no answer yet.")
     copy_to_clipboard(turns[-1]["content"])
     return f"copied {len(turns[-1]['content'])} characters"
 
@@ -239,19 +263,19 @@ def _model(session: Session, argument: str) -> str:
         tell("the tools stay as they are")
     path = _path(argument)
     conversation.use(session.switch, str(path) if path is not None else argument)
-    return f"{conversation.name} goes on: {conversation.context_used} of {conversation.context_size} tokens are used"
+    return f"Now talking to {conversation.name} ({_used(conversation)})."
 
 
 def _tokens(session: Session, argument: str) -> str:
     if argument:
         return f"{session.conversation.count_text(argument)} tokens"
     lines = [f"{count:>7}  {name}" for name, count in session.conversation.token_counts()]
-    return "\n".join([*lines, f"{session.conversation.context_used:>7}  of {session.conversation.context_size} tokens are used"])
+    return "\n".join([*lines, f"{session.conversation.context_used:>7}  of {session.conversation.context_size} tokens used"])
 
 
 def _tools(session: Session, argument: str) -> str:
     if session.runner is None:
-        return "no tools are offered: mlxinfer chat --tools FILE.py does"
+        return "No tools. Start with --tools FILE.py to offer some."
     return "\n".join(f"{name:<20} {shortened(tool.description or '', 60)}" for name, tool in session.runner.tools.items())
 
 
@@ -260,9 +284,9 @@ def _thinking(session: Session, argument: str) -> str:
         session.folded = argument == "folded"
         return f"thinking is shown {'as one line' if session.folded else 'in full'}"
     if argument:
-        raise MLXInferError("/thinking takes full or folded, or nothing for what was thought before the last answer")
+        raise MLXInferError("/thinking takes full or folded, or nothing for the reasoning of the last answer")
     thought = next((turn.get("reasoning") for turn in reversed(session.conversation.turns) if turn["role"] == "assistant"), None)
-    return thought.strip() if thought else "the last answer was not thought about"
+    return thought.strip() if thought else "The last answer has no reasoning."
 
 
 def _stats(session: Session, argument: str) -> str:
@@ -279,24 +303,23 @@ def _exit(session: Session, argument: str) -> str:
 
 COMMANDS = {
     "/help": Command(_help, "", "this list"),
-    "/reset": Command(_reset, "", "begin a new conversation; the system message stays"),
-    "/undo": Command(_undo, "", "take the last message and its answer back, to edit and send it again"),
-    "/retry": Command(lambda session, _: session.conversation.retry(), "", "answer the last message again"),
+    "/reset": Command(_reset, "", "start a new conversation; the system message stays"),
+    "/undo": Command(_undo, "", "remove the last message and its answer, to edit and send it again"),
+    "/retry": Command(_retry, "", "answer the last message again, differently"),
     "/edit": Command(_edit, "", "change the last message in $EDITOR, and send it again"),
-    "/continue": Command(
-        lambda session, _: session.conversation.resume(), "", "go on with an answer that was stopped or reached max_tokens"
-    ),
+    "/continue": Command(lambda session, _: session.conversation.resume(), "", "resume an answer that was stopped or reached max_tokens"),
     "/copy": Command(_copy, "", "copy the last answer to the clipboard"),
     "/trim": Command(_trim, "[N]", "drop the N oldest messages with their answers, to make room in the context"),
     "/system": Command(_system, "[TEXT|@FILE]", "show or change the system message; none removes it"),
-    "/model": Command(_model, "[NAME]", "show the model, or go on with another one"),
-    "/tools": Command(_tools, "", "list the tools that are offered"),
-    "/tokens": Command(_tokens, "[TEXT]", "what takes how much of the context, or how many tokens a text is"),
+    "/model": Command(_model, "[NAME]", "show the model, or talk to another one"),
+    "/tools": Command(_tools, "", "list the tools"),
+    "/tokens": Command(_tokens, "[TEXT]", "show what fills the context, or count the tokens of a text"),
     "/save": Command(_save, "FILE", "write the conversation; /save! replaces another one"),
-    "/load": Command(_load, "FILE", "go on with a saved conversation"),
-    "/history": Command(_history, "[N]", "list the conversations that were kept, or go on with one"),
-    "/set": Command(_set, "[NAME [VALUE]]", "show or change how tokens are chosen, such as temperature; stats off hides the speed"),
-    "/thinking": Command(_thinking, "[full|folded]", "show what was thought before the last answer, or how the next ones are shown"),
+    "/load": Command(_load, "FILE", "continue a saved conversation"),
+    "/show": Command(_show, "[last]", "show the whole conversation, or its last exchange"),
+    "/history": Command(_history, "[N]", "list the kept conversations, or continue one"),
+    "/set": Command(_set, "[NAME [VALUE]]", "show or change sampling, such as temperature; /set stats off hides the speed line"),
+    "/thinking": Command(_thinking, "[full|folded]", "show the reasoning of the last answer, or change how reasoning is shown"),
     "/stats": Command(_stats, "", "context and speed"),
     "/exit": Command(_exit, "", "leave"),
 }
@@ -318,5 +341,7 @@ def obey(session: Session, line: str) -> Result:
         return _save(session, argument, replace=True)
     command = COMMANDS.get(_OTHER_NAMES.get(name, name))
     if command is None:
-        raise MLXInferError(f"there is no {name}{did_you_mean(name, COMMANDS)}: /help lists the commands, // sends a slash")
+        near = nearest(name, COMMANDS)
+        advice = f"Did you mean {near}?" if near else "/help lists the commands."
+        raise MLXInferError(f"Unknown command {name}. {advice} To send a message with a slash, type two.")
     return command.run(session, argument)

@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from ...config import flags_of, settings
+from ...config import chat_params, flags_of, settings
 from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingError
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
@@ -54,6 +54,8 @@ class Conversation:
         self.context_used = 0
         self.draft = ""
         """A message that has no answer, for the user to edit and send again."""
+        self._retries = 0
+        """How often the last message was answered again."""
 
     @property
     def name(self) -> str:
@@ -74,8 +76,8 @@ class Conversation:
 
     @property
     def effective_params(self) -> SamplingParams:
-        """`params`, and the model's own where a field was left out."""
-        return self.params.resolved(self._llm.default_params)
+        """`params`; where a field was left out what the model's authors recommend, or what suits a conversation."""
+        return self.params.resolved(chat_params(self._llm.default_params))
 
     @property
     def messages(self) -> list[dict[str, Any]]:
@@ -84,6 +86,7 @@ class Conversation:
     def ask(self, text: str) -> Generator[Chunk, None, None]:
         """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
         self.draft = text  # before anything is read: it must not be lost if that is stopped at once
+        self._retries = 0
         return self._reply(text)
 
     def _reply(self, text: str) -> Generator[Chunk, None, None]:
@@ -91,11 +94,14 @@ class Conversation:
 
     def retry(self) -> Generator[Chunk, None, None]:
         """Another answer to the last message, in place of the one that it has; if it is stopped before its first token, that one stays.
-        Raises `PromptError` where there is none."""
+        A seed that was set is another one for each retry. Raises `PromptError` where there is none."""
+        if self.last_message is None:
+            raise PromptError("Nothing to retry: no message has been sent yet.")
         before, used = list(self.turns), self.context_used
         text = self.undo()
+        self._retries += 1
         try:
-            yield from self.ask(text)
+            yield from self._reply(text)
         finally:
             if self.draft:
                 self.turns, self.context_used, self.draft = before, used, ""
@@ -120,7 +126,9 @@ class Conversation:
     def resume(self) -> Generator[Chunk, None, None]:
         """More of the last answer, which was stopped or reached `max_tokens`. Raises `PromptError` if it ended by itself."""
         if not self._cut:
-            raise PromptError("there is nothing to continue: the last answer ended by itself")
+            raise PromptError(
+                "Nothing to continue: the last answer is complete." if self.turns else "Nothing to continue: there is no answer yet."
+            )
         yield from self._answer(self._cut, None)
 
     def _check_size(self, tokens: int) -> None:
@@ -137,9 +145,11 @@ class Conversation:
         ids = prompt.token_ids
         self._check_size(len(ids))
         self.usage, self.finish_reason, self.calls = None, "cancelled", ()
-        said = Said()
+        params, said = self.effective_params, Said()
+        if self._retries and params.seed is not None:
+            params = replace(params, seed=params.seed + self._retries)
         try:
-            with closing(self._llm.stream(prompt, self.params, adapter=next(iter(self._llm.adapters), None))) as chunks:
+            with closing(self._llm.stream(prompt, params, adapter=next(iter(self._llm.adapters), None))) as chunks:
                 for chunk in chunks:
                     said.add(chunk)
                     self.usage, self.finish_reason = chunk.usage, chunk.finish_reason or "cancelled"
@@ -172,7 +182,7 @@ class Conversation:
             return ""
         if self.context_used >= self.context_size:
             return "stopped for length: the context is full (/trim drops the oldest messages)"
-        return f"stopped for length: max_tokens is {self.params.max_tokens} (/continue goes on)"
+        return f"stopped for length: max_tokens is {self.params.max_tokens} (/continue resumes)"
 
     def reset(self) -> None:
         self.turns, self._cut, self.usage, self.finish_reason, self.context_used = [], None, None, None, 0
@@ -182,7 +192,7 @@ class Conversation:
         """Take the last message and its answer back; the message becomes the `draft`. Raises `PromptError` where there is none."""
         last = max((i for i, turn in enumerate(self.turns) if turn["role"] == "user"), default=None)
         if last is None:
-            raise PromptError("there is nothing to take back")
+            raise PromptError("Nothing to undo: no message has been sent yet.")
         self.draft = self.turns[last]["content"]
         self._replace_turns(self.turns[:last])
         return self.draft

@@ -15,19 +15,21 @@ from .attachments import with_files
 from .commands import COMMANDS, Leave, Session, is_command, obey
 from .reader import PipeReader, Reader, TerminalReader
 from .saved import state_folder
+from .shown import Shown
 from .terminal import Keyboard, Writer, bar, writer
 
 FAILED = 2
 """Exit code of a chat over a pipe in which a message or a command failed."""
 FIRST_STEPS = """\
-Enter sends, Alt-Enter begins a new line. Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches what you typed before.
-@FILE in a message adds what is in the file. /undo takes a message back, /retry asks for another answer.
-Conversations are kept on this machine, for you alone: mlxinfer chat --continue goes on with the last one, --no-keep keeps none."""
+Enter sends, Alt-Enter starts a new line. Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches your history.
+@FILE in a message adds the file's text. /undo removes the last message, /retry answers it again.
+Conversations stay on this machine, for you alone: mlxinfer chat --continue continues the last one, --no-keep keeps none."""
 """Told the first time, when there is no history of messages yet."""
 
 
-def converse(session: Session) -> int:
-    """Until the input ends or the user leaves. Returns the exit code; only errors that end the program come out of here."""
+def converse(session: Session, shown: Shown | None = None) -> int:
+    """Until the input ends or the user leaves; `shown` is what a continued conversation has already. Returns the exit code; only errors
+    that end the program come out of here."""
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     new_here = interactive and not (state_folder() / "history").exists()
     chat = Chat(session, _reader(session, interactive), writer(lambda: session.folded), interactive)
@@ -36,6 +38,8 @@ def converse(session: Session) -> int:
         tell(f"{conversation.name} · context of {conversation.context_size} tokens · /help lists the commands")
     if new_here:
         tell(FIRST_STEPS)
+    if shown is not None:
+        chat.show(shown)
     try:
         return chat.run()
     finally:
@@ -100,12 +104,21 @@ class Chat:
                 result = obey(self.session, line)
                 if isinstance(result, str):
                     tell(result)
+                elif isinstance(result, Shown):
+                    self.show(result)
                 else:
                     self._answer(result)
             elif line.strip():
                 self._ask(line.lstrip()[1:] if line.lstrip().startswith("//") else line)
         except MLXInferError as error:
             self._fail(error)
+
+    def show(self, shown: Shown) -> None:
+        """Turns of the conversation; a pipe gets answers alone, unless the user asked for the turns."""
+        if shown.told:
+            tell(shown.told)
+        if self._interactive or shown.asked:
+            shown.write(self._out)
 
     def _ask(self, line: str) -> None:
         """Send a message with the files that it names. On a terminal, the oldest messages make room for it where the context is full."""
@@ -119,7 +132,7 @@ class Chat:
             dropped = conversation.make_room(text) if self._interactive else 0
             if not dropped:
                 raise
-            tell(f"the context is full: dropped the oldest {dropped} messages with their answers")
+            tell(f"the context is full: dropped the oldest {f'{dropped} messages' if dropped > 1 else 'message'} with what was answered")
             self._answer(conversation.ask(text))
 
     def _fail(self, error: MLXInferError) -> None:
@@ -157,8 +170,8 @@ class Chat:
     def _summary(self) -> str:
         conversation = self.session.conversation
         if conversation.draft:
-            return "stopped before the first token: the message is back at the prompt"
+            return "Stopped before the first token: the message is back at the prompt."
         if conversation.finish_reason == "cancelled":
-            return "stopped (/continue goes on)"
+            return "Stopped. /continue resumes."
         stats = short_usage_line(conversation.usage) if conversation.usage and self.session.stats else ""
         return " · ".join(filter(None, [stats, conversation.why_stopped()]))

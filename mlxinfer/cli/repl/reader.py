@@ -9,16 +9,19 @@ from pathlib import Path
 from typing import Protocol
 
 from prompt_toolkit import PromptSession
+from prompt_toolkit.application import get_app
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.formatted_text import ANSI
-from prompt_toolkit.history import FileHistory, History, InMemoryHistory
+from prompt_toolkit.history import History
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 
 from ...errors import PromptError
 from ..console import as_text
 from .conversation import SETTABLE
+from .pastes import Pastes, UnfoldedFileHistory, UnfoldedHistory
 from .saved import Archive
 
 _ROWS_FOR_MENU = 10
@@ -71,22 +74,25 @@ class TerminalReader:
     """A line editor with history and completion, and a bar below that says how full the context is."""
 
     def __init__(self, commands: Iterable[str], bar: Callable[[], str], history: Path) -> None:
+        self._pastes = Pastes()
         self._session: PromptSession[str] = PromptSession(
             message=ANSI("\x1b[1;32m>\x1b[0m "),
             multiline=True,
             prompt_continuation=ANSI("\x1b[2m·\x1b[0m "),
-            history=_private_history(history),
+            history=_private_history(history, self._pastes),
             completer=_CommandCompleter(commands),
             # Rows for suggestions are reserved only while there may be some.
             complete_while_typing=Condition(self._suggests),
             enable_suspend=True,
-            key_bindings=_keys(),
+            key_bindings=_keys(self._pastes),
+            enable_open_in_editor=True,
             bottom_toolbar=lambda: ANSI(f"\x1b[0m{bar()}"),
         )
 
     def read(self, draft: str = "") -> str:
         rows = max(min(7, self._rows - 4), 0)
-        return unquoted(self._session.prompt(default=draft, reserve_space_for_menu=rows))
+        text = self._session.prompt(default=self._pastes.fold(draft), reserve_space_for_menu=rows)
+        return unquoted(self._pastes.unfold(text))
 
     def _suggests(self) -> bool:
         text = self._session.default_buffer.text
@@ -105,19 +111,19 @@ def unquoted(text: str) -> str:
     return text
 
 
-def _private_history(path: Path) -> History:
+def _private_history(path: Path, pastes: Pastes) -> History:
     """The history file, which only its owner may read; in memory where it cannot be written."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
         path.chmod(0o600)
     except OSError:
-        return InMemoryHistory()
-    return FileHistory(str(path))
+        return UnfoldedHistory(pastes)
+    return UnfoldedFileHistory(str(path), pastes)
 
 
-def _keys() -> KeyBindings:
-    """While the history is searched (Ctrl-R), Enter and Ctrl-C belong to the search."""
+def _keys(pastes: Pastes) -> KeyBindings:
+    """A long text that is pasted is folded. While the history is searched (Ctrl-R), Enter and Ctrl-C belong to the search."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=~is_searching)
@@ -139,11 +145,23 @@ def _keys() -> KeyBindings:
         else:
             event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
 
+    @keys.add(Keys.BracketedPaste, filter=~is_searching)
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text(pastes.fold(event.data.replace("\r\n", "\n").replace("\r", "\n")))
+
+    @keys.add("backspace", filter=Condition(lambda: bool(_mark_before_cursor(pastes))))
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.delete_before_cursor(len(_mark_before_cursor(pastes)))
+
     @keys.add("escape", "enter")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
     return keys
+
+
+def _mark_before_cursor(pastes: Pastes) -> str:
+    return pastes.mark_before(get_app().current_buffer.document.text_before_cursor)
 
 
 class _CommandCompleter(Completer):
@@ -186,6 +204,7 @@ CHOICES: dict[str, Callable[[str], Iterator[Completion]]] = {
     "/set": lambda text: _beginning_with(text, (*SETTABLE, "stats")),
     "/model": _models,
     "/history": _conversations,
+    "/show": lambda text: _beginning_with(text, ("last",)),
     "/thinking": lambda text: _beginning_with(text, ("folded", "full")),
     "/system": lambda text: _beginning_with(text, ("none",)),
 }

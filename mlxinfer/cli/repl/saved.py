@@ -104,7 +104,7 @@ def save(path: Path, saved: Saved, *, replace: bool = False) -> None:
     points to keeps its permissions.
     """
     if not saved.turns:
-        raise MLXInferError("nothing has been said yet, so there is nothing to save")
+        raise MLXInferError("Nothing to save: no message has been sent yet.")
     path = Path(os.path.realpath(path))
     mode = 0o600
     if path.exists():
@@ -181,13 +181,13 @@ class Archive:
         """Raises `MLXInferError` where there is none."""
         files = self.files()
         if not files:
-            raise MLXInferError("there is no conversation to continue yet")
+            raise MLXInferError("no conversation has been kept yet, so there is nothing to continue")
         return files[0]
 
     def lines(self, most: int = 20) -> list[str]:
         """The kept conversations, one a line, numbered from the most recently used one."""
         return [f"{number:>3}  {_line(path)}" for number, path in enumerate(self.files()[:most], 1)] or [
-            "no conversations are kept here yet"
+            "No conversation has been kept yet."
         ]
 
     def _new_path(self) -> Path:

@@ -34,10 +34,18 @@ class Writer(Protocol):
     def text(self, text: str) -> None: ...
 
     def reasoning(self, text: str) -> None:
-        """What the model thinks before it answers, which is no part of the answer."""
+        """What the model thinks before it answers, which is not a part of the answer."""
         ...
 
     def end(self) -> None: ...
+
+    def message(self, text: str) -> None:
+        """A message of the user that is shown again."""
+        ...
+
+    def aside(self, text: str) -> None:
+        """What happened between message and answer, such as a call of a tool."""
+        ...
 
 
 class PlainWriter:
@@ -60,6 +68,12 @@ class PlainWriter:
     def end(self) -> None:
         if self._last != "\n":
             _write("\n")
+
+    def message(self, text: str) -> None:
+        _write(self._shown(f"> {text}\n"))
+
+    def aside(self, text: str) -> None:
+        _write(self._shown(f"({text})\n"))
 
 
 class TerminalWriter:
@@ -102,6 +116,13 @@ class TerminalWriter:
             self._end_thought("")
         self._line.write(self._stream.close())
         self._line.end()
+
+    def message(self, text: str) -> None:
+        prompt = "\x1b[1;32m>\x1b[0m" if colours() else "\x1b[1m>\x1b[0m"
+        _write(f"{prompt} {printable(text)}\n")
+
+    def aside(self, text: str) -> None:
+        _write(f"\x1b[2m{printable(text)}\x1b[0m\n")
 
     def _end_thought(self, between: str) -> None:
         """Close what was thought, with a line break after it and `between` before the answer."""

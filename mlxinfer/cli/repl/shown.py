@@ -1,0 +1,43 @@
+"""Turns of a conversation that are shown again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .pastes import folded
+from .terminal import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a command shows of a conversation."""
+
+    turns: list[dict[str, Any]]
+    """Messages as `{"role": ..., "content": ...}`."""
+    told: str = ""
+    """A line about them."""
+    asked: bool = False
+    """The user asked to see them, so that a pipe gets them too."""
+
+    def write(self, out: Writer) -> None:
+        """Messages after a prompt, long ones folded; answers as they were shown first."""
+        for turn in self.turns:
+            text = turn["content"]
+            if turn["role"] == "user":
+                out.message(folded(text))
+            elif turn["role"] == "tool":
+                out.aside(f"{turn.get('name') or 'tool'}: {folded(text)}")
+            else:
+                out.begin(str)
+                out.text(text)
+                out.end()
+                for call in turn.get("tool_calls", ()):
+                    function = call["function"]
+                    out.aside(f"asked for {function.get('name', '')}({folded(str(function.get('arguments', '')))})")
+
+
+def last_exchange(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The last message of the user, and everything after it."""
+    last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=0)
+    return turns[last:]
