@@ -53,11 +53,17 @@ class Hello:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Hello:
-        """What a rank has said. Raises `NodesError` where it has another version, which may say other things."""
+        """What a rank has said. Raises `NodesError` where it has another version, which may say other things, and
+        `TypeError` for what no rank says."""
         version = told.get("version")
         if version != __version__:
-            raise NodesError(f"rank {told.get('rank')} runs mlxinfer {version}, and rank 0 {__version__}: install the same")
-        return cls(**told)
+            raise NodesError(f"rank {told.get('rank')!r:.20} runs mlxinfer {version!s:.20}, and rank 0 {__version__}: install the same")
+        hello = cls(**told)
+        for name in cls.__dataclass_fields__:
+            kind = int if name in ("rank", "memory") else str
+            if type(getattr(hello, name)) is not kind:
+                raise TypeError(f"{name} is not of type {kind.__name__}")
+        return hello
 
     def check(self, other: Hello) -> None:
         """Raises `NodesError` if the other cannot run the same model with this one, as its one line."""
@@ -93,7 +99,11 @@ class Orders:
     """Windows of the attention layers that rank 0 has besides those of the blocks: a head's. Its pages are counted everywhere."""
 
     def args(self, path: str, memory_gb: float, adapters: Mapping[str, str | Path] | None) -> EngineArgs:
-        """As rank 0's, for the model and the adapters at a rank's own paths. Raises `NodesError` where one is missing."""
+        """As rank 0's, for the model and the adapters at a rank's own paths. Raises `NodesError` where one is
+        missing, and for settings that ranks do not share: rank 0 names no files."""
+        odd = [name for name in self.settings if name not in _SHARED]
+        if odd:
+            raise NodesError(f"rank 0 sets {odd[0]!r:.40}, which each rank sets for itself: install the same version of mlxinfer")
         missing = [name for name in self.adapters if name not in (adapters or {})]
         if missing:
             raise NodesError(f"the adapter {missing[0]} is missing on this rank: give all ranks the same --adapter options")

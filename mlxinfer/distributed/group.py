@@ -24,6 +24,7 @@ from .lead import Lead
 from .link import SILENCE_S, Kind, Link, Pulse, listen
 from .nodes import Nodes
 from .plan import SplitPlan, bytes_besides, cuttable, part_outline, plan_shares, plan_split
+from .reception import HELLO_S, Reception
 from .ring import Ring
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 _RING_FAULT = "connection to a peer was lost"
 """What MLX says where a neighbour has gone."""
-_HELLO_S = 5.0
-"""Seconds that a connection has to say who it is."""
 
 
 class Group:
@@ -159,20 +158,29 @@ class Group:
         found: dict[int, tuple[Link, Hello]] = {}
         with listen(address, port, "rank 0 cannot wait for the others") as server:
             say(f"waiting for {', '.join(map(self.nodes.label, range(1, len(self.nodes))))} at {address}:{port}")
+            reception = Reception(server)
             while len(found) < len(self.nodes) - 1:
-                link, hello = self._greet(server, mine)
+                link, hello = self._greet(*reception.next(), mine)
                 if link is not None and hello is not None:
+                    if hello.rank in found:  # its process has been started again
+                        found[hello.rank][0].close()
                     found[hello.rank] = link, hello
                     say(f"{self.nodes.label(hello.rank)} is there: {hello.device}, {hello.memory / 1e9:.3g} GB may be used")
+            reception.close()
         self._links = [found[rank][0] for rank in sorted(found)]
         return [mine.memory, *(found[rank][1].memory for rank in sorted(found))]
 
-    def _greet(self, server: socket.socket, mine: Hello) -> tuple[Link | None, Hello | None]:
-        connection, _ = server.accept()
-        link = Link(connection)
-        connection.settimeout(_HELLO_S)  # after `Link`, which waits without end
+    def _greet(self, connection: socket.socket, told: dict[str, Any] | Exception, mine: Hello) -> tuple[Link | None, Hello | None]:
         try:
-            hello = Hello.of(link.expect(Kind.HELLO))
+            link = Link(connection)
+        except OSError:  # it has left
+            connection.close()
+            return None, None
+        connection.settimeout(HELLO_S)  # after `Link`, which waits without end
+        try:
+            if isinstance(told, Exception):
+                raise told
+            hello = Hello.of(told)
             if not 0 < hello.rank < len(self.nodes):
                 raise NodesError(f"rank {hello.rank} is not in rank 0's hostfile")
             mine.check(hello)
@@ -180,7 +188,7 @@ class Group:
             say(f"refused: {error}")
             with suppress(OSError):
                 link.send(Kind.REFUSED, str(error).encode())
-        except (OSError, TypeError, ValueError) as error:
+        except (OSError, TypeError, ValueError, RecursionError) as error:
             say(f"refused what is no rank of this version: {error}")
             with suppress(OSError):
                 link.send(Kind.REFUSED, b"this is no rank that rank 0 understands: install the same version of mlxinfer")

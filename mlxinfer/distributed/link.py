@@ -21,7 +21,8 @@ SILENCE_S = 1.5
 """After so many seconds without one the other side counts as stalled."""
 _FIRST_S = 5.0
 """Seconds that the first one may take longer: ranks are not joined at the same moment."""
-_HEADER = struct.Struct("<BI")
+HEADER = struct.Struct("<BI")
+"""Kind and length of a frame, before it."""
 _MOST = 1 << 28
 
 
@@ -69,7 +70,7 @@ class Link:
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
         """Raises OSError where the other side has gone."""
-        frame = _HEADER.pack(kind, len(payload)) + payload
+        frame = HEADER.pack(kind, len(payload)) + payload
         with self._lock:
             self._socket.sendall(frame)
             self.sent_bytes += len(frame)
@@ -80,7 +81,7 @@ class Link:
 
     def receive(self) -> tuple[Kind, bytes]:
         """The next frame. Raises OSError where the other side has gone."""
-        number, size = _HEADER.unpack(self._read(_HEADER.size))
+        number, size = HEADER.unpack(self._read(HEADER.size))
         if number > max(Kind) or size > _MOST:
             raise ConnectionError("this is not spoken here")
         payload = self._read(size)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from threading import Thread
 
 import pytest
 from support.ports import free_port
 
-from mlxinfer.distributed import group as module
-from mlxinfer.distributed.agreement import Hello
+from mlxinfer.distributed import reception
+from mlxinfer.distributed.agreement import Hello, Orders
 from mlxinfer.distributed.group import Group
-from mlxinfer.distributed.link import Kind, Link
+from mlxinfer.distributed.link import HEADER, Kind, Link
 from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.reception import LONGEST_HELLO, MOST_STRANGERS
 from mlxinfer.errors import NodesError
 
 
@@ -27,24 +30,95 @@ def reached(nodes: Nodes) -> socket.socket:
             assert time.monotonic() < end
 
 
-def test_a_connection_that_says_nothing_keeps_no_rank_waiting(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(module, "_HELLO_S", 0.1)
+def gathering() -> tuple[Group, Hello, Thread, list[list[int]]]:
+    """Rank 0 of two, waiting in a thread, and what it will have found."""
     port = free_port()
     nodes = Nodes((Node("127.0.0.1", port + 1), Node("127.0.0.1", port + 2)))
     group, mine = Group(nodes), Hello.mine(0, nodes.digest, "m", 100)
     found: list[list[int]] = []
     waiting = Thread(target=lambda: found.append(group._gather(mine)), daemon=True)
     waiting.start()
-    with reached(nodes):
-        link = Link(reached(nodes))
-        link.tell(Kind.HELLO, asdict(replace(mine, rank=1, memory=50)))
-        waiting.join(60)
-        assert not waiting.is_alive()  # while the silent connection is still open
-    assert found == [[100, 50]]
-    assert "refused what is no rank of this version" in capfd.readouterr().err
+    return group, mine, waiting, found
+
+
+def joined(group: Group, mine: Hello, waiting: Thread) -> None:
+    """Have rank 1 join, while all other connections are still open."""
+    link = Link(reached(group.nodes))
+    link.tell(Kind.HELLO, asdict(replace(mine, rank=1, memory=50)))
+    waiting.join(60)
+    assert not waiting.is_alive()
     assert group._links[0]._socket.gettimeout() is None
     group.close()
     link.close()
+
+
+@pytest.mark.timeout(120)
+def test_connections_that_say_nothing_keep_no_rank_waiting() -> None:
+    """One after another, they would take 5 s each. Some have sent a part of what a rank says."""
+    group, mine, waiting, found = gathering()
+    idle = [reached(group.nodes) for _ in range(3 * MOST_STRANGERS)]
+    for number, connection in enumerate(idle):
+        with suppress(OSError):  # the oldest have been left
+            connection.send(b"\0\0\1\0\0{"[: number % 7])
+    joined(group, mine, waiting)
+    assert found == [[100, 50]]
+    for connection in idle:
+        connection.close()
+
+
+def test_a_connection_that_says_nothing_is_left_after_a_while(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(reception, "HELLO_S", 0.1)
+    group, mine, waiting, _ = gathering()
+    with reached(group.nodes) as silent:
+        silent.settimeout(60)
+        assert Link(silent).receive()[0] is Kind.REFUSED
+    assert "refused what is no rank of this version" in capfd.readouterr().err
+    joined(group, mine, waiting)
+
+
+def frame(told: object, kind: int = Kind.HELLO, size: int | None = None) -> bytes:
+    payload = told if isinstance(told, bytes) else json.dumps(told).encode()
+    return HEADER.pack(kind, len(payload) if size is None else size) + payload
+
+
+def test_what_no_rank_says_is_refused_and_rank_0_waits_on() -> None:
+    group, mine, waiting, found = gathering()
+    right = asdict(replace(mine, rank=1))
+    lies = [
+        frame(right, size=LONGEST_HELLO + 1),
+        frame(right, size=(1 << 32) - 1),
+        frame(right, kind=Kind.STEPS),
+        frame(right, kind=200),
+        frame(b"[" * 60_000),
+        frame(b"{" + b"\xff" * 10 + b"}"),
+        frame([1, 2]),
+        frame({}),
+        frame(right | {"rank": "1"}),
+        frame(right | {"rank": True}),
+        frame(right | {"memory": "much"}),
+        frame(right | {"memory": None}),
+        frame(right | {"memory": 1e400}),
+        frame(right | {"nodes": ["x"]}),
+        frame(right | {"path": "/etc/passwd"}),
+        frame(right | {"rank": -1}),
+        frame(right | {"rank": 10**30}),
+        frame(right | {"version": "9" * 50_000}),
+        b"GET / HTTP/1.1\r\n\r\n",
+    ]
+    for lie in lies:
+        with reached(group.nodes) as connection:
+            connection.settimeout(60)
+            connection.sendall(lie)
+            kind, payload = Link(connection).receive()
+            assert (kind, len(payload) < 500) == (Kind.REFUSED, True), lie[:80]
+    joined(group, mine, waiting)
+    assert found == [[100, 50]]
+
+
+def test_rank_0_names_no_files() -> None:
+    orders = Orders(memory=[1], plan="", split="", settings={"draft": "/etc"}, adapters={}, besides=0, taps=[], windows=[])
+    with pytest.raises(NodesError, match="rank 0 sets 'draft', which each rank sets for itself"):
+        orders.args("model", 1.0, None)
 
 
 @pytest.mark.parametrize(("address", "port"), [("203.0.113.1", 32323), ("127.0.0.1", 70000)])
