@@ -23,7 +23,7 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from support.ranked_vocabularies import CHATS, VERSIONS, kimi_specials, tekken
+from support.ranked_vocabularies import CHATS, LONG, VERSIONS, kimi_specials, tekken
 
 OUT = pathlib.Path(__file__).parent / "tokenizer" / "ranked.json"
 TEXTS = [
@@ -121,7 +121,6 @@ def main() -> None:
     names = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{place}|>" for place in range(205))]
     special = {name: len(ranks) + place for place, name in enumerate(names)}
     qwen = tiktoken.Encoding("qwen", pat_str=PATTERN_OF_QWEN, mergeable_ranks=ranks, special_tokens=special)
-    long = ["a" * 60_001, " " * 50_001 + "x", ("ab" * 12_500 + "中 ") * 3]
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "tekken.json"
         path.write_text(json.dumps(tekken(vocabulary, "v13")))
@@ -132,7 +131,15 @@ def main() -> None:
         "tiktoken.model": [kimi.encode(text, allowed_special="all") for text in texts],
         "qwen.tiktoken": [qwen.encode(unicodedata.normalize("NFC", text), allowed_special="all") for text in texts],
     }
-    cut = [[token_id for part in runs(text, 25_000) for token_id in kimi.encode(part)] for text in long]
+    cut = [
+        [
+            token_id
+            for at in range(0, len(text), 400_000)
+            for part in runs(text[at : at + 400_000], 25_000)
+            for token_id in kimi.encode(part)
+        ]
+        for text in LONG
+    ]
     counts = [{str(token_id): found.count(token_id) for token_id in sorted(set(found))} for found in cut]
     contents = {"vocabulary": vocabulary, "texts": texts, "ids": ids, "long": counts, "chats": chats}
     OUT.write_text(json.dumps(contents, ensure_ascii=True, separators=(",", ":")).replace('],"', '],\n"') + "\n")

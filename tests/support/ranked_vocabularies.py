@@ -55,6 +55,8 @@ def tekken(vocabulary: list[str], name: str = "v13", special: int = 40) -> dict[
     return contents
 
 
+LONG = ("x" + "a" * 60_000, "\t" + " " * 50_001 + "x", "ab " * 140_000)
+"""Texts that Kimi's tokenizer cuts into parts first."""
 KIMI = ("[BOS]", "[EOS]", "<|im_end|>", "<|tool_call_begin|>")
 """The first special tokens of `tiktoken.model`; the last is text in answers."""
 
