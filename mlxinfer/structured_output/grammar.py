@@ -65,7 +65,8 @@ class _TokenTable:
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         ids = range(min(vocab_size, tokenizer.vocab_size))
         self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
-        self.tokens = [tokenizer.token_bytes(i) or b"" for i in ids]
+        # Embeddings are often larger than the vocabulary. The library takes the length of this list, not `n_vocab`, for the size.
+        self.tokens = [*(tokenizer.token_bytes(i) or b"" for i in ids), *[b""] * (vocab_size - len(ids))]
         self.eos_token_id = min(tokenizer.eos_token_ids, default=0)
         self.bos_token_id = tokenizer.bos_token_id
         self._tokenizer = tokenizer

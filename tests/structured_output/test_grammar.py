@@ -51,6 +51,14 @@ def accepts(compiler, tokenizer, structure, text):
     return bool(bits(constraint.rows([])[0])[end])
 
 
+@pytest.mark.parametrize("rows", [VOCAB + 1, VOCAB + 32, 10 * VOCAB])
+def test_an_embedding_larger_than_the_vocabulary(tokenizer, rows):
+    constraint = GrammarCompiler(tokenizer, rows).compile(Regex("ab"))
+    (row,) = constraint.rows([])
+    allowed = np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")[:rows])
+    assert set(allowed) == set(tokenizer.encode("a", add_special_tokens=False))
+
+
 @pytest.mark.parametrize(
     ("structure", "good", "bad"),
     [
