@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from .base_config import ROPE_TENSORS, Config
 from .hybrid_tables import HYBRID_TABLES
-from .ollama import ALTERNATING
+from .ollama_form import ALTERNATING
 from .reader import TensorInfo
 from .tables import QKV, TABLES, TensorTable
 from .transforms import MappedTensor, every_second, interleaved_qkvz, joined_rows, piece, scaled, unchanged

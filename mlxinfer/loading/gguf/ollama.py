@@ -6,34 +6,15 @@ May 2026) say what that means, and what a missing key stands for. `llama/compat/
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
 
 from ...errors import UnsupportedModelError
-from ...typed_reader import is_number, shown
+from ...typed_reader import shown
 from .files import GGUFFiles
+from .ollama_form import RENAMED, OllamaForm
 from .reader import TensorInfo
-
-ALTERNATING = "ffn_gate_up_exps_alternating"
-"""The name that gpt-oss's matrices get whose rows belong to the gate and to the other half in turn; llama.cpp has no such form."""
-
-_TEXT_MODELS = {
-    "gptoss": "gpt-oss",
-    "olmo3": "olmo2",
-    "glm4moelite": "deepseek2",
-    "qwen25vl": "qwen2",
-    "qwen2vl": "qwen2",
-    "qwen3vl": "qwen3",
-    "qwen3vlmoe": "qwen3moe",
-    "nemotron_h_omni": "nemotron_h",
-}
-"""Architectures whose text model llama.cpp has under another name; `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are llama.cpp's own names. Text
-has the same position in all sections of their rope, which is then that of the text model."""
-
-_SEEING = frozenset({"qwen25vl", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h_omni"})
-"""Of these, the models that see, whose eyes llama.cpp keeps in a file of their own."""
 
 _REFUSED = {
     "glmocr": "whose queries and keys are in the order of a rope for images",
@@ -44,65 +25,6 @@ _REFUSED = {
     "laguna": "which has no graph for GGUF here",
 }
 """Names that Ollama writes for models that cannot be read, with the reason."""
-
-_OTHER_SENSES = re.compile(r"(v|a|mm|model\.vision_tower|model\.audio_tower)\..+")
-_DRAFTS = re.compile(r"mtp\..+")
-
-_MOVED = {
-    "rope.local.freq_base": "rope.freq_base_swa",
-    "rope.global.freq_base": "rope.freq_base",
-    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
-    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
-    "rope.scaling.extrapolation_factor": "rope.scaling.yarn_ext_factor",
-    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
-    "rope.scaling_beta": "attention.temperature_scale",
-    "norm_top_k_prob": "expert_weights_norm",
-}
-"""Ollama's names of keys to llama.cpp's."""
-_MARKS = {*_MOVED, "mm.tokens_per_image", "vision.block_count", "ssm.v_head_reordered"}
-"""Keys that only Ollama's converter writes."""
-_SECTIONS = ("mrope_sections", "mrope_interleaved", "rope.mrope_section", "rope.mrope_interleaved", "rope.dimension_sections")
-_PRE_TOKENIZERS = {
-    "gpt-oss": "gpt-4o",
-    "olmo2": "dbrx",
-    "mistral3": "tekken",
-    "qwen2": "qwen2",
-    "qwen3": "qwen2",
-    "qwen3moe": "qwen2",
-    "qwen3next": "qwen2",
-    "qwen35": "qwen35",
-    "qwen35moe": "qwen35",
-    "lfm2": "lfm2",
-    "lfm2moe": "lfm2",
-    "glm4moelite": "glm4",
-}
-"""How words are cut in files that name no pre-tokenizer, or the default one, as Ollama's graphs do."""
-_RENAMED: Mapping[str, Mapping[str, str]] = {
-    "gptoss": {".ffn_gate_up_exps.": f".{ALTERNATING}."},
-    "gpt-oss": {
-        ".attn_out.": ".attn_output.",
-        ".attn_sinks": ".attn_sinks.weight",
-        ".ffn_norm.": ".post_attention_norm.",
-    },
-    "gemma4": {
-        ".attn_post_norm.": ".post_attention_norm.",
-        ".ffn_pre_norm.": ".ffn_norm.",
-        ".ffn_post_norm.": ".post_ffw_norm.",
-        ".ffn_pre_norm_2.": ".pre_ffw_norm_2.",
-        ".ffn_post_norm_1.": ".post_ffw_norm_1.",
-        ".ffn_post_norm_2.": ".post_ffw_norm_2.",
-        ".layer_scalar": ".layer_output_scale.weight",
-        ".ffn_gate_inp.per_expert_scale": ".ffn_down_exps.scale",
-    },
-    "qwen3next": {".ssm_dt": ".ssm_dt.bias"},
-    "qwen35": {".ssm_dt": ".ssm_dt.bias"},
-    "qwen35moe": {".ssm_dt": ".ssm_dt.bias"},
-    "nemotron_h_moe": {".ffn_latent_in.": ".ffn_latent_down.", ".ffn_latent_out.": ".ffn_latent_up."},
-    "deepseek2": {".attn_out.": ".attn_output.", ".exp_probs_b": ".exp_probs_b.bias"},
-    "lfm2": {".attn_out.": ".attn_output."},
-    "lfm2moe": {".attn_out.": ".attn_output.", ".exp_probs_b": ".exp_probs_b.bias"},
-}
-"""By Ollama's name or llama.cpp's: parts of tensors' names (or their ends, where no dot follows) and what llama.cpp has instead."""
 
 
 def from_ollama(files: GGUFFiles) -> bool:
@@ -118,141 +40,20 @@ def from_ollama(files: GGUFFiles) -> bool:
         raise UnsupportedModelError(
             f"{files.path}: made by Ollama from a model of the architecture {name}, {_REFUSED[name]}; give the model's safetensors instead"
         )
-    form = _Form(files, name)
+    form = OllamaForm(files, name)
     form.name_the_architecture()
     form.move_keys()
     names = list(dict.fromkeys((name, form.architecture)))
     for fix in [_FIXES[known] for known in names if known in _FIXES]:
         fix(form)
     for known in names:
-        form.rename_tensors(_RENAMED.get(known, {}))
+        form.rename_tensors(RENAMED.get(known, {}))
     form.mend_tokenizer()
     form.settle()
     return form.senses
 
 
-class _Form:
-    """A file on its way from one form to the other."""
-
-    def __init__(self, files: GGUFFiles, name: str) -> None:
-        self.files, self.written_as, self.architecture = files, name, name
-        prefix = f"{name}."
-        self.hyper = {key.removeprefix(prefix): value for key, value in files.metadata.items() if key.startswith(prefix)}
-        self.others = {key: value for key, value in files.metadata.items() if not key.startswith(prefix)}
-        self.tensors = {tensor: tensor for tensor in files.tensors if not _OTHER_SENSES.fullmatch(tensor) and not _DRAFTS.fullmatch(tensor)}
-        """Tensors of the text model: name to have, name in the file."""
-        self.by_ollama = name in _TEXT_MODELS or not self.hyper.keys().isdisjoint(_MARKS)
-        """Whether Ollama's converter wrote the file, as far as that can be seen."""
-        parts = any(map(_OTHER_SENSES.fullmatch, files.tensors)) or any(key.startswith(("vision.", "audio.")) for key in self.hyper)
-        self.senses = parts or name in _SEEING
-        """Whether the model sees or hears."""
-
-    def unsupported(self, key: str, what: str) -> UnsupportedModelError:
-        return UnsupportedModelError(
-            f"{self.files.path}: made by Ollama, with {self.written_as}.{key} {what}, which is not supported; "
-            f"give the model's safetensors instead"
-        )
-
-    def info(self, tensor: str) -> TensorInfo | None:
-        return self.files.tensors.get(self.tensors.get(tensor, ""))
-
-    def of_a_layer(self, end: str) -> TensorInfo | None:
-        """The first layer's tensor of this name, of those that have one."""
-        found = next((old for new, old in self.tensors.items() if new.startswith("blk.") and new.split(".", 2)[-1] == end), None)
-        return None if found is None else self.files.tensors[found]
-
-    def number(self, key: str, default: float = 0.0) -> float:
-        """The value of a key, or the default where it is not a number, for the reader of the keys to refuse."""
-        value = self.hyper.get(key, default)
-        return float(value) if is_number(value) else default
-
-    def text(self, key: str, default: str = "") -> str:
-        """As `number`."""
-        value = self.hyper.get(key, default)
-        return value if isinstance(value, str) else default
-
-    def has_no_pre_tokenizer(self) -> bool:
-        """Whether the tokenizer cuts words, and the file does not say how."""
-        pre = self.others.get("tokenizer.ggml.pre", "default")
-        return self.others.get("tokenizer.ggml.model") == "gpt2" and isinstance(pre, str) and pre in ("", "default")
-
-    def drop(self, *keys: str) -> None:
-        for key in keys:
-            self.hyper.pop(key, None)
-
-    def move(self, old: str, new: str) -> None:
-        """Give a key its other name. Raises `UnsupportedModelError` where the file has both with different values."""
-        if old not in self.hyper:
-            return
-        value = self.hyper.pop(old)
-        if new in self.hyper and not np.array_equal(self.hyper[new], value):
-            raise self.unsupported(old, f"= {shown(value)} beside another {new}")
-        self.hyper[new] = value
-
-    def name_the_architecture(self) -> None:
-        self.architecture = _TEXT_MODELS.get(self.written_as, self.written_as)
-        if self.written_as == "nemotron_h_omni" and self.number("expert_count") > 0:
-            self.architecture = "nemotron_h_moe"
-        if self.written_as == "qwen35moe" and self.of_a_layer("ssm_ba.weight"):
-            self.architecture = "qwen3next"  # Ollama's newer converter has one name for both
-
-    def move_keys(self) -> None:
-        for old, new in _MOVED.items():
-            self.move(old, new)
-        if self.architecture.startswith("qwen"):
-            self.drop(*_SECTIONS)
-        if self.text("rope.scaling.type", "none") in ("", "default"):
-            self.drop("rope.scaling.type", *(["rope.scaling.factor"] if self.text("rope.scaling.type") else []))
-        if self.number("rope.scaling.factor", 1.0) == 0:
-            self.drop("rope.scaling.factor")
-        if self.number("rope.scaling.original_context_length", 1) == 0:
-            self.drop("rope.scaling.original_context_length")
-        self._check_head_dim()
-
-    def _check_head_dim(self) -> None:
-        """Ollama's Llama names the channels of a head, and counts those that rotate as if the heads shared the embedding."""
-        heads, hidden = self.number("attention.head_count"), self.number("embedding_length")
-        usual = hidden // heads if heads else 0
-        if "attention.head_dim" not in self.hyper:
-            return
-        self.hyper.setdefault("attention.key_length", self.hyper["attention.head_dim"])
-        self.hyper.setdefault("attention.value_length", self.hyper["attention.head_dim"])
-        if self.number("rope.dimension_count") == usual:
-            self.drop("rope.dimension_count")
-
-    def rename_tensors(self, names: Mapping[str, str]) -> None:
-        """Give tensors llama.cpp's names. One whose new name another has keeps its own, for the loader to refuse."""
-        for old, new in names.items():
-            for tensor in list(self.tensors):
-                if old.endswith("."):
-                    target = tensor.replace(old, new)
-                else:
-                    target = tensor.removesuffix(old) + new if tensor.endswith(old) else tensor
-                if target not in self.tensors:
-                    self.tensors[target] = self.tensors.pop(tensor)
-
-    def mend_tokenizer(self) -> None:
-        """Name the pre-tokenizer, and leave out tokens that have no row in the embedding: those of images."""
-        pre = _PRE_TOKENIZERS.get(self.written_as) or _PRE_TOKENIZERS.get(self.architecture)
-        if pre and self.has_no_pre_tokenizer():
-            self.others["tokenizer.ggml.pre"] = pre
-        embedding = self.info("token_embd.weight")
-        rows = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
-        for key in ("tokens", "scores", "token_type"):
-            values = self.others.get(f"tokenizer.ggml.{key}")
-            if rows and isinstance(values, (list, np.ndarray)) and len(values) > rows:
-                self.others[f"tokenizer.ggml.{key}"] = values[:rows]
-
-    def settle(self) -> None:
-        self.files.hold(
-            {"general.architecture": self.architecture}
-            | {key: value for key, value in self.others.items() if key != "general.architecture"}
-            | {f"{self.architecture}.{key}": value for key, value in self.hyper.items()},
-            self.tensors,
-        )
-
-
-def _gemma3(form: _Form) -> None:
+def _gemma3(form: OllamaForm) -> None:
     """Ollama left out what its graph knew of the published sizes: of 4B, 12B and 27B that their rope is stretched, of 1B that its logits
     have no cap."""
     if form.info("dense.0.weight"):
@@ -275,14 +76,24 @@ def _gemma3(form: _Form) -> None:
         form.hyper |= {"rope.scaling.type": "linear", "rope.scaling.factor": 8.0}
     if old and form.text("rope.scaling.type") == "yarn":
         form.hyper = {"rope.scaling.yarn_beta_fast": 64.0, "rope.scaling.yarn_attn_factor": 1.0} | form.hyper
+    if old:
+        form.others.setdefault("tokenizer.chat_template", _GEMMA3_CHAT)
 
 
+_GEMMA3_CHAT = (
+    "{{ bos_token }}{% set system = messages[0].content + '\n\n' if messages[0].role == 'system' else '' %}"
+    "{% for message in (messages[1:] if system else messages) %}"
+    "<start_of_turn>{{ 'model' if message.role == 'assistant' else message.role }}\n"
+    "{{ system if loop.first else '' }}{{ message.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+"""The chat format of Google's model card, which the checkpoint keeps in a file that Ollama's converter did not read."""
 _GEMMA3_1B = 26
 _GEMMA3_STRETCHED = (34, 48, 62)
 """Layers of the published models."""
 
 
-def _gemma4(form: _Form) -> None:
+def _gemma4(form: OllamaForm) -> None:
     """Its tokenizer is called a SentencePiece model, and has merges."""
     defaults = {"attention.key_length": 512, "attention.key_length_swa": 256, "attention.layer_norm_rms_epsilon": 1e-6}
     form.hyper = defaults | form.hyper
@@ -290,14 +101,14 @@ def _gemma4(form: _Form) -> None:
         form.others["tokenizer.ggml.model"] = "gemma4"
 
 
-def _gpt_oss(form: _Form) -> None:
+def _gpt_oss(form: OllamaForm) -> None:
     gate, both = form.of_a_layer("ffn_gate_exps.weight"), form.of_a_layer("ffn_gate_up_exps.weight")
     if gate is not None or both is not None:
         form.hyper.setdefault("expert_feed_forward_length", _rows(gate) if gate is not None else _rows(both) // 2)
     form.hyper.setdefault("rope.scaling.type", "yarn")
 
 
-def _mistral3(form: _Form) -> None:
+def _mistral3(form: OllamaForm) -> None:
     """The scale of single channels is 1 in llama.cpp's form."""
     if "rope.scaling.mscale" not in form.hyper:
         return
@@ -306,23 +117,23 @@ def _mistral3(form: _Form) -> None:
     form.drop("rope.scaling.mscale")
 
 
-def _glm4_moe_lite(form: _Form) -> None:
+def _glm4_moe_lite(form: OllamaForm) -> None:
     """Ollama's keys without `_mla` are llama.cpp's with it."""
     form.drop("attention.key_length_mla", "attention.value_length_mla")
 
 
-def _deepseek(form: _Form) -> None:
+def _deepseek(form: OllamaForm) -> None:
     if form.number("attention.q_lora_rank", 1) == 0:
         form.drop("attention.q_lora_rank")
 
 
-def _expert_width(form: _Form) -> None:
+def _expert_width(form: OllamaForm) -> None:
     gate = form.of_a_layer("ffn_gate_exps.weight")
     if gate is not None:
         form.hyper.setdefault("expert_feed_forward_length", _rows(gate))
 
 
-def _delta_net(form: _Form) -> None:
+def _delta_net(form: OllamaForm) -> None:
     """Value heads are in llama.cpp's order in Qwen 3.5's files, and in that of the checkpoint in Qwen3-Next's."""
     expected = form.architecture != "qwen3next"
     order = form.hyper.pop("ssm.v_head_reordered", expected)
@@ -334,26 +145,26 @@ def _delta_net(form: _Form) -> None:
     _expert_width(form)
 
 
-def _lfm2(form: _Form) -> None:
+def _lfm2(form: OllamaForm) -> None:
     """Some files state the width of the feed-forward layers as it was before an adjustment."""
     gate = form.of_a_layer("ffn_gate.weight")
     if gate is not None:
         form.hyper["feed_forward_length"] = _rows(gate)
 
 
-def _nemotron(form: _Form) -> None:
+def _nemotron(form: OllamaForm) -> None:
     latent = form.of_a_layer("ffn_latent_in.weight")
     if latent is not None:
         form.hyper.setdefault("moe_latent_size", _rows(latent))
 
 
-def _olmo(form: _Form) -> None:
+def _olmo(form: OllamaForm) -> None:
     """Ollama writes the whole factor of YaRN's logits where llama.cpp writes what it is multiplied with."""
     if form.text("rope.scaling.type") == "yarn":
         form.move("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
 
 
-def _llama(form: _Form) -> None:
+def _llama(form: OllamaForm) -> None:
     """Early files of Llama 3 name no pre-tokenizer."""
     tokens = form.others.get("tokenizer.ggml.tokens")
     if form.has_no_pre_tokenizer() and isinstance(tokens, list) and tokens[_EOT : _EOT + 1] == ["<|eot_id|>"]:
@@ -368,7 +179,7 @@ def _rows(info: TensorInfo | None) -> int:
     return info.shape[-2] if info is not None and len(info.shape) > 1 else 0
 
 
-_FIXES: Mapping[str, Callable[[_Form], None]] = {
+_FIXES: Mapping[str, Callable[[OllamaForm], None]] = {
     "gemma3": _gemma3,
     "gemma4": _gemma4,
     "gpt-oss": _gpt_oss,

@@ -39,7 +39,7 @@ vision_start_token_id vision_end_token_id sam.block_count
 """
 """Keys under the architecture's name that `convert/` has written in any version, of architectures that are read."""
 SOURCE = "".join(path.read_text() for path in (Path(__file__).parents[3] / "mlxinfer" / "loading" / "gguf").glob("*_config*.py"))
-TRANSLATED = (Path(__file__).parents[3] / "mlxinfer" / "loading" / "gguf" / "ollama.py").read_text()
+TRANSLATED = "".join(path.read_text() for path in (Path(__file__).parents[3] / "mlxinfer" / "loading" / "gguf").glob("ollama*.py"))
 
 
 def llama_cpp(holder: type = Keys) -> Iterator[str]:

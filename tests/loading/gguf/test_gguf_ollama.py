@@ -16,6 +16,7 @@ from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.weights import MetaWeights
 from mlxinfer.models import build
 from mlxinfer.models.vlm_text import NOTE
+from mlxinfer.tokenizer.tokenizer import from_gguf
 from tests.support.gguf_file import Tensor
 from tests.support.gguf_golden import Arrays, golden, logits, reference, write_model
 from tests.support.ollama_forms import FORMS, Hyper, gpt_oss, gpt_oss_of_the_newer_converter
@@ -128,6 +129,20 @@ def test_the_published_gemma_of_1b_has_no_cap(tmp_path: Path) -> None:
     marked = layers | {"rope.freq_base_swa": None, "rope.local.freq_base": 10000.0}
     assert config(tmp_path / "x.gguf", "gemma3", marked)["final_logit_softcapping"] is None
     assert config(tmp_path / "y.gguf", "gemma3", layers)["final_logit_softcapping"] == 30.0
+
+
+def test_the_published_gemmas_can_chat(tmp_path: Path) -> None:
+    tokens = ["<pad>", "<eos>", "<bos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(92))]
+    others = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.scores": [0.0] * 96}
+    others |= {"tokenizer.ggml.token_type": [3, 3, 3, 2] + [6] * 92, "tokenizer.ggml.bos_token_id": 2}
+    _, hyper, arrays = golden("gemma3")
+    checkpoint = GGUFCheckpoint(write_model(tmp_path / "x.gguf", "gemma3", hyper | {"mm.tokens_per_image": 256}, arrays, others))
+    said = [("system", "Be brief."), ("user", " Hello "), ("assistant", "Hi."), ("user", "Bye")]
+    messages = [{"role": role, "content": text} for role, text in said]
+    text = from_gguf(checkpoint.metadata).render_chat(messages, add_generation_prompt=True)
+    checkpoint.close()
+    first = "<bos><start_of_turn>user\nBe brief.\n\nHello<end_of_turn>\n<start_of_turn>model\nHi.<end_of_turn>\n"
+    assert text == first + "<start_of_turn>user\nBye<end_of_turn>\n<start_of_turn>model\n"
 
 
 def test_gemmas_yarn_takes_ollamas_defaults(tmp_path: Path) -> None:

@@ -1,0 +1,213 @@
+"""The names that Ollama's converters give to architectures, keys and tensors, and a file on its way to llama.cpp's. Sources as of
+`ollama.py`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...errors import UnsupportedModelError
+from ...typed_reader import is_number, shown
+from .files import GGUFFiles
+from .reader import TensorInfo
+
+ALTERNATING = "ffn_gate_up_exps_alternating"
+"""The name that gpt-oss's matrices get whose rows belong to the gate and to the other half in turn; llama.cpp has no such form."""
+
+_TEXT_MODELS = {
+    "gptoss": "gpt-oss",
+    "olmo3": "olmo2",
+    "glm4moelite": "deepseek2",
+    "qwen25vl": "qwen2",
+    "qwen2vl": "qwen2",
+    "qwen3vl": "qwen3",
+    "qwen3vlmoe": "qwen3moe",
+    "nemotron_h_omni": "nemotron_h",
+}
+"""Architectures whose text model llama.cpp has under another name; `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are llama.cpp's own names. Text
+has the same position in all sections of their rope, which is then that of the text model."""
+
+_SEEING = frozenset({"qwen25vl", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h_omni"})
+"""Of these, the models that see, whose eyes llama.cpp keeps in a file of their own."""
+
+_OTHER_SENSES = re.compile(r"(v|a|mm|model\.vision_tower|model\.audio_tower)\..+")
+_DRAFTS = re.compile(r"mtp\..+")
+
+_MOVED = {
+    "rope.local.freq_base": "rope.freq_base_swa",
+    "rope.global.freq_base": "rope.freq_base",
+    "rope.scaling.beta_fast": "rope.scaling.yarn_beta_fast",
+    "rope.scaling.beta_slow": "rope.scaling.yarn_beta_slow",
+    "rope.scaling.extrapolation_factor": "rope.scaling.yarn_ext_factor",
+    "rope.scaling.mscale_all_dim": "rope.scaling.yarn_log_multiplier",
+    "rope.scaling_beta": "attention.temperature_scale",
+    "norm_top_k_prob": "expert_weights_norm",
+}
+"""Ollama's names of keys to llama.cpp's."""
+_MARKS = {*_MOVED, "mm.tokens_per_image", "vision.block_count", "ssm.v_head_reordered"}
+"""Keys that only Ollama's converter writes."""
+_SECTIONS = ("mrope_sections", "mrope_interleaved", "rope.mrope_section", "rope.mrope_interleaved", "rope.dimension_sections")
+_PRE_TOKENIZERS = {
+    "gpt-oss": "gpt-4o",
+    "olmo2": "dbrx",
+    "mistral3": "tekken",
+    "qwen2": "qwen2",
+    "qwen3": "qwen2",
+    "qwen3moe": "qwen2",
+    "qwen3next": "qwen2",
+    "qwen35": "qwen35",
+    "qwen35moe": "qwen35",
+    "lfm2": "lfm2",
+    "lfm2moe": "lfm2",
+    "glm4moelite": "glm4",
+}
+"""How words are cut in files that name no pre-tokenizer, or the default one, as Ollama's graphs do."""
+RENAMED: Mapping[str, Mapping[str, str]] = {
+    "gptoss": {".ffn_gate_up_exps.": f".{ALTERNATING}."},
+    "gpt-oss": {
+        ".attn_out.": ".attn_output.",
+        ".attn_sinks": ".attn_sinks.weight",
+        ".ffn_norm.": ".post_attention_norm.",
+    },
+    "gemma4": {
+        ".attn_post_norm.": ".post_attention_norm.",
+        ".ffn_pre_norm.": ".ffn_norm.",
+        ".ffn_post_norm.": ".post_ffw_norm.",
+        ".ffn_pre_norm_2.": ".pre_ffw_norm_2.",
+        ".ffn_post_norm_1.": ".post_ffw_norm_1.",
+        ".ffn_post_norm_2.": ".post_ffw_norm_2.",
+        ".layer_scalar": ".layer_output_scale.weight",
+        ".ffn_gate_inp.per_expert_scale": ".ffn_down_exps.scale",
+    },
+    "qwen3next": {".ssm_dt": ".ssm_dt.bias"},
+    "qwen35": {".ssm_dt": ".ssm_dt.bias"},
+    "qwen35moe": {".ssm_dt": ".ssm_dt.bias"},
+    "nemotron_h_moe": {".ffn_latent_in.": ".ffn_latent_down.", ".ffn_latent_out.": ".ffn_latent_up."},
+    "deepseek2": {".attn_out.": ".attn_output.", ".exp_probs_b": ".exp_probs_b.bias"},
+    "lfm2": {".attn_out.": ".attn_output."},
+    "lfm2moe": {".attn_out.": ".attn_output.", ".exp_probs_b": ".exp_probs_b.bias"},
+}
+"""By Ollama's name or llama.cpp's: parts of tensors' names (or their ends, where no dot follows) and what llama.cpp has instead."""
+
+
+class OllamaForm:
+    """A file on its way from one form to the other."""
+
+    def __init__(self, files: GGUFFiles, name: str) -> None:
+        self.files, self.written_as, self.architecture = files, name, name
+        prefix = f"{name}."
+        self.hyper = {key.removeprefix(prefix): value for key, value in files.metadata.items() if key.startswith(prefix)}
+        self.others = {key: value for key, value in files.metadata.items() if not key.startswith(prefix)}
+        self.tensors = {tensor: tensor for tensor in files.tensors if not _OTHER_SENSES.fullmatch(tensor) and not _DRAFTS.fullmatch(tensor)}
+        """Tensors of the text model: name to have, name in the file."""
+        self.by_ollama = name in _TEXT_MODELS or not self.hyper.keys().isdisjoint(_MARKS)
+        """Whether Ollama's converter wrote the file, as far as that can be seen."""
+        parts = any(map(_OTHER_SENSES.fullmatch, files.tensors)) or any(key.startswith(("vision.", "audio.")) for key in self.hyper)
+        self.senses = parts or name in _SEEING
+        """Whether the model sees or hears."""
+
+    def unsupported(self, key: str, what: str) -> UnsupportedModelError:
+        return UnsupportedModelError(
+            f"{self.files.path}: made by Ollama, with {self.written_as}.{key} {what}, which is not supported; "
+            f"give the model's safetensors instead"
+        )
+
+    def info(self, tensor: str) -> TensorInfo | None:
+        return self.files.tensors.get(self.tensors.get(tensor, ""))
+
+    def of_a_layer(self, end: str) -> TensorInfo | None:
+        """The first layer's tensor of this name, of those that have one."""
+        found = next((old for new, old in self.tensors.items() if new.startswith("blk.") and new.split(".", 2)[-1] == end), None)
+        return None if found is None else self.files.tensors[found]
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        """The value of a key, or the default where it is not a number, for the reader of the keys to refuse."""
+        value = self.hyper.get(key, default)
+        return float(value) if is_number(value) else default
+
+    def text(self, key: str, default: str = "") -> str:
+        """As `number`."""
+        value = self.hyper.get(key, default)
+        return value if isinstance(value, str) else default
+
+    def has_no_pre_tokenizer(self) -> bool:
+        """Whether the tokenizer cuts words, and the file does not say how."""
+        pre = self.others.get("tokenizer.ggml.pre", "default")
+        return self.others.get("tokenizer.ggml.model") == "gpt2" and isinstance(pre, str) and pre in ("", "default")
+
+    def drop(self, *keys: str) -> None:
+        for key in keys:
+            self.hyper.pop(key, None)
+
+    def move(self, old: str, new: str) -> None:
+        """Give a key its other name. Raises `UnsupportedModelError` where the file has both with different values."""
+        if old not in self.hyper:
+            return
+        value = self.hyper.pop(old)
+        if new in self.hyper and not np.array_equal(self.hyper[new], value):
+            raise self.unsupported(old, f"= {shown(value)} beside another {new}")
+        self.hyper[new] = value
+
+    def name_the_architecture(self) -> None:
+        self.architecture = _TEXT_MODELS.get(self.written_as, self.written_as)
+        if self.written_as == "nemotron_h_omni" and self.number("expert_count") > 0:
+            self.architecture = "nemotron_h_moe"
+        if self.written_as == "qwen35moe" and self.of_a_layer("ssm_ba.weight"):
+            self.architecture = "qwen3next"  # Ollama's newer converter has one name for both
+
+    def move_keys(self) -> None:
+        for old, new in _MOVED.items():
+            self.move(old, new)
+        if self.architecture.startswith("qwen"):
+            self.drop(*_SECTIONS)
+        if self.text("rope.scaling.type", "none") in ("", "default"):
+            self.drop("rope.scaling.type", *(["rope.scaling.factor"] if self.text("rope.scaling.type") else []))
+        if self.number("rope.scaling.factor", 1.0) == 0:
+            self.drop("rope.scaling.factor")
+        if self.number("rope.scaling.original_context_length", 1) == 0:
+            self.drop("rope.scaling.original_context_length")
+        self._check_head_dim()
+
+    def _check_head_dim(self) -> None:
+        """Ollama's Llama names the channels of a head, and counts those that rotate as if the heads shared the embedding."""
+        heads, hidden = self.number("attention.head_count"), self.number("embedding_length")
+        usual = hidden // heads if heads else 0
+        if "attention.head_dim" not in self.hyper:
+            return
+        self.hyper.setdefault("attention.key_length", self.hyper["attention.head_dim"])
+        self.hyper.setdefault("attention.value_length", self.hyper["attention.head_dim"])
+        if self.number("rope.dimension_count") == usual:
+            self.drop("rope.dimension_count")
+
+    def rename_tensors(self, names: Mapping[str, str]) -> None:
+        """Give tensors llama.cpp's names. One whose new name another has keeps its own, for the loader to refuse."""
+        for old, new in names.items():
+            for tensor in list(self.tensors):
+                if old.endswith("."):
+                    target = tensor.replace(old, new)
+                else:
+                    target = tensor.removesuffix(old) + new if tensor.endswith(old) else tensor
+                if target not in self.tensors:
+                    self.tensors[target] = self.tensors.pop(tensor)
+
+    def mend_tokenizer(self) -> None:
+        """Name the pre-tokenizer, and leave out tokens that have no row in the embedding: those of images."""
+        pre = _PRE_TOKENIZERS.get(self.written_as) or _PRE_TOKENIZERS.get(self.architecture)
+        if pre and self.has_no_pre_tokenizer():
+            self.others["tokenizer.ggml.pre"] = pre
+        embedding = self.info("token_embd.weight")
+        rows = embedding.shape[0] if embedding is not None and len(embedding.shape) == 2 else 0
+        for key in ("tokens", "scores", "token_type"):
+            values = self.others.get(f"tokenizer.ggml.{key}")
+            if rows and isinstance(values, (list, np.ndarray)) and len(values) > rows:
+                self.others[f"tokenizer.ggml.{key}"] = values[:rows]
+
+    def settle(self) -> None:
+        self.files.hold(
+            {"general.architecture": self.architecture}
+            | {key: value for key, value in self.others.items() if key != "general.architecture"}
+            | {f"{self.architecture}.{key}": value for key, value in self.hyper.items()},
+            self.tensors,
+        )
