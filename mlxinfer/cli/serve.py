@@ -65,7 +65,7 @@ ADAPTER_ROOM_GB = 0.25
     metavar="DIR",
     help="Let clients load adapters from this folder, and unload them.",
 )
-@click.option("--kv-events", metavar="ENDPOINT", help="Tell routers what is cached, by ZMQ at tcp://ADDRESS:PORT.")
+@click.option("--kv-events", metavar="ENDPOINT", help="Tell routers what is cached, by ZMQ at ipc:// or tcp://ADDRESS:PORT.")
 @click.option("--kv-events-replay", metavar="ENDPOINT", help="Where they ask for what they missed.")
 @click.option("--nodes", type=click.Path(path_type=Path), metavar="HOSTFILE", help="Run one MODEL on the machines in this hostfile of MLX.")
 @click.option("--rank", type=click.IntRange(0), envvar="MLX_RANK", help="With --nodes: which of them this is.  [default: mlx.launch tells]")

@@ -6,10 +6,13 @@ batch]`, and a ROUTER socket answers a number with all batches from there on tha
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
+from ipaddress import ip_address
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from types import TracebackType
@@ -20,6 +23,7 @@ import zmq
 from ..cache.kv_events import BlockRemoved, BlockStored, KVEvent
 from ..cache.pages import PAGE
 from ..errors import ServerError
+from ..loading.resolve import cache_dir
 
 KEPT = 10_000
 """Batches that can be asked for again."""
@@ -27,6 +31,9 @@ _AT_ONCE = 1024
 """Events in a batch, at most."""
 _LOOK_S = 0.1
 """Seconds between two looks for requests, while nothing is published."""
+_LONGEST_HEARD = 1024
+"""Bytes of a message that is read: a sequence number, or the topic of a subscription."""
+_log = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
 """Ends a replay, instead of a sequence number."""
 
@@ -69,7 +76,12 @@ class KVEventPublisher:
     """Publishes the events of all models of a server, each under its name as topic, from a thread of its own."""
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None) -> None:
-        """Opens both sockets, such as `tcp://127.0.0.1:5557`. Raises `ServerError` where that cannot be done."""
+        """Opens both sockets, such as `tcp://127.0.0.1:5557`; `ipc://` alone is `default_endpoint`. Raises `ServerError` where that cannot
+        be done, and for addresses at which everybody could read the tokens of prompts."""
+        if endpoint == "ipc://":
+            endpoint = default_endpoint("kv-events")
+        if replay_endpoint == "ipc://":
+            replay_endpoint = default_endpoint("kv-events-replay")
         self._context = zmq.Context()
         self._queue: SimpleQueue[Queued | None] = SimpleQueue()
         self._batches: deque[tuple[bytes, bytes, bytes]] = deque(maxlen=KEPT)
@@ -85,7 +97,9 @@ class KVEventPublisher:
         self._thread.start()
 
     def _bound(self, kind: int, endpoint: str) -> zmq.Socket[bytes]:
+        _check_address(endpoint)
         socket = self._context.socket(kind)
+        socket.maxmsgsize = _LONGEST_HEARD
         if kind == zmq.ROUTER:
             socket.sndhwm = 2 * KEPT  # a ROUTER drops what is beyond, and 1000 are less than it has to answer at once
         try:
@@ -94,6 +108,8 @@ class KVEventPublisher:
             raise ServerError(
                 f"no KV events can be sent from {endpoint!r}: {error.strerror or error} (tcp://ADDRESS:PORT or ipc://PATH)"
             ) from error
+        if endpoint.startswith("ipc:///"):
+            Path(endpoint.removeprefix("ipc://")).chmod(0o600)
         return socket
 
     def put(self, topic: str, event: KVEvent) -> None:
@@ -139,13 +155,41 @@ class KVEventPublisher:
         self._publish.send_multipart(batch)
 
     def _answer_replays(self) -> None:
-        while self._replay is not None and self._replay.poll(0):
+        if self._replay is not None and self._replay.poll(0):  # one at a time: whoever asks all the time must not keep events waiting
             client, *_, first = self._replay.recv_multipart()
+            if len(first) != len(_END):
+                return
             answer = partial(self._replay.send_multipart, copy=False)
             for _, number, batch in self._batches:
                 if int.from_bytes(number, "big") >= int.from_bytes(first, "big"):
                     answer((client, b"", number, batch))
             answer((client, b"", _END, b""))
+
+
+def default_endpoint(name: str) -> str:
+    """A socket in the cache directory that only this user can open."""
+    folder = cache_dir()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return f"ipc://{folder / name}"
+
+
+def _check_address(endpoint: str) -> None:
+    """Raises `ServerError` for all of a machine's addresses at once, and warns of one that is not loopback."""
+    kind, _, place = endpoint.partition("://")
+    host = place.rpartition(":")[0].strip("[]")
+    if kind != "tcp" or not host:
+        return
+    if host in ("*", "0.0.0.0", "::"):
+        raise ServerError(
+            f"KV events have the tokens of all prompts, and at {endpoint!r} whoever reaches this machine could read them: "
+            "name one address, such as tcp://127.0.0.1:5557, or use ipc://"
+        )
+    try:
+        loopback = ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback:
+        _log.warning("KV events have the tokens of all prompts: whoever reaches %s can read them", endpoint)
 
 
 def _joined(events: Iterable[KVEvent]) -> Iterable[_BlockStored | _BlockRemoved | _AllBlocksCleared]:

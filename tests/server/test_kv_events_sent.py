@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from functools import partial
 from typing import Any
 
@@ -11,6 +13,7 @@ msgspec = pytest.importorskip("msgspec")
 zmq = pytest.importorskip("zmq")
 from mlxinfer.cache.kv_events import DISK, GPU, AllBlocksCleared, BlockRemoved, BlockStored  # noqa: E402
 from mlxinfer.errors import ServerError  # noqa: E402
+from mlxinfer.server import kv_events  # noqa: E402
 from mlxinfer.server.kv_events import KVEventPublisher  # noqa: E402
 
 
@@ -122,3 +125,47 @@ def test_an_address_that_cannot_be_had(endpoints):
             KVEventPublisher("tcp://nowhere.invalid:1")
         with pytest.raises(ServerError, match="tcp://ADDRESS:PORT"):
             KVEventPublisher("5557")
+
+
+def test_addresses_of_everybody_are_refused_and_others_warned_of(caplog, endpoints):
+    for endpoint in ("tcp://*:0", "tcp://0.0.0.0:5557", "tcp://[::]:5557"):
+        with pytest.raises(ServerError, match=r"the tokens of all prompts.* tcp://127\.0\.0\.1:5557, or use ipc://"):
+            KVEventPublisher(endpoint)
+        with pytest.raises(ServerError, match="the tokens of all prompts"):
+            KVEventPublisher(endpoints[0], endpoint)
+    with pytest.raises(ServerError, match="no KV events can be sent"):  # an address for documentation, which is nobody's
+        KVEventPublisher("tcp://203.0.113.1:5557")
+    assert "whoever reaches tcp://203.0.113.1:5557 can read them" in caplog.text
+
+
+def test_the_default_socket_is_its_user_s_only(short_path, monkeypatch):
+    monkeypatch.setattr(kv_events, "cache_dir", lambda: short_path / "cache")
+    before = os.umask(0)
+    try:
+        with KVEventPublisher("ipc://", "ipc://"):
+            modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (short_path / "cache").iterdir()}
+    finally:
+        os.umask(before)
+    assert modes == {"kv-events": 0o600, "kv-events-replay": 0o600}
+    assert stat.S_IMODE((short_path / "cache").stat().st_mode) == 0o700
+
+
+def test_odd_questions_keep_no_events_waiting(endpoints, context):
+    """Numbers of a megabyte were compared with each of 10,000 batches; now they end the connection."""
+    with KVEventPublisher(*endpoints) as publisher, context.socket(zmq.DEALER) as ask:
+        for number in range(2000):
+            publisher.put(f"model {number}", page(number))
+        for odd in ([b""], [b"", b""], [b"", b"x" * 9], [b"", b"1", b"2", b"3"]):
+            ask.connect(endpoints[1])
+            ask.send_multipart(odd)
+        with context.socket(zmq.DEALER) as long:
+            long.connect(endpoints[1])
+            long.send_multipart([b"", b"\xff" * 1_000_000])
+            assert not long.poll(100)
+        ask.send_multipart([b"", (1998).to_bytes(8, "big")])
+        numbers = []
+        while not numbers or numbers[-1] != -1:
+            assert ask.poll(30_000)
+            numbers.append(int.from_bytes(ask.recv_multipart()[1], "big", signed=True))
+    assert numbers[-1] == -1
+    assert len(numbers) <= 3
