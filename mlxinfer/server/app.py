@@ -105,7 +105,8 @@ class _App:
 
     def _of_routing(self, error: HTTPException, path: str, exchange: _Exchange) -> APIError:
         if error.status_code == 405:
-            use = " or ".join(self._allowed(path))
+            exchange.log["path"] = self._paths.shown(path)
+            use = " or ".join(method for method in self._allowed(path) if method != "HEAD")
             return APIError(405, "invalid", f"Use {use}.", code="method_not_allowed")
         exchange.log["path"] = self._paths.shown(path)
         near = self._paths.near(path)

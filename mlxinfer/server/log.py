@@ -39,7 +39,12 @@ class _Text(logging.Formatter):
 
 def _request_line(fields: dict[str, Any]) -> str:
     ms = fields["ms"]
-    parts = [fields["method"], fields["route"], fields["status"], f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s"]
+    parts = [
+        fields["method"],
+        fields.get("path", fields["route"]),
+        fields["status"],
+        f"{ms:.0f} ms" if ms < 10_000 else f"{ms / 1000:.1f} s",
+    ]
     if "model" in fields:
         parts.append(fields["model"])
     if "prompt_tokens" in fields:
@@ -62,7 +67,8 @@ def _for_people(name: str, value: Any) -> str:
     if name == "seconds":
         return f"{value:.1f} s"
     if name.endswith("bytes"):
-        return f"{value / 1e9:.2f} GB {'at most' if name == 'limit_bytes' else 'in use'}"
+        size = f"{value / 1e9:.2f} GB" if value >= 5e8 else f"{value / 1e6:.3g} MB"
+        return f"{size} {'at most' if name == 'limit_bytes' else 'in use'}"
     return f"{name.replace('_', ' ')} {value}"
 
 

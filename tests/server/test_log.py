@@ -57,7 +57,7 @@ def test_people_get_one_readable_line_a_request(monkeypatch: pytest.MonkeyPatch)
     assert [line[9:] for line in found] == [
         "POST /v1/chat/completions 200 157 ms smollm2 31+4 tokens",
         "GET /health 503 3 ms overloaded",
-        "smollm2: loaded (1.2 s, 0.10 GB in use, 8.60 GB at most)",
+        "smollm2: loaded (1.2 s, 98.4 MB in use, 8.60 GB at most)",
         "error: x: could not be loaded: x.gguf is not a GGUF file",
     ]
 

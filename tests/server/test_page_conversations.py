@@ -179,3 +179,13 @@ def test_inputs_are_laid_out_by_their_text(chat: Chat) -> None:
     assert chat.page.evaluate("() => document.querySelector('.turn.user .text').matches(':dir(rtl)')")
     assert chat.page.evaluate("() => document.querySelector('#chats .open').matches(':dir(rtl)')")
     assert chat.page.evaluate("() => document.querySelector('.turn.assistant .md p').matches(':dir(ltr)')")
+
+
+def test_long_messages_are_folded(chat: Chat) -> None:
+    long = "word " * 2000
+    chat.ask(long, "scripted")
+    assert chat.page.locator(".turn.user .text").bounding_box()["height"] < 300
+    chat.page.click("text=Show all 2,000 words")
+    assert chat.page.locator(".turn.user .text").bounding_box()["height"] > 600
+    assert chat.page.inner_text(".turn.user .text").count("word") == 2000
+    assert contents(chat)[0] == long.strip()

@@ -6,6 +6,16 @@ import { MarkdownView } from "./markdown.js";
 const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`);
 
+const LONG = 3000; // characters of a message, from which on it is shown folded
+const LONG_LINES = 40;
+
+/** Shows the beginning only, until the user asks for all. */
+function fold(node, content) {
+  const all = el("button", { type: "button", class: "link", onclick: () => { node.classList.remove("folded"); all.remove(); } }, `Show all ${count(content.split(/\s+/).length, "word")}`);
+  node.classList.add("folded");
+  node.append(all);
+}
+
 /** One turn. `act` has what its buttons do: retry(turn), resume(turn), edit(turn, text), results(turn, texts). */
 export class TurnView {
   constructor(turn, act) {
@@ -26,7 +36,9 @@ export class TurnView {
       return;
     }
     this.node.setAttribute("aria-label", "You");
-    this.node.replaceChildren(el("div", { class: "text", dir: "auto" }, turn.content),
+    const text = el("div", { class: "text", dir: "auto" }, turn.content);
+    if (turn.content.length > LONG || turn.content.split("\n").length > LONG_LINES) fold(text, turn.content);
+    this.node.replaceChildren(text,
       el("div", { class: "actions" }, copyButton(() => turn.content), iconButton("edit", "Edit", () => this.edit())));
   }
 
