@@ -12,6 +12,7 @@ from .. import kernels_cpu
 from ..device import default_dtype
 from ..errors import ConversionError
 from ..loading.checkpoint import Checkpoint
+from ..models import architecture
 from . import reader
 from .budget import FORMATS, SAMPLED
 from .encoders import Encoder
@@ -80,10 +81,12 @@ def pieces(
     layers = _largest_layer(planned.outputs) if tokens else 0
     layers += _widest_inputs(planned.outputs) ** 2 * _FACTOR if factors else 0
     inner = _widest(planned.outputs)
-    states = tokens * min(_hidden(planned.outputs), inner) * default_dtype().size
+    inputs = _inputs_of_layers(planned.outputs)
+    states = tokens * architecture(checkpoint.config).sizes.hidden * default_dtype().size
+    layers += tokens * inputs * default_dtype().size
 
     def reading(count: int) -> int:
-        return _BASE + layers + 2 * states + count * inner * _STATES if tokens else 0
+        return _BASE + layers + 2 * states + count * max(inner, inputs) * _STATES if tokens else 0
 
     def quantizing(elements: int) -> int:
         return _BASE + whole + elements * _BYTES_PER_ELEMENT
@@ -92,7 +95,7 @@ def pieces(
         return Pieces(reader.BLOCK, batch, max(reading(batch), quantizing(reader.BLOCK)))
     limit = round(max_memory * 1e9)
     block = min(reader.BLOCK, max(_LEAST_BLOCK, (limit - quantizing(0)) // _BYTES_PER_ELEMENT))
-    batch = min(batch, max(_LEAST_BATCH, (limit - reading(0)) // max(inner * _STATES, 1))) if tokens else batch
+    batch = min(batch, max(_LEAST_BATCH, (limit - reading(0)) // max(inner * _STATES, inputs * _STATES, 1))) if tokens else batch
     peak = max(reading(batch), quantizing(block))
     if peak > limit:
         why = "a block of layers and what goes through it" if reading(batch) > quantizing(block) else "its largest tensor"
@@ -188,5 +191,6 @@ def _widest_inputs(outputs: tuple[Output, ...]) -> int:
     return max((o.request.shape[-1] for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
 
 
-def _hidden(outputs: tuple[Output, ...]) -> int:
-    return min((o.request.shape[-1] for o in outputs if o.request.kind == "matrix"), default=0)
+def _inputs_of_layers(outputs: tuple[Output, ...]) -> int:
+    """Numbers that each token brings to all layers, besides its row of the embedding (Gemma 4)."""
+    return max((o.request.shape[-1] for o in outputs if o.request.name.endswith("embed_tokens_per_layer.weight")), default=0)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
@@ -11,10 +13,13 @@ from support.peak_rss import peak_rss
 
 from mlxinfer.cli.convert import _say
 from mlxinfer.convert import convert, quantizer, reader, resources
+from mlxinfer.convert.importance import measure
 from mlxinfer.convert.mapper import plan
 from mlxinfer.convert.resources import Estimate, estimate, pieces
+from mlxinfer.device import default_dtype
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
+from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.nn.weights import Format
 
 WIDE: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "head_dim": 64}
@@ -105,3 +110,28 @@ def test_the_peak_that_is_computed_holds(tmp_path: Path) -> None:
     )
     peak, _ = peak_rss(script, str(source), str(tmp_path / "out"))
     assert peak < 0.2e9
+
+
+def test_inputs_of_every_layer_are_counted_and_their_table_is_not_read_whole(tmp_path: Path) -> None:
+    """Of Gemma 4's table for the layers, only the rows of the texts come into memory."""
+    config = config_of("gemma4_text_shared", vocab_size_per_layer_input=40_000, hidden_size_per_layer_input=64)
+    with closing(open_checkpoint(random_checkpoint(tmp_path / "source", config))) as checkpoint:
+        name = "model.embed_tokens_per_layer.weight"
+        width, before = checkpoint.shape(name)[-1], mx.get_active_memory()
+        with patch.object(reader, "BLOCK", 1 << 16):
+            mx.reset_peak_memory()
+            measure(checkpoint, [list(range(3, 90))])
+        assert mx.get_peak_memory() - before < checkpoint.nbytes(name) / 8
+        planned = plan(checkpoint, Format(8, 32), True, None)
+        few, many = (pieces(checkpoint, planned, tokens=tokens, batch=64).peak for tokens in (1_000_000, 2_000_000))
+        hidden = config["hidden_size"]
+    assert many - few == 1_000_000 * (width + 2 * hidden) * default_dtype().size
+
+
+def test_the_states_of_texts_are_as_wide_as_the_stream(tmp_path: Path) -> None:
+    """Not as the narrowest matrix, which may be an expert's."""
+    config = config_of("qwen3_moe", moe_intermediate_size=32, hidden_size=256)
+    with closing(open_checkpoint(random_checkpoint(tmp_path / "source", config))) as checkpoint:
+        planned = plan(checkpoint, Format(8, 32), True, None)
+        few, many = (pieces(checkpoint, planned, tokens=tokens, batch=64).peak for tokens in (1_000_000, 2_000_000))
+    assert many - few == 1_000_000 * 2 * 256 * default_dtype().size
