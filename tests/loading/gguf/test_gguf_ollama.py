@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gguf
 import mlx.core as mx
 import numpy as np
 import pytest
@@ -16,10 +17,11 @@ from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.weights import MetaWeights
 from mlxinfer.models import build
 from mlxinfer.models.vlm_text import NOTE
+from mlxinfer.nn.weights import numbers
 from mlxinfer.tokenizer.tokenizer import from_gguf
 from tests.support.gguf_file import Tensor
 from tests.support.gguf_golden import Arrays, golden, logits, reference, write_model
-from tests.support.ollama_forms import FORMS, Hyper, gpt_oss, gpt_oss_of_the_newer_converter
+from tests.support.ollama_forms import FORMS, Hyper, gpt_oss, gpt_oss_fused, gpt_oss_of_the_newer_converter
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS.keys())
@@ -183,6 +185,23 @@ def test_experts_behind_a_narrower_stream(tmp_path: Path) -> None:
     assert checkpoint.config["moe_latent_size"] == 8
     assert {"backbone.layers.1.mixer.fc1_latent_proj.weight", "backbone.layers.1.mixer.fc2_latent_proj.weight"} <= set(checkpoint.names())
     checkpoint.close()
+
+
+def test_rows_in_turn_are_taken_apart_in_blocks_as_well(tmp_path: Path) -> None:
+    """What the CPU kernels read from the file has the numbers that are read otherwise."""
+    _, hyper, arrays = golden("gpt-oss")
+    architecture = gpt_oss_fused(hyper, arrays)
+    blocks = []
+    for name in [name for name in arrays if name.endswith("gate_up_exps.weight")]:
+        values = arrays.pop(name)
+        packed = gguf.quants.quantize(values.astype(np.float32), gguf.GGMLQuantizationType.Q8_0)
+        blocks.append(Tensor(name, values.shape, packed.tobytes(), type=8))
+    path = write_model(tmp_path / "x.gguf", architecture, hyper, arrays, tensors=blocks)
+    raw, plain = GGUFCheckpoint(path, raw_blocks=True), GGUFCheckpoint(path)
+    for name in ("model.layers.0.mlp.experts.gate_proj.weight", "model.layers.1.mlp.experts.up_proj.weight"):
+        np.testing.assert_array_equal(np.array(numbers(raw.read(name))), np.array(numbers(plain.read(name))))
+    raw.close()
+    plain.close()
 
 
 LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 99, -0.5, -1, -1.5, -2, -3, -4, -6]) / 8
