@@ -213,8 +213,8 @@ def _key(files: SourceFiles, options: Options, sizes: Pieces) -> dict[str, Any]:
 
 def _notes_of(journal: Journal) -> list[str]:
     if journal.changed:
-        return [f"what an interrupted run has left was not used: {journal.changed}"]
-    return [f"continued what an interrupted run had begun: {journal.found} steps were done"] if journal.resumed else []
+        return [f"an interrupted run was not continued: {journal.changed}"]
+    return [f"continued an interrupted run: {journal.found} steps were done already"] if journal.resumed else []
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:

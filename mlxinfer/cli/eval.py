@@ -110,7 +110,7 @@ def compare(models: tuple[str, ...], teacher: str | None, picture: Path | None, 
     from ..evaluation.picture import check_picture, draw
 
     if teacher is None and len(models) < 2:
-        raise click.UsageError("one model alone is compared with nothing: name another, or --teacher")
+        raise click.UsageError("compare needs two models: name another one, or --teacher")
     if picture is not None:
         check_picture(picture)
     found = _compared(teacher or models[0], list(models) if teacher else list(models[1:]), options)

@@ -90,7 +90,7 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not texts:
-        raise PromptError("there is no prompt to compare")
+        raise PromptError("compare needs at least one prompt")
     params = params or SamplingParams(temperature=0, max_tokens=48)
     expected: list[tuple[list[int], int, mx.array]] = []
     found: list[list[ComparedAnswer]] = [[] for _ in texts]
@@ -110,7 +110,7 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
                 found[number].append(ComparedAnswer(name, text, completion.text, *measured, speed, llm.weight_bytes / 1e6))
             notes += _unused_format(llm, name, [len(tokens) for tokens, _, _ in expected])
     if not expected:
-        raise SettingError("there is no model to compare")
+        raise SettingError("compare needs at least one model")
     return Comparison([row for rows in found for row in rows], tuple(notes))
 
 

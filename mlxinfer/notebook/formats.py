@@ -77,7 +77,7 @@ def show(value: Any) -> Html:
     made = _list_html if isinstance(value, list) else _by_type().get((kind.__module__, kind.__name__))
     found = own() if own else made(value) if made else None
     if found is None:
-        raise SettingError(f"there is no picture of a {type(value).__name__}: show takes answers, models, statistics and reports")
+        raise SettingError(f"show cannot display a {type(value).__name__}: it takes answers, models, statistics, traces and reports")
     return Html(found)
 
 

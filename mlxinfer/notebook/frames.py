@@ -37,7 +37,7 @@ def to_pandas(values: Any) -> Any:
         return own()
     if isinstance(values, Completion):
         if not values.logprobs:
-            raise SettingError("this answer has no log-probabilities: generate it with SamplingParams(logprobs=2)")
+            raise SettingError("this answer has no log-probabilities: generate it with logprobs=2")
         return to_pandas(values.logprobs)
     if isinstance(values, LogitLens):
         return frame(_lens_rows(values))

@@ -24,7 +24,7 @@ def logprobs_picture(completion: Completion) -> Picture:
     Raises `MLXInferError` if it was not, or without matplotlib.
     """
     if not completion.logprobs:
-        raise MLXInferError("this completion has no log-probabilities: generate it with SamplingParams(logprobs=2)")
+        raise MLXInferError("this completion has no log-probabilities: generate it with logprobs=2")
     tokens = completion.logprobs[:MOST_TOKENS]
     figure, axes = new_figure(6.0, 0.6 + 0.24 * len(tokens))
     rows, chances = range(len(tokens)), [exp(token.logprob) for token in tokens]

@@ -77,7 +77,7 @@ def test_the_picture(call, pair, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("compare", "LARGE"), "compared with nothing"),
+        (("compare", "LARGE"), "compare needs two models"),
         (("compare", "LARGE", "SMALL", "--picture", "x.gif"), "no name of a picture"),
         (("kl", "LARGE", "./none"), "no such file"),
         (("kl", "LARGE", "SMALL", "--text", "./none.txt"), "no file or folder"),

@@ -164,7 +164,7 @@ def test_other_options_begin_again(source: Path, tmp_path: Path, monkeypatch: py
         with pytest.raises(KeyboardInterrupt):
             convert(source, tmp_path / "out", **OPTIONS)
     report = convert(source, tmp_path / "out", **OPTIONS | {"bits": 3})
-    assert "what an interrupted run has left was not used: bits was 4 and is 3" in report.notes
+    assert "an interrupted run was not continued: bits was 4 and is 3" in report.notes
     convert(source, tmp_path / "directly", **OPTIONS | {"bits": 3})
     assert contents(tmp_path / "out") == contents(tmp_path / "directly")
 
@@ -178,7 +178,7 @@ def test_another_source_begins_again(tmp_path: Path, monkeypatch: pytest.MonkeyP
     status = (source / "model.safetensors").stat()
     os.utime(source / "model.safetensors", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     report = convert(source, tmp_path / "out", **OPTIONS)
-    assert "what an interrupted run has left was not used: model.safetensors has changed" in report.notes
+    assert "an interrupted run was not continued: model.safetensors has changed" in report.notes
 
 
 @pytest.mark.parametrize("change", ["touched", "replaced", "header"])

@@ -96,5 +96,5 @@ def test_a_quantized_cache_that_was_not_used_is_told(llm, tmp_path):
 def test_what_cannot_be_compared(llm):
     with pytest.raises(SettingError, match="settings to compare name their model"):
         compare([{"kv": "4"}], "abc")
-    with pytest.raises(SettingError, match="no model to compare"):
+    with pytest.raises(SettingError, match="at least one model"):
         compare([], "abc")

@@ -37,7 +37,7 @@ def test_answers_are_shown_without_magics():
     assert "a &lt; b" in show(one)._repr_html_()
     assert show([one, one]).html.count("flex:1 1") == 2
     for other in (3, [3], {"a": 1}):
-        with pytest.raises(SettingError, match="no picture of a"):
+        with pytest.raises(SettingError, match="show cannot display a"):
             show(other)
 
 
