@@ -139,7 +139,7 @@ class EngineArgs:
     draft: str | Path | None = field(
         default=None,
         metadata=about(
-            "What proposes tokens: a smaller model of the same vocabulary, a head for this one, or mtp for the head in its checkpoint",
+            "Draft model for speculative decoding: a smaller one of the same vocabulary, a head, or mtp for the head in the checkpoint",
             automatic="none",
             metavar="MODEL",
             command="answering",

@@ -146,8 +146,10 @@ def _stop_strings(stop: object) -> tuple[str, ...]:
     if stop is None:
         return ()
     strings = (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, (tuple, list)) or not all(isinstance(s, str) and s for s in strings):
-        raise SamplingError(f"stop must be a non-empty string or a list of them, not {stop!r}")
+    if not isinstance(strings, (tuple, list)) or not all(isinstance(text, str) for text in strings):
+        raise SamplingError(f"stop must be a text or a list of texts, not {stop!r}")
+    if not all(strings):
+        raise SamplingError("stop must not be empty")
     return tuple(strings)
 
 

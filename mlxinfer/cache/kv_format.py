@@ -31,7 +31,7 @@ class KVFormat:
     def __post_init__(self) -> None:
         for bits in (self.k_bits, self.v_bits):
             if bits not in BITS:
-                raise UnsupportedModelError(f"keys and values cannot be kept in {bits} bits: choose of {_listed()}")
+                raise UnsupportedModelError(f"kv takes {_listed()}, not {bits}")
 
     @classmethod
     def parse(cls, text: str | int, *, first16: bool = False) -> KVFormat:
@@ -44,7 +44,7 @@ class KVFormat:
         both, keys, values = found.groups()
         chosen = cls(int(both or keys), int(both or values))
         if first16 and not chosen.quantized:
-            raise UnsupportedModelError("keeping the first page in 16 bits needs a quantized cache: choose kv 8, 4 or k8v4 as well")
+            raise UnsupportedModelError("kv_first16 needs a quantized cache: set kv to 8, 4 or k8v4 as well")
         return replace(chosen, first16=first16)
 
     @property

@@ -15,6 +15,7 @@ import click
 
 from .._version import __version__
 from .console import human_bytes, opened
+from .model_command import ModelCommand
 from .options import model_argument, model_options, split
 
 if TYPE_CHECKING:
@@ -38,7 +39,13 @@ def _counts(least: int) -> Callable[[click.Context, click.Parameter, str], tuple
     return read
 
 
-@click.command(short_help="Measure how fast a model runs here.")
+_EXAMPLES = """\b
+Examples:
+  mlxinfer bench smollm2
+  mlxinfer bench smollm2 --prefill none --batch 1 --json"""
+
+
+@click.command(short_help="Measure how fast a model runs here.", cls=ModelCommand, epilog=_EXAMPLES)
 @model_argument
 @click.option("--prefill", callback=_counts(1), metavar="N,...", default="128,512", show_default=True, help="Lengths of prompts.")
 @click.option(

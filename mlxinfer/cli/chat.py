@@ -13,13 +13,14 @@ import click
 
 from ..errors import ModelNotFoundError, PromptError
 from .console import fitted, opened
+from .model_command import ModelCommand
 from .options import (
+    chat_sampling_options,
     chosen_sampling,
     complete_model,
     engine_options,
     one_sequence_options,
     own_adapter,
-    sampling_options,
     split,
     system_option,
 )
@@ -35,7 +36,15 @@ _USUAL_MODEL = "smollm2"
 _TOOLS_HELP = "Offer the functions in FILE.py to the model; each call is shown and runs only if you agree."
 
 
-@click.command(short_help="Talk with a model.")
+_EXAMPLES = """\b
+Examples:
+  mlxinfer chat smollm2
+  mlxinfer chat -c
+  mlxinfer chat smollm2 -s @persona.txt -t 0.9
+  mlxinfer chat smollm2 --tools tools.py"""
+
+
+@click.command(short_help="Talk with a model.", cls=ModelCommand, epilog=_EXAMPLES)
 @click.argument("model", required=False, shell_complete=complete_model)
 @system_option
 @click.option("--continue", "-c", "resume", is_flag=True, help="Continue the last conversation; without MODEL, with its model.")
@@ -43,7 +52,7 @@ _TOOLS_HELP = "Offer the functions in FILE.py to the model; each call is shown a
 @click.option("--keep/--no-keep", default=None, help="Keep this conversation for --continue.  [default: on a terminal]")
 @click.option("--tools", "tools_file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False), help=_TOOLS_HELP)
 @click.option("--quiet", "-q", is_flag=True, help="No notes, and no line about speed after each answer.")
-@sampling_options
+@chat_sampling_options
 @one_sequence_options
 @engine_options
 def chat(model: str | None, listed: bool, **options: Any) -> None:

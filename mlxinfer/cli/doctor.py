@@ -89,7 +89,7 @@ def _write_report(model: str | None, file: Path) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise click.ClickException(f"cannot write {file}: {error.strerror}") from None
-    click.echo(f"{file}: please read it before you send it to anybody")
+    click.echo(f"Written to {file}. Read it before you share it.")
 
 
 def _diagnose(

@@ -12,7 +12,8 @@ import click
 
 from ..errors import PromptError
 from .console import as_text, opened
-from .options import engine_options, model_argument
+from .model_command import ModelCommand
+from .options import model_argument, model_options
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -21,14 +22,20 @@ _TOGETHER = 256
 """Texts that are embedded before their lines are printed."""
 
 
-@click.command(short_help="Vectors of texts.")
+_EXAMPLES = """\b
+Examples:
+  mlxinfer embed MODEL "a text" "another one"
+  mlxinfer embed MODEL --dimensions 256 < texts.txt > vectors.jsonl"""
+
+
+@click.command(short_help="Vectors of texts.", cls=ModelCommand, epilog=_EXAMPLES)
 @model_argument
 @click.argument("texts", nargs=-1, metavar="[TEXT]...")
 @click.option("--dimensions", type=click.IntRange(min=1), metavar="N", help="Keep the first N numbers of each vector.")
 @click.option("--input-type", type=click.Choice(["query", "document"]), help="Put the model's prompt for such texts before each.")
 @click.option("--prompt-name", metavar="NAME", help="Put this prompt of the model before each text.")
 @click.option("--truncate", is_flag=True, help="Cut texts that are too long.")
-@engine_options
+@model_options
 def embed(
     model: str,
     texts: tuple[str, ...],

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import Field
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from ..config import EngineArgs, Setting, default_text, flags_of, kind_of, settings
+from ..config import CHAT_TEMPERATURE, EngineArgs, Setting, default_text, flags_of, kind_of, settings
 from ..errors import MLXInferError
 from ..types import SamplingParams
 from .console import text_of_file
@@ -86,14 +86,20 @@ def _checked(owner: type[Any], *required: Any) -> Callable[[click.Context, click
     return check
 
 
-def _sampling_option(flag: str, **details: Any) -> Callable[[Any], Any]:
-    return click.option(flag, callback=_checked(SamplingParams), **details)
+def _sampling_option(*flags: str, **details: Any) -> Callable[[Any], Any]:
+    return click.option(*flags, callback=_checked(SamplingParams), **details)
+
+
+def _temperature(otherwise: str) -> Callable[[Any], Any]:
+    """`otherwise` is the default where the authors recommend nothing."""
+    shown = f"0 always takes the likeliest token.  [default: what the model's authors recommend, else {otherwise}]"
+    return _sampling_option("--temperature", "--temp", "-t", type=float, help=shown)
 
 
 _SAMPLING = [
-    _sampling_option("--temperature", type=float, help="0 is greedy.  [default: what the model's authors recommend, else 0]"),
-    _sampling_option("--top-p", type=float, help="Keep the likeliest tokens up to this probability."),
-    _sampling_option("--top-k", type=int, help="Keep the k likeliest tokens; 0 keeps all."),
+    _temperature("0"),
+    _sampling_option("--top-p", type=float, help="Sample from the most likely tokens up to this total probability."),
+    _sampling_option("--top-k", type=int, help="Sample from the k most likely tokens; 0: from all."),
     _sampling_option("--min-p", type=float, help="Drop tokens below this share of the likeliest one's probability."),
     _sampling_option("--thinking-token-budget", type=int, help="Tokens of reasoning before the answer, at most."),
     _sampling_option("--max-tokens", type=int, help=f"Stop after this many tokens.  [default: {DEFAULT_MAX_TOKENS}]"),
@@ -107,6 +113,11 @@ _SAMPLING = [
 ]
 
 
+def _with_options(meaning: str) -> str:
+    """A meaning that names other settings, with their options."""
+    return re.sub(r"\bwith (kv|bits)\b", r"with --\1", meaning)
+
+
 def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Callable[[Any], Any]:
     """`default` replaces the setting's own."""
     kind, flags = kind_of(one), flags_of(one, how)
@@ -114,7 +125,7 @@ def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Cal
     unit = f", in {_UNITS[how.unit]}" if how.unit in _UNITS else ""
     details: dict[str, Any] = {
         "default": one.default if default is None else default,
-        "help": f"{how.meaning}{unit}.{shown}",
+        "help": f"{_with_options(how.meaning)}{unit}.{shown}",
         "callback": _checked(EngineArgs, ""),
     }
     if one.name == "adapters":
@@ -142,6 +153,12 @@ def ignore_option(command: Command) -> Command:
 _ENGINE = {one.name: (how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"}
 _ONE_SEQUENCE = {one.name: (how.command, _engine_option(one, how, 1)) for one, how in settings() if one.name == "max_num_seqs"}
 _NAMES = frozenset(one.name for one, _ in settings())
+GROUPS = {
+    "Sampling": frozenset(field.name for field in fields(SamplingParams)),
+    "Model and memory": frozenset(name for name, (commands, _) in _ENGINE.items() if commands == "all"),
+    "Adapters, drafts and cached prefixes": frozenset(name for name, (commands, _) in _ENGINE.items() if commands != "all"),
+}
+"""Names of parameters below the titles that they have in the help."""
 
 
 def model_argument(command: Command) -> Command:
@@ -179,11 +196,16 @@ def sampling_options(command: Command) -> Command:
     return _all(_SAMPLING, command)
 
 
+def chat_sampling_options(command: Command) -> Command:
+    """The same for a conversation, whose default temperature is another one."""
+    return _all([_temperature(f"{CHAT_TEMPERATURE:g}"), *_SAMPLING[1:]], command)
+
+
 def _system(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
     return text_of_file(Path(text[1:]).expanduser()) if text and text.startswith("@") else text
 
 
-system_option = click.option("--system", metavar="TEXT|@FILE", callback=_system, help="The system message, or the file that holds it.")
+system_option = click.option("--system", "-s", metavar="TEXT|@FILE", callback=_system, help="The system message, or a file with it.")
 """The system message as text, wherever it was."""
 
 

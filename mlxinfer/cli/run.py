@@ -19,7 +19,9 @@ from ..errors import PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .console import as_text, logprob_table, opened, printable, tell, usage_line
+from .model_command import ModelCommand
 from .options import engine_options, model_argument, one_sequence_options, own_adapter, sampling, sampling_options, split, system_option
+from .repl.attachments import with_files
 from .waiting import Progress, reading
 
 if TYPE_CHECKING:
@@ -41,12 +43,20 @@ def _schema(ctx: click.Context, param: click.Parameter, path: str | None) -> Sch
         raise click.BadParameter(f"{path}: {str(error).removeprefix('structure: ')}") from None
 
 
-@click.command(short_help="Answer one prompt.")
+_EXAMPLES = """\b
+Examples:
+  mlxinfer run smollm2 "What is the capital of France?"
+  git diff | mlxinfer run smollm2 "Explain this change:" -q > notes.md
+  mlxinfer run smollm2 "Sum up @notes.md" -s "Be brief." -t 0 --stats
+  mlxinfer run smollm2 "Name a city." --schema city.json"""
+
+
+@click.command(short_help="Answer one prompt.", cls=ModelCommand, epilog=_EXAMPLES)
 @model_argument
 @click.argument("prompt", required=False)
 @system_option
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
-@click.option("--schema", metavar="FILE", callback=_schema, help="Hold the answer to the JSON Schema in FILE; - is standard input.")
+@click.option("--schema", metavar="FILE", callback=_schema, help="Make the answer match the JSON Schema in FILE; - is standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--stats", is_flag=True, help="Print tokens, speed and memory on standard error, after the answer.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the answer alone: no notes, and no progress.")
@@ -68,9 +78,9 @@ def run(
 ) -> None:
     """Answer PROMPT, and whatever comes on standard input, with MODEL.
 
-    The model's chat template is applied if it has one. The answer alone goes to standard output.
+    The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text. The answer alone goes to standard output.
     """
-    text = _read_prompt(prompt)
+    text = _read_prompt(prompt, quiet=quiet)
     model_settings, given = split({**options, "structure": schema})
     given["adapter"] = own_adapter(model_settings)
     params = sampling(given)
@@ -87,9 +97,9 @@ def run(
             _report(_print_answers(llm, asked, params, screen), params, llm.max_context, quiet=quiet, stats=stats)
 
 
-def _read_prompt(argument: str | None) -> str:
-    """The argument, then standard input. "-", or no argument at all, reads standard input even from a terminal."""
-    typed = None if argument in (None, "-") else argument
+def _read_prompt(argument: str | None, *, quiet: bool = False) -> str:
+    """The argument with the files that it names, then standard input. "-", or no argument, reads standard input even from a terminal."""
+    typed, files = (None, []) if argument is None or argument == "-" else with_files(argument)
     piped = ""
     if typed is None or not sys.stdin.isatty():
         _tell_if_it_waits()
@@ -97,6 +107,8 @@ def _read_prompt(argument: str | None) -> str:
     text = "\n\n".join(part for part in (typed, piped) if part)
     if not text.strip():
         raise PromptError("the prompt is empty: give it as an argument or on standard input")
+    for file in () if quiet else files:
+        tell(f"with {file}")
     return text
 
 

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from .console import tell
+from .model_command import ModelCommand
 from .options import complete_model, model_options, serving_options, split
 
 if TYPE_CHECKING:
@@ -21,7 +22,14 @@ ADAPTER_ROOM_GB = 0.25
 """Memory of each model for adapters that clients load, unless --adapter-memory says otherwise."""
 
 
-@click.command(short_help="Serve models over HTTP.")
+_EXAMPLES = """\b
+Examples:
+  mlxinfer serve smollm2 --open
+  mlxinfer serve --models-dir ~/models --port 8080
+  MLXINFER_API_KEY=... mlxinfer serve smollm2 --host 0.0.0.0"""
+
+
+@click.command(short_help="Serve models over HTTP.", cls=ModelCommand, epilog=_EXAMPLES)
 @click.argument("models", metavar="MODEL...", nargs=-1, shell_complete=complete_model)
 @click.option("--models-dir", type=click.Path(path_type=Path), metavar="DIR", help="List the models in it; each is loaded when asked for.")
 @click.option("--pin", "pinned", multiple=True, metavar="NAME", help="Load this one at the start and never unload it; repeatable.")
@@ -53,7 +61,7 @@ ADAPTER_ROOM_GB = 0.25
     type=click.Choice(["both", "reasoning", "reasoning_content", "none"]),
     default="both",
     show_default=True,
-    help="Where chat completions put what a model thought.",
+    help="The field of chat completions with the reasoning.",
 )
 @click.option(
     "--drain", type=click.FloatRange(0), default=0.0, metavar="SECONDS", help="Keep answering this long after SIGTERM, /health saying 503."

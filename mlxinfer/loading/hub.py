@@ -73,14 +73,15 @@ def _explain(error: OSError, hub_id: HubId) -> HubError | ModelNotFoundError:
     if isinstance(error, errors.GatedRepoError):
         return HubError(f"{repo} is gated: accept its terms at {constants.ENDPOINT}/{repo}, then log in with: hf auth login")
     if isinstance(error, errors.RepositoryNotFoundError):
-        return ModelNotFoundError(f"{repo!r} is no path here, and no model on the hub that you may see (log in with: hf auth login)")
+        return ModelNotFoundError(f"{repo} is not on this machine, and no model on the hub that you may see (log in with: hf auth login)")
     if isinstance(error, errors.RevisionNotFoundError):
         return HubError(f"{repo} has no revision {hub_id.revision!r}")
     if isinstance(error, errors.IncompleteSnapshotError):
-        return HubError(f"{repo} was downloaded only in part, and the hub cannot be reached to go on: try again with a network")
+        return HubError(f"{repo} was downloaded only in part, and the hub cannot be reached for the rest: try again with a network")
     if isinstance(error, (errors.LocalEntryNotFoundError, errors.OfflineModeIsEnabled)):
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"the hub ({constants.ENDPOINT}) cannot be reached"
-        return HubError(f"{repo!r} is no path here, it is not in the hub's cache, and {why}")
+        hub = constants.ENDPOINT.partition("://")[2]
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else f"{hub} cannot be reached"
+        return HubError(f"{repo} is not on this machine, and {why}")
     return HubError(f"cannot download {repo}: {_line(error)}")
 
 

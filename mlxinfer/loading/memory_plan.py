@@ -297,8 +297,8 @@ def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory
     extra, what = max((demands.load, "reading them"), (running, f"running {least} tokens of context"))
     allowed, advice = (source, "") if isinstance(source, str) else (source.source, _others(source))
     return (
-        f"not enough memory: the model needs {_gb(demands.weights + extra)} GB, and {_gb(limit)} GB may be used ({allowed}). "
-        f"Its weights take {_gb(demands.weights)} GB, {what} takes {_gb(extra)} GB more. {advice}"
+        f"not enough memory: {_gb(limit)} GB may be used ({allowed}), and the model needs {_gb(demands.weights + extra)} GB "
+        f"(weights {_gb(demands.weights)}, {what} {_gb(extra)}). {advice}"
         "Use a smaller or more quantized model, fewer bits for the cache, or allow more memory"
     )
 

@@ -69,7 +69,7 @@ def test_a_model_comes_with_its_plan(call, chat_model):
 def test_a_model_that_does_not_fit_says_so_in_its_place(call, chat_model):
     result = call("doctor", chat_model, "--memory", "0.001")
     assert (result.code, result.err) == (0, "")
-    assert "and 0.001 GB may be used" in " ".join(result.out.split())
+    assert "not enough memory: 0.001 GB may be used" in " ".join(result.out.split())
     assert call("run", chat_model, "hi", "--memory", "0.001").code == 2
 
 

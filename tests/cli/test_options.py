@@ -8,7 +8,7 @@ from mlxinfer.cli.bench import bench
 from mlxinfer.cli.chat import chat
 from mlxinfer.cli.run import run
 from mlxinfer.cli.serve import serve
-from mlxinfer.config import settings
+from mlxinfer.config import CHAT_TEMPERATURE, settings
 from mlxinfer.engine.llm import LLM
 
 NAMES = {one.name for one, _ in settings()} - {"path_or_id"}
@@ -57,7 +57,7 @@ def test_flags_keep_their_names():
 def test_an_error_names_the_option(call, arguments, option):
     result = call("run", "no/such/model", "hi", *arguments)
     assert result.code == 2
-    assert result.err.startswith(f"mlxinfer: {option} must be")
+    assert result.err.startswith(f"mlxinfer: {option} must ")
     assert result.err.count("\n") == 1
 
 
@@ -96,3 +96,34 @@ def test_memory_is_planned_for_the_answers_that_are_asked_for(call, chat_model, 
 def test_options_reach_the_engine(call, chat_model):
     given = ("--max-num-seqs", "2", "--max-waiting", "3", "--decode-share", "0.5", "--max-step-s", "0.2")
     assert call("run", chat_model, "hello", "--temperature", "0", "--max-tokens", "4", *given).code == 0
+
+
+@pytest.mark.parametrize("command", ["run", "chat", "serve", "embed", "bench"])
+def test_long_help_is_in_groups_with_examples(call, command):
+    shown = call(command, "--help").out
+    titles = [line for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert titles[0] == "Options:"
+    assert "Model and memory:" in titles
+    assert "\n  Examples:\n" in shown
+    assert f"mlxinfer {command} " in shown.partition("Examples:")[2]
+
+
+def test_embed_has_only_options_that_change_a_vector(call):
+    shown = call("embed", "--help").out
+    assert "--memory" in shown
+    for foreign in ("--draft", "--adapter", "--decode-share", "--tool-format", "--speculate"):
+        assert foreign not in shown
+
+
+@pytest.mark.parametrize("spelled", [["--temp", "0"], ["-t", "0"]])
+def test_options_as_other_tools_spell_them(call, chat_model, spelled):
+    plain = call("run", chat_model, "hello", "--system", "be brief", "--temperature", "0", "--max-tokens", "4")
+    assert plain.code == 0
+    assert call("run", "-m", chat_model, "hello", "-s", "be brief", *spelled, "--max-tokens", "4") == plain
+    assert call("run", "hello", f"--model={chat_model}", "-s", "be brief", *spelled, "--max-tokens", "4") == plain
+
+
+def test_the_help_says_which_temperature_is_the_default(call):
+    default = "what the model's authors recommend, else "
+    assert f"{default}0]" in " ".join(call("run", "--help").out.split())
+    assert f"{default}{CHAT_TEMPERATURE}]" in " ".join(call("chat", "--help").out.split())

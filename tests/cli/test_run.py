@@ -235,3 +235,13 @@ def test_what_is_no_text_is_refused(call, chat_model, data, told):
 
 def test_a_byte_order_mark_is_no_part_of_the_prompt(call, chat_model, llm, greedy):
     assert call("run", chat_model, *GREEDY, stdin=b"\xef\xbb\xbfhello\r\n").out == llm.chat(HELLO, greedy).text + "\n"
+
+
+def test_a_file_that_the_prompt_names_is_added(call, chat_model, tmp_path):
+    note = tmp_path / "note.txt"
+    note.write_text("the moon\n")
+    result = call("run", chat_model, f"sum up @{note}", "--json", *GREEDY)
+    plain = call("run", chat_model, "sum up @nosuch", "--json", *GREEDY)
+    assert json.loads(result.out)["prompt_tokens"] > json.loads(plain.out)["prompt_tokens"]
+    assert f"with {note} (9 B)" in result.err
+    assert plain.err == call("run", chat_model, f"sum up @{note}", "--json", "-q", *GREEDY).err == ""

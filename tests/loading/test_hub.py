@@ -97,7 +97,7 @@ def test_one_gguf_of_many(tmp_path: Path, server: tuple[str, list[str]]) -> None
 
 
 REFUSED = {
-    "org/none": ("ModelNotFoundError", "no path here"),
+    "org/none": ("ModelNotFoundError", "not on this machine"),
     "org/gated": ("HubError", "accept its terms"),
     "org/model@v9": ("HubError", "no revision 'v9'"),
     "org/pickles": ("UnsupportedModelError", "no safetensors"),
