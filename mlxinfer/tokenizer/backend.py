@@ -8,10 +8,11 @@ from dataclasses import field
 from typing import Any, Protocol
 
 import tokenizers
-from tokenizers import Tokenizer, processors
+from tokenizers import Tokenizer, decoders, processors
 
 from ..errors import TokenizerError, one_line
 from ..records import dataclass
+from .search import TokenSearch
 
 DEFAULT_TEMPLATE = "default"
 TOOL_TEMPLATE = "tool_use"
@@ -30,6 +31,10 @@ class Backend(Protocol):
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids; special tokens spelled in the text are parsed. `add_special_tokens` puts BOS and EOS where the model wants them."""
+        ...
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        """Token ids of a text with a mark inside each special token that it spells and does not mean; nothing is put around it."""
         ...
 
     @property
@@ -95,13 +100,50 @@ class TokenizersBackend:
             self.decoder = tokenizer.decoder
             self.special = frozenset(token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self.tokenizer = tokenizer
+        self._meant: TokenSearch | None = None
+        self._plain: Tokenizer | None = None
         self.token: Callable[[int], str | None] = tokenizer.id_to_token
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        if self._meant is None:
+            self._meant, self._plain = self._without_special_tokens()
+        if self._plain is None:
+            return encode_parts(self, text, mark)
+        ids, stretches, done = [], [], 0
+        for begin, end in [*self._meant.find(text), (len(text), len(text))]:
+            stretch: list[int] = self._plain.encode(text[done:begin].replace(mark, ""), add_special_tokens=False).ids
+            token_id = self.tokenizer.token_to_id(text[begin:end])
+            stretches += stretch
+            ids += stretch if token_id is None else [*stretch, token_id]
+            done = end
+        # A word that is the text of a special token is taken whole.
+        return ids if self.special.isdisjoint(stretches) else encode_parts(self, text, mark)
+
+    def _without_special_tokens(self) -> tuple[TokenSearch, Tokenizer | None]:
+        """What finds the special tokens in a text, and the same tokenizer without them; None where the two together would not cut a text
+        as the whole does: special tokens that swallow spaces, or that a normalizer changes, and other kinds than byte-level BPE."""
+        added = list(self.tokenizer.get_added_tokens_decoder().values())
+        normalizer = self.tokenizer.normalizer
+        simple = not any(token.lstrip or token.rstrip or token.single_word or (normalizer and token.normalized) for token in added)
+        search = TokenSearch(token.content for token in added)
+        if not simple or not isinstance(self.decoder, decoders.ByteLevel):
+            return search, None
+        plain = Tokenizer(self.tokenizer.model)
+        plain.pre_tokenizer = self.tokenizer.pre_tokenizer
+        if normalizer is not None:
+            plain.normalizer = normalizer
+        return search, plain
+
     def save(self, path: str) -> None:
         self.tokenizer.save(path, pretty=False)
+
+
+def encode_parts(backend: Backend, text: str, mark: str) -> list[int]:
+    """As `Backend.encode_marked`, with the parts between marks cut one by one: what was spelled is text, in other tokens than usual."""
+    return [token_id for part in text.split(mark) for token_id in backend.encode(part, False)]
 
 
 def frame_texts(backend: Tokenizer, first: int | None, last: int | None) -> None:

@@ -19,7 +19,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from ..background import Stop, later
 from ..errors import TokenizerError
 from ..records import dataclass
-from .backend import TokenizersBackend, frame_texts, tokenizer_errors
+from .backend import TokenizersBackend, encode_parts, frame_texts, tokenizer_errors
 from .pretokenizers import PreTokenization
 from .vocab import CUT_OUT, TokenType, Vocabulary, split_merges
 
@@ -83,6 +83,13 @@ class ByteLevelBackend:
             return backend.encode(text, add_special_tokens)
         ids = [token_id for part in parts for token_id in backend.encode(part, False)]
         return [*self._frame[0], *ids, *self._frame[1]] if add_special_tokens else ids
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        if len(self._pre.parts(text)) > 1:
+            return encode_parts(self, text, mark)
+        with self._lock:
+            whole = self._read_whole()
+        return whole.encode_marked(text, mark)
 
     def save(self, path: str) -> None:
         with self._lock:

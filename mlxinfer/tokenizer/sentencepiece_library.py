@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TokenizerError
-from .backend import TokenizersBackend
+from .backend import TokenizersBackend, encode_parts
 from .search import TokenSearch
 from .sentencepiece import PLAIN, SPACE, SentencePieceModel
 from .vocab import CUT_OUT, TokenType, Vocabulary
@@ -83,6 +83,9 @@ class SentencePieceBackend:
             return ids
         first, last = self._model.first, self._model.last
         return [*([] if first is None else [first]), *ids, *([] if last is None else [last])]
+
+    def encode_marked(self, text: str, mark: str) -> list[int]:
+        return encode_parts(self, text, mark)
 
     def _stretch(self, text: str) -> list[int]:
         ids: list[int] = self._processor.encode(text) if text else []

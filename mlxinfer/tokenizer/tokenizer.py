@@ -56,10 +56,7 @@ class Tokenizer:
 
         Raises `PromptError` for a text that is not Unicode (a lone surrogate).
         """
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise PromptError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
+        _check_unicode(text)
         with tokenizer_errors("tokenizing the prompt"):
             return self._backend.encode(text, add_special_tokens)
 
@@ -108,14 +105,24 @@ class Tokenizer:
         """The token ids of a conversation, with the template's special tokens only: one that a message spells is encoded as text."""
         (messages, tools), mark = self._special_tokens.escape_special_tokens((messages, tools))
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
-        parts = text.split(mark) if mark else [text]
-        return [token_id for part in parts for token_id in self.encode(part, add_special_tokens=False)]
+        if not mark:
+            return self.encode(text, add_special_tokens=False)
+        _check_unicode(text)
+        with tokenizer_errors("tokenizing the prompt"):
+            return self._backend.encode_marked(text, mark)
 
     def save(self, directory: Path) -> None:
         """Write the files from which transformers' and mlx-lm's AutoTokenizer load this tokenizer."""
         from .huggingface import save_tokenizer
 
         save_tokenizer(self._parts, directory)
+
+
+def _check_unicode(text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PromptError(f"the prompt is not valid Unicode: a lone surrogate at character {error.start}") from None
 
 
 def from_directory(path: Path) -> Tokenizer:

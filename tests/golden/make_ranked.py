@@ -45,6 +45,7 @@ TEXTS = [
     *("a" * n for n in (3, 64, 501)),
     *(c * 130 for c in (" ", "\n", "=", "中", "é", "1", "\u0301", "🦙", "ab", "A")),
     " \n \n \n", "\n \n", "  a", "a  ", "\t\t\ta",
+    "</s><s>x </s>[INST] a[/INST]<unk>b[TOOL_CALLS][ARGS]{}",
     "[BOS][EOS]x<|im_end|> <|im_start|>user <|tool_call_begin|>[/INST",
 ]  # fmt: skip
 PATTERN_OF_KIMI = "|".join(

@@ -131,6 +131,13 @@ def test_what_a_message_spells_is_no_special_token(read: tuple[str, Tokenizer], 
     assert set(tokenizer.encode(TOLD)) & set(specials)
 
 
+def test_a_message_is_cut_as_mistral_common_cuts_it_whatever_it_spells(tmp_path: Path) -> None:
+    (tmp_path / "chat_template.jinja").write_text("[INST]{% for m in messages %}{{ m.content }}[/INST]{% endfor %}")
+    tokenizer = written(tmp_path, "tekken.json")
+    for text, ids in zip(ranked()["texts"], ranked()["ids"]["tekken.json"], strict=True):
+        assert tokenizer.encode_chat([{"role": "user", "content": text}]) == [3, *ids, 4]
+
+
 def test_calls_in_an_earlier_answer_of_kimi_are_calls(tmp_path: Path) -> None:
     write_ranks(tmp_path, "tiktoken.model")
     (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
