@@ -101,10 +101,8 @@ def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tup
 
         share = Share(part.share, part.shares)
         config, weights = shared_config(config, share), ShareWeights(weights, share)
-    model_type = config.get("model_type")
-    if not isinstance(model_type, str) or not supports(model_type):
-        raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
     plan = architecture(config)
+    model_type = config["model_type"]
     whole = model_type in TEXT_MODELS and (config.get("text_config") or config.get("llm_config"))
     notes = [NOTE] if whole or config.get(TEXT_ONLY) else []
     plan = replace(plan, notes=(*plan.notes, *notes, *ignored_note(config)))
@@ -133,7 +131,10 @@ def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Ma
 
 def architecture(config: dict[str, Any]) -> Architecture:
     """What a config says about its text model. Raises `UnsupportedModelError`."""
-    config = text_config(config) if config["model_type"] in TEXT_MODELS else config
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or not supports(model_type):
+        raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")
+    config = text_config(config) if model_type in TEXT_MODELS else config
     name = config["model_type"]
     family = import_module(f".families.{FAMILIES[name]}", __package__)
     read: Callable[[dict[str, Any]], Architecture] = getattr(family, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -135,6 +136,11 @@ def test_models_that_do_not_fit_are_compared_all_the_same(tmp_path: Path, reques
 def test_what_has_no_graph_cannot_be_streamed(tmp_path: Path) -> None:
     assert can_stream(GOLDEN / "llama")
     assert not can_stream(tmp_path)
+    shutil.copytree(GOLDEN / "llama", tmp_path / "other")
+    (tmp_path / "other" / "config.json").write_text('{"model_type": "other"}')
+    assert not can_stream(tmp_path / "other")
+    with pytest.raises(UnsupportedModelError, match="architecture 'other' is not supported"):
+        by_blocks(tmp_path / "other")
 
 
 def test_a_model_that_reads_from_both_ends_predicts_nothing(full_memory: None) -> None:
