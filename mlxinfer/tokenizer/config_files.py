@@ -14,6 +14,8 @@ from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _IdOf = Callable[[str], "int | None"]
+_LARGEST_FILE = 64 << 20
+_POINTER = b"version https://git-lfs.github.com/"
 _DIGITS = 10
 """Of an id; Python converts no text of thousands of digits."""
 
@@ -112,6 +114,30 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise TokenizerError(f"{path} is corrupt: it holds no JSON object")
     return value
+
+
+def read_bytes(path: Path) -> bytes:
+    """The contents of a tokenizer file, which is refused if no vocabulary is so large. Raises `TokenizerError`."""
+    check_is_no_pointer(path)
+    try:
+        with path.open("rb") as file:
+            contents = file.read(_LARGEST_FILE + 1)
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
+    if len(contents) > _LARGEST_FILE:
+        raise TokenizerError(f"{path} is not a vocabulary: it has more than {_LARGEST_FILE >> 20} MB")
+    return contents
+
+
+def check_is_no_pointer(path: Path) -> None:
+    """Raise `TokenizerError` for what a clone without Git LFS has in the place of a large file."""
+    try:
+        with path.open("rb") as file:
+            pointer = file.read(len(_POINTER)) == _POINTER
+    except OSError as error:
+        raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
+    if pointer:
+        raise TokenizerError(f"{path} is a pointer of Git LFS, not the file: run git lfs pull, or download the file again")
 
 
 def _content(token: object) -> str | None:

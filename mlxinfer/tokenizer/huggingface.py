@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from ..errors import TokenizerError
 from .backend import DEFAULT_TEMPLATE, TokenizerParts, TokenizersBackend, tokenizer_errors
-from .config_files import ConfigFiles
+from .config_files import ConfigFiles, check_is_no_pointer
 from .no_tokenizer import unreadable
 from .sentencepiece import read_sentencepiece_model
 
@@ -71,6 +71,7 @@ def read_directory(path: Path) -> TokenizerParts:
 
 def _read_tokenizer_json(path: Path) -> TokenizerParts:
     files = ConfigFiles(path)
+    check_is_no_pointer(path / "tokenizer.json")
     with tokenizer_errors(f"reading {path / 'tokenizer.json'}"):
         tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
         _add_missing_tokens(tokenizer, files)

@@ -18,8 +18,6 @@ from ..errors import TokenizerError
 from .detokenizer import byte_alphabet
 from .vocab import TokenType, Vocabulary, pairs_that_make
 
-_LARGEST_FILE = 64 << 20
-_POINTER = b"version https://git-lfs.github.com/"
 _MOST_TOKENS = 1 << 20
 _LONGEST_TOKEN = 512
 """Bytes; the longest token of a real vocabulary has 128."""
@@ -37,20 +35,6 @@ class RankedMerges:
 
     def among(self, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
         return pairs_that_make([piece for piece, token_id in pieces.items() if self._first <= token_id < self._end])
-
-
-def read_bytes(path: Path) -> bytes:
-    """The contents of a tokenizer file, which is refused if no vocabulary is so large. Raises `TokenizerError`."""
-    try:
-        with path.open("rb") as file:
-            contents = file.read(_LARGEST_FILE + 1)
-    except OSError as error:
-        raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
-    if len(contents) > _LARGEST_FILE:
-        raise TokenizerError(f"{path} is not a vocabulary: it has more than {_LARGEST_FILE >> 20} MB")
-    if contents.startswith(_POINTER):
-        raise TokenizerError(f"{path} is a pointer of Git LFS, not the file: run git lfs pull, or download the file again")
-    return contents
 
 
 def decoded(path: Path, tokens: Sequence[bytes | str]) -> list[bytes]:

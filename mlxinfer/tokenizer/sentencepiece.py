@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from ..errors import TokenizerError
 from .backend import Backend, TokenizersBackend, frame_texts, tokenizer_errors
+from .config_files import read_bytes
 from .vocab import TokenType, Vocabulary, pairs_that_make
 
 _UNIGRAM, _BPE = 1, 2
@@ -83,8 +84,8 @@ def _parse(path: Path) -> Any:
 
     proto: Any = schema.ModelProto()  # type: ignore[attr-defined]
     try:
-        proto.ParseFromString(path.read_bytes())
-    except (OSError, DecodeError) as error:
+        proto.ParseFromString(read_bytes(path))
+    except DecodeError as error:
         raise TokenizerError(f"{path} is not a SentencePiece model, or is corrupt: {error}") from error
     if not proto.pieces:
         raise TokenizerError(f"{path} is not a SentencePiece model, or is corrupt: it has no pieces")

@@ -14,10 +14,10 @@ from ..errors import TokenizerError
 from ..typed_reader import TypedReader, shown
 from .backend import TokenizerParts
 from .byte_level import ByteLevelBackend
-from .config_files import ConfigFiles
+from .config_files import ConfigFiles, read_bytes
 from .mistral_template import mistral_template
 from .pretokenizers import PreTokenization
-from .ranks import RankedMerges, decoded, ranked_vocabulary, read_bytes
+from .ranks import RankedMerges, decoded, ranked_vocabulary
 from .vocab import TokenType
 
 _UNLISTED = (

@@ -13,9 +13,9 @@ from ..errors import TokenizerError
 from ..records import dataclass
 from .backend import TokenizerParts
 from .byte_level import ByteLevelBackend
-from .config_files import ConfigFiles
+from .config_files import ConfigFiles, read_bytes
 from .pretokenizers import KIMI, QWEN1, PreTokenization
-from .ranks import RankedMerges, decoded, ranked_vocabulary, read_bytes
+from .ranks import RankedMerges, decoded, ranked_vocabulary
 from .vocab import TokenType
 
 _Specials = Mapping[int, tuple[str, TokenType]]

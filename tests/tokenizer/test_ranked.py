@@ -17,7 +17,7 @@ from mlxinfer.errors import MLXInferError, TemplateError, TokenizerError
 from mlxinfer.output_format.derive import output_format
 from mlxinfer.structure import Regex
 from mlxinfer.structured_output.grammar import GrammarCompiler
-from mlxinfer.tokenizer import StopStrings, Tokenizer, byte_level, from_directory, ranks
+from mlxinfer.tokenizer import StopStrings, Tokenizer, byte_level, config_files, from_directory
 from mlxinfer.tokenizer.byte_level import ByteLevelBackend, _Unread
 
 FILES = ("tekken.json", "tiktoken.model", "qwen.tiktoken")
@@ -276,7 +276,6 @@ LINES = b"".join(f"{token} {rank}\n".encode() for rank, token in enumerate(ranke
         (LINES + b"&&&& %d" % COUNT, "not written in base64"),
         (b"YQ== 0\nYg== 1\n", "254 of the 256 bytes"),
         (LINES + b"QUFB" * 999 + b" %d" % COUNT, "a token of 2997 bytes"),
-        (b"version https://git-lfs.github.com/spec/v1\noid sha256:83\nsize 19399650\n", "a pointer of Git LFS.*git lfs pull"),
         (b"\x80\x02model", "not a token in base64 and its rank|do not count"),
         (b"\xff" * 999, "do not count"),
     ],
@@ -288,9 +287,16 @@ def test_a_corrupt_file_of_ranks_is_told_in_one_line(contents: bytes, message: s
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", [*FILES, "tokenizer.model", "tokenizer.json"])
+def test_a_pointer_of_git_lfs_is_told_as_one(file: str, tmp_path: Path) -> None:
+    (tmp_path / file).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:83\nsize 19399650\n")
+    with pytest.raises(TokenizerError, match=f"{file} is a pointer of Git LFS, .*run git lfs pull"):
+        from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("file", [*FILES, "tokenizer.model"])
 def test_a_huge_file_is_not_read_to_its_end(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "_LARGEST_FILE", 1 << 20)
+    monkeypatch.setattr(config_files, "_LARGEST_FILE", 1 << 20)
     with (tmp_path / file).open("wb") as large:
         large.truncate(1 << 40)
     with pytest.raises(TokenizerError, match="has more than 1 MB"):
