@@ -115,7 +115,7 @@ def test_set(conversation, line, name, value):
 
 @pytest.mark.parametrize(
     ("line", "told"),
-    [("/set adapter foo", "--adapter"), ("/set kv 4", "kv is chosen at the start: --kv"), ("/set max-context 9", "--max-context")],
+    [("/set adapter foo", "--adapter"), ("/set kv 4", "kv is chosen at the start: --kv 4"), ("/set max-context 9", "--max-context")],
 )
 def test_what_is_chosen_at_the_start_is_refused_with_its_option(conversation, line, told):
     with pytest.raises(SamplingError) as error:

@@ -201,7 +201,7 @@ def _set(session: Session, argument: str) -> str:
             raise MLXInferError("/set stats takes on or off")
         session.stats = text.strip() == "on" if text.strip() else session.stats
         return _stats_setting(session)
-    name = session.conversation.setting(name)
+    name = session.conversation.setting(name, text.strip() or None)
     if text.strip():
         session.conversation.set(name, _value(text.strip()))
     return _setting(session.conversation, name)

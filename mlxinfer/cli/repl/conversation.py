@@ -260,17 +260,17 @@ class Conversation:
 
     def set(self, name: str, value: Any) -> None:
         """Change one field of the sampling parameters. Raises `SamplingError`."""
-        name = self.setting(name)
+        name = self.setting(name, value)
         if name == "logit_bias" and isinstance(value, dict):
             value = {int(key) if str(key).isdecimal() else key: bias for key, bias in value.items()}
         self.params = replace(self.params, **{name: value})
 
-    def setting(self, name: str) -> str:
-        """The field that a user means. Raises `SamplingError` that lists what there is."""
+    def setting(self, name: str, value: object = None) -> str:
+        """The field that a user means, and wants to have this `value`. Raises `SamplingError` that lists what there is."""
         field = name.lower().replace("-", "_")
         chosen = {"adapter": "--adapter", **{one.name: flags_of(one, how)[0] for one, how in settings()}}
         if field in chosen and field not in SETTABLE:
-            raise SamplingError(f"{field} is chosen at the start: {chosen[field]}")
+            raise SamplingError(f"{field} is chosen at the start: {chosen[field]}{'' if value is None else f' {value}'}")
         if field not in SETTABLE:
             raise SamplingError(f"there is no {name!r} to set{did_you_mean(field, SETTABLE)}: {', '.join(SETTABLE)}")
         return field
