@@ -127,16 +127,20 @@ class _Reader:
             del self._rule.names[before:]
             self._rule, self._depth, self._defined = self.rules.setdefault(name, _Rule()), 1, None
         elif sign in "()":
-            self._depth += 1 if sign == "(" else -1
-            self._rule.depth = max(self._rule.depth, self._depth)
+            self._deeper(1 if sign == "(" else -1)
         elif sign in "[]":
             self._square = max(0, self._square + (1 if sign == "[" else -1))
         elif sign == "{":
             self._outside.append((self._rule, self._depth))
+            self._deeper(1)
             if nested:
                 self._rule.names.append("start")
         elif sign == "}" and self._outside:
             self._rule, self._depth = self._outside.pop()
+
+    def _deeper(self, levels: int) -> None:
+        self._depth += levels
+        self._rule.depth = max(self._rule.depth, self._depth)
 
 
 def read_lark(grammar: str) -> LarkText:

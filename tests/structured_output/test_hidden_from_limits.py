@@ -35,6 +35,7 @@ LARK = {
     "behind flags": rules("r{i}: /a/ir{j}") + f'\nr{DEEP}: "a"',
     "by capital letters": rules("r{i}: xA{j}\nA{i}: r{i}", 900) + '\nA900: "a"\nx: "x"',
     "behind brackets in an attribute": rules('r{i}[stop="]"]: (r{j})') + f'\nr{DEEP}: "a"',
+    "as arguments of a template": "start: " + "a{" * DEEP,
     "in a nested grammar": rules("r{i}: r{j}", 250) + "\nr250: %lark {\n" + rules("q{i}: q{j}", 250, "q0") + '\nq250: "a"\n}',
 }
 
