@@ -32,6 +32,7 @@ PLAIN = {
     "installing",
     "keep_alive",
     "name_pattern",
+    "plain_file",
     "records",
     "words",
     "_version",

@@ -16,6 +16,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError, SamplingError, UnsupportedModelError
+from ..plain_file import read_plain
 from ..records import dataclass
 from .checkpoint import Checkpoint
 from .files import read_json, read_json_if_there
@@ -158,7 +159,7 @@ def modules_in(path: Path) -> list[dict[str, Any]]:
     """What modules.json lists. Raises `CheckpointError` for a file that is corrupt."""
     file = path / "modules.json"
     try:
-        modules = json.loads(file.read_bytes())
+        modules = json.loads(read_plain(file))
     except (OSError, ValueError, RecursionError):
         raise CheckpointError(f"{file} cannot be read: download or copy it again") from None
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
+from ..plain_file import open_plain, read_plain
 
 _FLOAT_TAG = "__float__"
 _PIECE = 8 << 20
@@ -19,7 +20,7 @@ _FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file, with transformers' tagged floats (`{"__float__": "Infinity"}`) decoded. Raises `CheckpointError`."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_plain(path))
     except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:
@@ -44,7 +45,7 @@ def file_stamp(path: Path) -> list[str | int]:
 
 def add_bytes(digest: hashlib._Hash, path: Path) -> None:
     """Have a digest take all bytes of a file. Raises OSError."""
-    with path.open("rb") as file:
+    with open_plain(path) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import CheckpointError, MLXInferError, ModelNotFoundError
 from ..installing import install_line
+from ..plain_file import open_plain
 from ..records import dataclass
 
 
@@ -223,7 +224,7 @@ def _ollama_blob(path: Path) -> Path | None:
 
 def _is_gguf(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             return file.read(4) == b"GGUF"
     except OSError as error:
         raise ModelNotFoundError(f"cannot read {path}: {error.strerror}") from None

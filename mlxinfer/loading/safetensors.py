@@ -17,6 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
+from ..plain_file import open_plain
 from ..records import dataclass
 
 MAX_HEADER = 100_000_000
@@ -67,7 +68,7 @@ class SafetensorsFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 size = file.seek(0, 2)
                 file.seek(0)
                 length, header = _read_header(path, file.read(8), size, file)

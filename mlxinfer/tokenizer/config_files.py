@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from ..errors import TokenizerError
+from ..plain_file import open_plain, read_plain
 from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -106,7 +107,7 @@ def _tokenizer_config(path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """An object in a JSON file; empty where there is no file. Raises `TokenizerError`."""
     try:
-        value = json.loads(path.read_bytes())
+        value = json.loads(read_plain(path))
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, RecursionError) as error:
@@ -120,7 +121,7 @@ def read_bytes(path: Path) -> bytes:
     """The contents of a tokenizer file, which is refused if no vocabulary is so large. Raises `TokenizerError`."""
     check_is_no_pointer(path)
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             contents = file.read(_LARGEST_FILE + 1)
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -132,7 +133,7 @@ def read_bytes(path: Path) -> bytes:
 def check_is_no_pointer(path: Path) -> None:
     """Raise `TokenizerError` for what a clone without Git LFS has in the place of a large file."""
     try:
-        with path.open("rb") as file:
+        with open_plain(path) as file:
             pointer = file.read(len(_POINTER)) == _POINTER
     except OSError as error:
         raise TokenizerError(f"{path} cannot be read: {error.strerror or error}") from error
@@ -183,6 +184,6 @@ def _named_templates(source: object) -> dict[str, str]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_plain(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}") from error

@@ -18,6 +18,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...nn.weights import Format
+from ...plain_file import open_plain
 from ...records import dataclass
 from .types import TensorType, tensor_type
 
@@ -157,7 +158,7 @@ class GGUFFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError:
             raise CheckpointError(f"{path}: the file is empty; download it again") from None

@@ -1,0 +1,35 @@
+"""Files of models, opened without waiting: a pipe in a folder of models would block a reader for ever, and a device has no end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+from typing import BinaryIO
+
+MOST_BYTES = 512 << 20
+"""Bytes of a file that is read as a whole: the largest tokenizers have 40 MB."""
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a file to read its bytes. Raises OSError, also for what is not a regular file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            number = errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL
+            raise OSError(number, os.strerror(number) if number == errno.EISDIR else "it is not a regular file", str(path))
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_plain(path: Path, most: int = MOST_BYTES) -> bytes:
+    """All bytes of a file. Raises OSError, also for what is not a regular file and for one of more than `most` bytes."""
+    with open_plain(path) as file:
+        contents = file.read(most + 1)
+    if len(contents) > most:
+        raise OSError(errno.EFBIG, f"it has more than {most >> 20} MB", str(path))
+    return contents
