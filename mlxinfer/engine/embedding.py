@@ -124,6 +124,7 @@ def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: Re
         inputs.default_params,
         seed=0,
         max_length=len(ids),
+        cache_salt=options.cache_salt,
         client_id=options.client_id,
         priority=options.priority,
         deadline=options.deadline,

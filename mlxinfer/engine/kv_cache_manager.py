@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 from ..cache.base import PAGE
 from ..cache.paged import PagedCache
 from ..cache.pool import PageDemand
@@ -93,7 +95,11 @@ class KVCacheManager:
         whole = sequence.wants_logits or (sequence.pooling is not None and not sequence.pooling.may_skip)
         shared = self._prefix_cache and not whole and sequence.hooks is None
         salt = self._rope.cache_salt(sequence) if shared else None
-        return salt if salt is None or sequence.adapter is None else f"{salt} adapter {sequence.adapter.digest}"
+        if salt is not None and sequence.adapter is not None:
+            salt = f"{salt} adapter {sequence.adapter.digest}"
+        if salt is not None and sequence.cache_salt:  # as a digest: it may be a secret, and salts are in KV events
+            salt = f"{salt} of {blake2b(sequence.cache_salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+        return salt
 
     def _fork_all(self) -> None:
         for leader in list(self.leaders):

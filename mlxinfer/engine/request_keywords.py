@@ -28,6 +28,7 @@ class RequestKeywords(TypedDict, total=False):
     priority: int
     timeout_s: float | None
     adapter: str | None
+    cache_salt: str
 
 
 class GenerateKeywords(RequestKeywords, total=False):
@@ -64,12 +65,16 @@ class RequestOptions:
     """Seconds from now, after which an answer ends with what it has, and `finish_reason` "timeout"; None waits for its end."""
     adapter: str | None = None
     """The adapter by name; None takes that of the request's `SamplingParams`, if it has some."""
+    cache_salt: str = ""
+    """Cached prompts are shared only with requests of the same salt, of up to 256 characters: a secret keeps them from all others."""
     deadline: float | None = field(init=False, default=None)
     """When that is, in seconds of `perf_counter`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.client_id, str) or len(self.client_id) > _LONGEST_NAME:
             raise SamplingError(f"client_id must be a text of up to {_LONGEST_NAME} characters")
+        if not isinstance(self.cache_salt, str) or len(self.cache_salt) > _LONGEST_NAME:
+            raise SamplingError(f"cache_salt must be a text of up to {_LONGEST_NAME} characters")
         if isinstance(self.priority, bool) or not isinstance(self.priority, int) or self.priority not in _PRIORITIES:
             raise SamplingError(f"priority must be a whole number of 32 bits, not {self.priority!r}")
         if self.timeout_s is None:

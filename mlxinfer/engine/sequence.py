@@ -48,6 +48,8 @@ class Sequence:
     """Logits of all its tokens are reported, and none is sampled."""
     samples_to_fork: list[Sequence] = field(default_factory=list)
     """Further samples of the same prompt: they fork from this one before its last prompt token is computed."""
+    cache_salt: str = ""
+    """Its pages are shared only with sequences of the same salt."""
     client_id: str = ""
     """Clients get their turns evenly."""
     priority: int = 0

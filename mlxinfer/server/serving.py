@@ -44,6 +44,8 @@ class GenerateRequest:
     """How to choose tokens, when to stop, and how many answers to generate."""
     client_id: str = ""
     """Requests are scheduled fairly between different ids; empty means whoever sends the request."""
+    cache_salt: str = ""
+    """Cached prompts are shared only with requests of the same salt."""
     structure_field: str = "structure"
     """The request's field that `params.structure` comes from."""
 
@@ -117,9 +119,7 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
     _log_prompt(context, request)
     unfinished = request.params.n
     try:
-        async with aclosing(
-            request.served.llm.bursts(request.prompt, request.params, **options(context, request.served, request.client_id))
-        ) as bursts:
+        async with aclosing(request.served.llm.bursts(request.prompt, request.params, **_options(context, request))) as bursts:
             async for chunks in bursts:
                 metrics.burst(chunks)
                 for chunk in chunks:
@@ -139,9 +139,7 @@ async def complete(context: RequestContext, request: GenerateRequest) -> list[Co
     _log_prompt(context, request)
     completions: list[Completion] = []
     try:
-        completions = await request.served.llm.generate(
-            [request.prompt], request.params, **options(context, request.served, request.client_id)
-        )
+        completions = await request.served.llm.generate([request.prompt], request.params, **_options(context, request))
         for completion in completions:
             metrics.completion(completion)
             _log_end(context, completion.finish_reason, completion.usage, completion.index)
@@ -176,14 +174,18 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
     """The log-probability of each prompt token from the second on, with the `top` likeliest alternatives. Raises `APIError`."""
     context.log["model"] = request.served.name
     try:
-        return await request.served.llm.score(request.token_ids, top, **options(context, request.served, request.client_id))
+        return await request.served.llm.score(request.token_ids, top, **_options(context, request))
     except MLXInferError as error:
         raise of_error(error) from error
 
 
-def options(context: RequestContext, served: ServedModel, client_id: str) -> RequestKeywords:
+def options(context: RequestContext, served: ServedModel, client_id: str, cache_salt: str = "") -> RequestKeywords:
     """What the engine is told of a request besides its prompt."""
-    return {"client_id": context.asker(client_id), "timeout_s": context.left_s, "adapter": served.adapter}
+    return {"client_id": context.asker(client_id), "timeout_s": context.left_s, "adapter": served.adapter, "cache_salt": cache_salt}
+
+
+def _options(context: RequestContext, request: GenerateRequest) -> RequestKeywords:
+    return options(context, request.served, request.client_id, request.cache_salt)
 
 
 def begin(context: RequestContext, served: ServedModel) -> RequestMetrics:

@@ -162,7 +162,6 @@ def test_minus_one_is_no_limit(live: LiveServer, path: str, least: dict[str, Any
         ({"repeat_penalty": 1.1}, "repeat_penalty"),
         ({"grammar": "root ::= x"}, "grammar"),
         ({"plugins": [{"id": "web"}]}, "plugins"),
-        ({"cache_salt": "mine"}, "cache_salt"),
     ],
 )
 def test_what_asks_for_more_is_refused(live: LiveServer, fields: dict[str, Any], param: str) -> None:

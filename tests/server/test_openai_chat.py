@@ -135,3 +135,24 @@ def test_models(client: OpenAI) -> None:
 def test_nothing_is_left_behind(live: LiveServer, unix_client: OpenAI) -> None:
     create(unix_client)
     assert live.until(lambda s: not s.running).pages_used == 0
+
+
+@pytest.mark.parametrize("way", ["chat", "completions", "responses"])
+def test_a_prompt_is_shared_with_those_of_the_same_salt_only(unix_client: OpenAI, way: str) -> None:
+    text = f"A secret of some pages, by {way}. " * 20
+
+    def cached(salt: str | None) -> int:
+        extra = {} if salt is None else {"cache_salt": salt}
+        if way == "chat":
+            usage = create(unix_client, messages=[{"role": "user", "content": text}], extra_body=extra).usage
+        elif way == "completions":
+            usage = unix_client.completions.create(model="tiny", prompt=text, max_tokens=2, extra_body=extra).usage
+        else:
+            answer = unix_client.responses.create(model="tiny", input=text, max_output_tokens=2, extra_body=extra)
+            return answer.usage.input_tokens_details.cached_tokens
+        return usage.prompt_tokens_details.cached_tokens
+
+    alone = [cached(salt) for salt in ("mine", None, "yours", "mine ")]
+    again = [cached(salt) for salt in ("mine", None, "yours", "mine ", "")]
+    assert max(alone) < 64  # a template's own beginning is shorter than a page
+    assert min(again) > 64

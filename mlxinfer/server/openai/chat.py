@@ -128,7 +128,9 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     encode = encode_continued if goes_on else encode_chat
     prompt = await encode(served, for_template(body.messages), body.offer(), thinking.variables(served, body.given_variables))
     params = thinking.held(params, served, prompt)
-    request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=body.structure[0])
+    request = GenerateRequest(
+        served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
+    )
     form = Form(served, body.reasoning_field(context.server.settings), body.has_older_form)
     if body.stream:
         events = Events(form, wants_usage)

@@ -80,7 +80,9 @@ async def create(context: RequestContext, body: CompletionRequest) -> ASGIApp:
     jobs: list[_Job] = []
     for number, prompt in enumerate(body.prompts(context.limits.prompts)):
         ids = await encode_text(served, prompt) if isinstance(prompt, str) else prompt
-        request = GenerateRequest(served, ids, params, client_id=body.user or "", structure_field=body.structure[0])
+        request = GenerateRequest(
+            served, ids, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
+        )
         jobs.append(_Job(context, request, number * params.n, body, _echoed(served, prompt) if body.echo else ""))
     if body.stream:
         return _streamed(context, jobs, wants_usage)

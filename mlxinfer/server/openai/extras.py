@@ -99,7 +99,8 @@ class VLLMExtras(StrictModel):
     documents: Annotated[Any, Unsupported([])] = None
     chat_template: Annotated[Any, Unsupported("")] = None
     chat_template_content_format: Annotated[Any, Ignored("all content is text")] = None
-    cache_salt: Annotated[Any, Unsupported("")] = None
+    cache_salt: Annotated[str, Field(max_length=256)] | None = None
+    """Cached prompts are shared only with requests of the same salt."""
     priority: Annotated[Any, Ignored("requests of different users are served evenly")] = None
     request_id: Annotated[Any, Ignored("the server gives requests their ids")] = None
     logits_processors: Annotated[Any, Unsupported([])] = None

@@ -151,7 +151,9 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
     offer = offer_of(body.tools or (), body.tool_choice, body.parallel_tool_calls)
     prompt = await encode_chat(served, body.messages(), offer, thinking.variables(served))
     params = thinking.held(params, served, prompt)
-    request = GenerateRequest(served, prompt, params, client_id=body.user or "", structure_field=body.structure[0])
+    request = GenerateRequest(
+        served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
+    )
     response = _Response(served, params, body)
     events = Events(served.llm.tokenizer, response.render, sums_up=bool(body.reasoning and body.reasoning.sums_up))
     if body.stream:
