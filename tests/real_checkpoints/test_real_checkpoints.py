@@ -19,7 +19,7 @@ from support.sparse_checkpoints import tensors, write_sparse
 from mlxinfer import kernels_cpu
 from mlxinfer.cli.diagnosis import ModelDiagnosis, diagnose_model
 from mlxinfer.errors import WeightsError
-from mlxinfer.loading.load import prepare
+from mlxinfer.loading.load import meta_model, prepare
 from mlxinfer.nn.weights import FLOAT8
 
 HERE = Path(__file__).parent
@@ -45,9 +45,7 @@ CHECKPOINTS: dict[str, tuple[float, tuple[str, ...]]] = {
 """GB of all tensors, and what `doctor` says of the difference to the weights in memory where the CPU kernels are in use."""
 
 
-@pytest.fixture(params=CHECKPOINTS)
-def name(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
+MANY_TENSORS = ("deepseek-v3", "minimax-m2.5")
 
 
 def written(target: Path, name: str) -> Path:
@@ -59,14 +57,15 @@ def config(name: str) -> dict[str, Any]:
     return read
 
 
-def test_the_plan_is_the_files_size_or_says_why_not(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.long if name in MANY_TENSORS else ()) for name in CHECKPOINTS])
+def test_the_plan_is_the_files_size_or_says_why_not(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, (file_gb, said) = written(tmp_path, name), CHECKPOINTS[name]
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     assert stored == pytest.approx(file_gb * 1e9, rel=2e-3)
-    found = diagnose_model(str(path), "16", first16=False, memory_gb=4000.0)
-    with prepare(path) as prepared:
-        planned = prepared.weight_bytes
-        assert set(prepared.model.notes) == ({"only the text model is used: images are not understood"} if TOWERS in said else set())
+    opened = meta_model(path)
+    assert set(opened.model.notes) == ({"only the text model is used: images are not understood"} if TOWERS in said else set())
+    monkeypatch.setattr("mlxinfer.cli.diagnosis.meta_model", lambda model, **options: opened)
+    found, planned = diagnose_model(str(path), "16", first16=False), opened.weight_bytes
     assert planned == pytest.approx(stored, rel=0.01) or found.sizes, f"{planned} of {stored}"
     lines = [line for line in text(found).splitlines() if line.startswith("weights: ")]
     assert len(lines) == len(found.sizes)
@@ -80,6 +79,16 @@ def text(found: ModelDiagnosis) -> str:
     return "\n".join(line for _, lines in found.sections() for line in lines)
 
 
+@pytest.mark.parametrize(("name", "left"), [("qwen3.6-35b-a3b", 0), pytest.param("deepseek-v3", 2, marks=pytest.mark.long)])
+def test_heads_that_predict_several_tokens_are_found(name: str, left: int, tmp_path: Path) -> None:
+    path, text = written(tmp_path, name), config(name).get("text_config", config(name))
+    with prepare(path, mtp=True) as drafting, prepare(path) as plain:
+        assert drafting.weight_bytes > plain.weight_bytes
+        unread = [change.stored for change in drafting.size_changes if "predicts several tokens" in change.reason]
+    copies = left * text["vocab_size"] * text["hidden_size"] * 2  # of the embedding and of the output matrix
+    assert sum(unread) == copies
+
+
 def test_fp8_stays_at_its_bytes_for_the_cpu_kernels(tmp_path: Path) -> None:
     with prepare(written(tmp_path, "devstral-2")) as prepared:
         stored = prepared.checkpoint.stored("model.layers.0.mlp.up_proj.weight")
@@ -91,7 +100,7 @@ def test_fp8_stays_at_its_bytes_for_the_cpu_kernels(tmp_path: Path) -> None:
     [
         ("gemma-4-e4b", "model.language_model.layers.23.self_attn.k_proj.weight", "k_proj.weight is missing"),
         ("gpt-oss-20b", "model.layers.5.mlp.experts.down_proj_scales", "layers.5.mlp.experts.down_proj.* is missing"),
-        ("minimax-m2.5", "model.layers.61.block_sparse_moe.experts.255.w3.weight", "experts.255.w3.weight is missing"),
+        ("kimi-linear", "model.layers.26.block_sparse_moe.experts.255.w3.weight", "experts.255.w3.weight is missing"),
     ],
 )
 def test_a_tensor_that_is_missing_is_named(name: str, without: str, problem: str, tmp_path: Path) -> None:
