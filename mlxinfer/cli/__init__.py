@@ -25,6 +25,12 @@ _OF_MODELS = ("list", "pull", "show", "rm")
 """Commands of `mlxinfer models` that may stand alone, as in Ollama."""
 _OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "server": "serve", "generate": "run", "quantize": "convert"}
 
+_ADVICE = {
+    "ps": "A server lists its models: curl --unix-socket ~/.mlxinfer/api.sock http://localhost/api/ps",
+    "stop": "Ctrl-C ends mlxinfer serve, and its --keep-alive unloads idle models.",
+    "search": "mlxinfer models pull ORG/NAME fetches a model of huggingface.co.",
+}
+
 
 class _Modules(Commands):
     """Commands are modules of this folder, each with a command of the same name."""
@@ -49,8 +55,10 @@ class _Modules(Commands):
 @click.group(
     cls=_Modules,
     other_names=_OTHER_NAMES,
+    advice=_ADVICE,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="mlxinfer help COMMAND describes a command; list, pull, show and rm are commands of models.",
+    epilog="mlxinfer help COMMAND describes a command; list, pull, show and rm are commands of models. Variables: MLXINFER_HOME (the cache "
+    "folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR.",
 )
 @click.version_option(__version__, prog_name="mlxinfer")
 def cli() -> None:
