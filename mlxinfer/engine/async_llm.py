@@ -7,7 +7,7 @@ import os
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ..output_format.format import OutputFormat
 
 Result = TypeVar("Result")
+_COMPILING = ThreadPoolExecutor(2, "mlxinfer structures")
+"""Where grammars are checked and compiled. Requests that are slow to compile wait for one another, and keep no others waiting."""
 Preparing = Callable[[InputProcessor], Awaitable[PreparedPrompt]]
 
 
@@ -336,7 +338,7 @@ async def _described(
     holds = (isinstance(prompt, ChatPrompt) and prompt.tools) or (params is not None and params.structure is not None)
     if not holds:
         return inputs.sequences(prompt, params, terms)
-    return await asyncio.to_thread(inputs.sequences, prompt, params, terms)
+    return await asyncio.get_running_loop().run_in_executor(_COMPILING, inputs.sequences, prompt, params, terms)
 
 
 async def _scored(prompt: Prompt, top: int | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:

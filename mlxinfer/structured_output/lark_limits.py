@@ -22,6 +22,8 @@ _TOKEN = re.compile(
 """The tokens of llguidance's own reader (`parser/src/lark/lexer.rs`): what it reads as text, nothing here may take for a reference, nor the
 other way round. Where no token begins that reader ends with an error, so nothing behind that place needs to be looked at."""
 MOST_RULES = 2000
+MOST_TOKENS = 60_000
+"""Tokens, spaces among them. A grammar with more has more symbols than llguidance may compile."""
 LONGEST_TERMINAL = 20_000
 """Characters of a terminal next to the grammar's own, with each reference written out."""
 LONGEST_CHAIN = 400
@@ -77,6 +79,8 @@ class _Reader:
         place, nested, before = 0, False, ""
         while found := _TOKEN.match(self._grammar, place):
             self.tokens += 1
+            if self.tokens > MOST_TOKENS:
+                raise _error(f"it has more than {MOST_TOKENS} words and signs: make it shorter")
             place = found.end()
             kind = found.lastgroup
             if kind == "value":

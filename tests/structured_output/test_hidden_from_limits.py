@@ -3,16 +3,18 @@
 Each chain here is deep enough to overflow the stack of llguidance, which ends the whole process, if the check does not see it.
 """
 
+import asyncio
 import json
 import tracemalloc
+from threading import Event
 
 import pytest
 from support.tiny_directory import JSON_CHARACTERS, tiny_directory
 
-from mlxinfer import Lark, Schema
+from mlxinfer import AsyncLLM, Lark, Schema
 from mlxinfer.errors import SamplingError
 from mlxinfer.structured_output.grammar import GrammarCompiler
-from mlxinfer.structured_output.lark_limits import check_lark
+from mlxinfer.structured_output.lark_limits import MOST_TOKENS, check_lark
 from mlxinfer.structured_output.schema import normalized
 from mlxinfer.tokenizer.tokenizer import from_directory
 
@@ -141,7 +143,7 @@ def test_any_grammar_is_checked_in_one_pass(unit):
         found = check_lark("start: " + text)
     except SamplingError:
         return
-    assert found.tokens <= len(text) + 3
+    assert found.tokens <= MOST_TOKENS
     assert found.text == "start: " + text
 
 
@@ -167,3 +169,25 @@ def test_patterns_of_nested_schemas_are_counted_once():
     for _ in range(100):
         schema = {"allOf": [schema]}
     assert normalized(schema) == schema
+
+
+def test_grammars_that_are_compiled_keep_no_other_request_waiting(tmp_path, monkeypatch):
+    """They have threads of their own: in those of the event loop, a few of them would keep chat templates from being rendered."""
+    done = Event()
+
+    def wait(self, structure, *, own=False):
+        done.wait(60)
+        raise SamplingError("structure: it took too long")
+
+    monkeypatch.setattr(GrammarCompiler, "compile", wait)
+
+    async def run():
+        async with AsyncLLM(tiny_directory(tmp_path, characters=JSON_CHARACTERS)) as llm:
+            held = [asyncio.ensure_future(llm.generate("a", max_tokens=2, structure=Lark(f'start: "{i}"'))) for i in range(40)]
+            answer = await llm.chat([{"role": "user", "content": "b"}], max_tokens=2)
+            assert not any(task.done() for task in held)
+            done.set()
+            assert all(isinstance(each, SamplingError) for each in await asyncio.gather(*held, return_exceptions=True))
+            return answer
+
+    assert asyncio.run(asyncio.wait_for(run(), 50)).finish_reason in ("length", "stop")
