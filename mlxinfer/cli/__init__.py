@@ -15,7 +15,7 @@ from .._version import __version__
 from ..errors import MLXInferError
 from .console import fitted, tell_wrong_environment
 from .groups import Commands
-from .interrupts import INTERRUPTED, raise_interrupts, was_interrupted
+from .interrupts import INTERRUPTED, interrupts_end, raise_interrupts, was_interrupted
 
 BROKEN_PIPE = 1
 _COMPLETE = "_MLXINFER_COMPLETE"
@@ -47,7 +47,8 @@ class _Modules(Commands):
             return models.get_command(ctx, cmd_name)
         if cmd_name not in self.list_commands(ctx):
             return None
-        command = getattr(importlib.import_module(f".{cmd_name}", __name__), cmd_name)
+        with interrupts_end():
+            command = getattr(importlib.import_module(f".{cmd_name}", __name__), cmd_name)
         assert isinstance(command, click.Command)
         return command
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from .interrupts import interrupts_end
 from .options import ABOVE_ZERO, complete_model, ignore_option
 
 if TYPE_CHECKING:
@@ -95,10 +96,9 @@ def _write_report(model: str | None, file: Path) -> None:
 def _diagnose(
     model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, ignored: tuple[str, ...]
 ) -> Diagnosis | ModelDiagnosis:
+    with interrupts_end():
+        from .diagnosis import diagnose, diagnose_model
+
     if model is None:
-        from .diagnosis import diagnose
-
         return diagnose()
-    from .diagnosis import diagnose_model
-
     return diagnose_model(model, kv, kv_first16, memory_gb, draft, ignored)
