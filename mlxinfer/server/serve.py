@@ -29,13 +29,16 @@ from .open_files import with_files
 from .own_names import addresses_for_others
 from .page import open_page
 from .settings import ServerSettings
-from .sockets import Listeners, address, listening
+from .sockets import BACKLOG, Listeners, address, listening
 
 if TYPE_CHECKING:
     from .kv_events import KVEventPublisher
 
 _LAST_WORDS_S = 2.0
 """Seconds that a client has, after the second signal, to read that its answer was stopped."""
+_ACCEPTED_AT_ONCE = 64
+"""Connections that the event loop accepts before it closes those that are too many. Each is an open file, and where the system allows no
+more, asyncio tries again as often as it accepts at once, with a traceback each time."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -55,6 +58,7 @@ class HTTPServer(uvicorn.Server):
             proxy_headers=False,
             timeout_keep_alive=ceil(limits.header_s),
             h11_max_incomplete_event_size=limits.header_bytes,
+            backlog=min(_ACCEPTED_AT_ONCE, limits.connections),
         )
         super().__init__(config)
         self._ready = ready
@@ -62,6 +66,8 @@ class HTTPServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or ():  # the loop's number of connections at once is also how many wait, until told otherwise
+            listener.listen(BACKLOG)
         self._ready()
         if self._opens_page:
             open_page(sockets or ())

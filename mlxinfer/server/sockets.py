@@ -21,7 +21,7 @@ LAUNCHD_NAME = "Listeners"
 """Name of the sockets in its property list."""
 _MAX_PATH_BYTES = 103
 """`sun_path` has 104 bytes on macOS, the last of them zero, and 108 on Linux: what is set on one system works on the other."""
-_BACKLOG = 512
+BACKLOG = 512
 """Connections that may wait to be accepted."""
 _SYSTEMD_FIRST = 3
 """Descriptor of the first socket that systemd passes."""
@@ -78,7 +78,7 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
             except OSError as error:
                 raise ServerError(f"cannot make the socket {path}: {error.strerror}") from None
             os.chmod(path, 0o600)
-            listener.listen(_BACKLOG)
+            listener.listen(BACKLOG)
             yield listener
         finally:
             listener.close()
@@ -162,7 +162,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
         if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         listener.bind((host.strip("[]"), port))
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         listener.close()
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE

@@ -316,3 +316,28 @@ def test_two_models_share_the_memory(start: Start, tiny_path: Path, short_path: 
         with server.ask(model=name, max_tokens=2) as connection:
             assert connection.recv(65536).startswith(b"HTTP/1.1 200")
     assert server.end()[0] == 0
+
+
+@pytest.mark.timeout(120)
+def test_more_connections_than_files_leave_the_server_alive_and_its_log_short(start: Start) -> None:
+    """asyncio would accept all that wait before it closes one, and write a traceback for each that finds no descriptor, again and again."""
+    server = start(files=64, most_files=64)
+    server.ready()
+    crowd = []
+    for _ in range(200):
+        crowd.append(socket.socket(socket.AF_UNIX))
+        crowd[-1].settimeout(60)
+        crowd[-1].connect(str(server.path))
+    for connection in crowd[1:]:
+        with suppress(ConnectionResetError):
+            connection.recv(100)  # until it is left
+    for connection in crowd:
+        connection.close()
+    answer = b""
+    while b"200 OK" not in answer:
+        with server.ask(max_tokens=2) as connection, suppress(OSError):
+            answer = connection.recv(65536)
+    server.process.send_signal(signal.SIGTERM)
+    errors = server.process.communicate(timeout=60)[1]
+    assert "out of system resource" not in errors
+    assert errors.count("\n") < 100
