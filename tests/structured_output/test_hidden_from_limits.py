@@ -173,9 +173,10 @@ def test_patterns_of_nested_schemas_are_counted_once():
 
 def test_grammars_that_are_compiled_keep_no_other_request_waiting(tmp_path, monkeypatch):
     """They have threads of their own: in those of the event loop, a few of them would keep chat templates from being rendered."""
-    done = Event()
+    done, begun = Event(), []
 
     def wait(self, structure, *, own=False):
+        begun.append(structure)
         done.wait(60)
         raise SamplingError("structure: it took too long")
 
@@ -184,6 +185,10 @@ def test_grammars_that_are_compiled_keep_no_other_request_waiting(tmp_path, monk
     async def run():
         async with AsyncLLM(tiny_directory(tmp_path, characters=JSON_CHARACTERS)) as llm:
             held = [asyncio.ensure_future(llm.generate("a", max_tokens=2, structure=Lark(f'start: "{i}"'))) for i in range(40)]
+            while len(begun) < 2:
+                await asyncio.sleep(0)
+            for _ in range(100):  # until all of them wait for a thread
+                await asyncio.sleep(0)
             answer = await llm.chat([{"role": "user", "content": "b"}], max_tokens=2)
             assert not any(task.done() for task in held)
             done.set()
