@@ -21,7 +21,7 @@ PROMISES = {
     "stream": "less likely than 10 %",
     "many_requests": "To be or not to be,",
     "long_context": "prompt tokens were cached",
-    "convert": "converted:",
+    "convert": "MB became",
     "structured": "the capital is Paris, in Europe",
     "adapters": "the model itself: ",
     "tools": "It is sunny in Paris",

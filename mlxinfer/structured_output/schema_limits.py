@@ -132,7 +132,7 @@ def _check_references(parts: list[Part]) -> None:
 
 
 def _find_owner(part: Part, tree: Targets) -> None:
-    """Of a part whose `outside` has its own."""
+    """Set the owner of a part from its `outside`, whose owner is known."""
     part.targets = tree
     if part.outside is not None:
         part.owner, part.below, part.targets = part.outside.owner, part.outside.below, part.outside.targets

@@ -18,7 +18,7 @@ _IdOf = Callable[[str], "int | None"]
 _LARGEST_FILE = 64 << 20
 _POINTER = b"version https://git-lfs.github.com/"
 _DIGITS = 10
-"""Of an id; Python converts no text of thousands of digits."""
+"""Longest id, in digits: Python refuses to convert texts of thousands of digits."""
 
 
 class ConfigFiles:

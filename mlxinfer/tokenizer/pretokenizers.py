@@ -126,9 +126,9 @@ _BY_NAME: dict[str, PreTokenization] = {
 
 TEKKEN_PATTERN = _TEKKEN
 KIMI = PreTokenization((_KIMI,), ignore_merges=True, longest_run=25_000, longest_text=400_000)
-"""Of `tiktoken.model`: the pattern and the limits are those of Moonshot's `tokenization_kimi.py`."""
+"""Rules for `tiktoken.model`: the pattern and the limits are those of Moonshot's `tokenization_kimi.py`."""
 QWEN1 = PreTokenization((_QWEN2,), nfc=True, ignore_merges=True)
-"""Of `qwen.tiktoken`, as in Qwen's `tokenization_qwen.py`."""
+"""Rules for `qwen.tiktoken`, as in Qwen's `tokenization_qwen.py`."""
 
 
 def pre_tokenization(name: str) -> PreTokenization:

@@ -24,7 +24,7 @@ _SPACES = re.compile(r"\s*")
 
 
 def backend_of_file(model: SentencePieceModel, proto: Any, declared: Collection[int]) -> SentencePieceBackend:
-    """Of a file's `ModelProto`, which is changed; `declared` are the ids that other files say something of. User-defined pieces that only
+    """Make the backend of a file's `ModelProto`, which is changed. `declared`: ids that other files describe. User-defined pieces that only
     the model knows are left to the library. Raises `RuntimeError` as `SentencePieceBackend` does."""
     vocabulary = model.vocabulary
     ids = vocabulary.ids(TokenType.UNKNOWN, TokenType.CONTROL)
@@ -36,7 +36,10 @@ def backend_of_file(model: SentencePieceModel, proto: Any, declared: Collection[
 
 
 def backend_of_vocabulary(model: SentencePieceModel) -> SentencePieceBackend:
-    """Of a BPE vocabulary with scores, as GGUF has it; unused pieces are used. Raises `RuntimeError` as `SentencePieceBackend` does."""
+    """Make the backend of a BPE vocabulary with scores, as GGUF has it. Unused pieces are used.
+
+    Raises `RuntimeError` as `SentencePieceBackend` does.
+    """
     vocabulary = model.vocabulary
     if model.normalization == PLAIN and not model.rstrip:
         # The library finds special tokens itself, if it is told that they are user-defined, but for the unknown token.

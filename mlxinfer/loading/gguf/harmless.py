@@ -22,8 +22,8 @@ _WITHOUT_EFFECT = re.compile(
     r"|vocab_size|tensor_data_layout|pooling_type|normalize_embeddings|rope\.scaling\.finetuned"
     r"|attention\.layer_norm_epsilon|attention\.layer_norm_rms_epsilon|expert_shared_count"
 )
-"""Of images and sound, of training and initialisation, of tokenizers and exporters, of vectors that are made of a text; what only the
-other kind of norm would read; and what the tensors say as well."""
+"""Keys of images and sound, training and initialisation, tokenizers and exporters, and vectors of texts. Keys that only the other kind of
+norm reads, and those that repeat what the tensors say."""
 
 Hyper = Mapping[str, Any]
 

@@ -30,7 +30,7 @@ _TEXT_MODELS = {
 has the same position in all sections of their rope, which is then that of the text model."""
 
 _SEEING = frozenset({"qwen25vl", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h_omni"})
-"""Of these, the models that see, whose eyes llama.cpp keeps in a file of their own."""
+"""Architectures that see images; llama.cpp stores their vision towers in separate files."""
 
 _OTHER_SENSES = re.compile(r"(v|a|mm|model\.vision_tower|model\.audio_tower)\..+")
 _DRAFTS = re.compile(r"mtp\..+")

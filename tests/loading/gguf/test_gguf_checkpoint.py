@@ -13,6 +13,7 @@ from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.gguf.reader import GGUFFile
 from mlxinfer.loading.resolve import ALIASES
 from mlxinfer.models import build
+from mlxinfer.models.config_reader import IGNORED_KEYS
 from mlxinfer.nn.weights import Quantized, map_rows
 from tests.support.gguf_golden import rewritten
 from tests.support.plain_step import PlainCache
@@ -120,6 +121,7 @@ def test_a_key_that_is_ignored_is_read_as_if_the_file_did_not_have_it(name: str,
     checkpoint = GGUFCheckpoint(path, ignore_config_keys={name, "llama.not_there"})
     assert checkpoint.ignored_keys == ("llama.attention.secret",)
     golden = GGUFCheckpoint(GOLDEN / "llama.gguf")
+    assert checkpoint.config.pop(IGNORED_KEYS) == ["llama.attention.secret"]
     assert checkpoint.config.items() <= golden.config.items()
     checkpoint.close()
     golden.close()
