@@ -14,17 +14,17 @@ _PATTERNS: dict[str, str] = {
         _(?!sliding_window_pattern$|remove_final_layer_norm$).*  architectures  add_cross_attention  auto_map
         finetuning_task  is_decoder  is_encoder_decoder  is_llama_config  chunk_size_feed_forward
         cross_attention_hidden_size  custom_pipelines  dtype  id2label  label2id  model_type  name_or_path  num_labels
-        output_(attentions|hidden_states|past|router_logits|scores)  problem_type  pruned_heads  return_dict\w*
-        task_specific_params  tf_legacy_loss  tie_encoder_decoder  torch_dtype  torchscript  transformers[._]\w+
-        trust_remote_code  use_return_dict
+        classifier_\w+  summary_\w+  output_(attentions|hidden_states|past|router_logits|scores)  problem_type
+        pruned_heads  return_dict\w*  task_specific_params  tf_legacy_loss  tie_encoder_decoder  torch_dtype
+        torchscript  transformers[._]\w+  trust_remote_code  use_return_dict
     """,
     "training and initialisation": r"""
         initializer_\w+  \w+_initializer_\w+  init_\w+  (\w+_)?init_(scale|std|method|range)  \w+_xavier_init
         rescale_prenorm_residual  (\w+_)?dropout(_\w+)?  \w+_pdrop  \w+_drop(_rate)?  (\w+_)?(aux_?|z_?)loss\w*
-        \w+_loss(_\w+)?  seq_aux  aux_\w+  \w+_jitter(_\w+)?  gradient_checkpointing\w*  pretraining_tp
-        (train|training)_\w+  learning_rate  lr_\w+  warmup\w*  weight_decay  adam_\w+  optimizer\w*  (random_)?seed
-        (micro_)?batch_size  max_grad_norm  label_smoothing\w*  router_bias_update_\w+  moe_capacity_factor
-        moe_drop_tokens  moe_random_routing_dropped_token  moe_token_drop_policy  freeze_\w+
+        \w+_loss(_\w+)?  seq_aux  aux_\w+  \w+_jitter(_\w+)?  loss_\w+  (\w+_)?layerdrop  gradient_checkpointing\w*
+        pretraining_tp  (train|training)_\w+  learning_rate  lr_\w+  warmup\w*  weight_decay  adam_\w+  optimizer\w*
+        (random_)?seed  (micro_)?batch_size  max_grad_norm  label_smoothing\w*  router_bias_update_\w+
+        moe_capacity_factor  moe_drop_tokens  moe_random_routing_dropped_token  moe_token_drop_policy  freeze_\w+
         reset_(attention_mask|position_ids)  eod_mask_loss  ep_size
         (tensor|pipeline|sequence|expert|data|context)_(model_)?parallel\w*  \w+_parallel_(size|degree)
         \w*_te_autocast
@@ -60,16 +60,16 @@ _PATTERNS: dict[str, str] = {
         sparsity_config  adapter_path  base_model\w*  model_(name|id|version|card|size)  model_name_or_path
         finetuned_(from|model)\w*  merged_from  source_model\w*  converted_\w+  export_\w+  license\w*  authors?
         description  version  revision  commit\w*  git_\w+  date  created_\w+  hf_\w+  tags  language  languages
-        pipeline_tag  library_name  sentence_transformers  prompts  \w*use_quantized_params
+        pipeline_tag  library_name  sentence_transformers  matryoshka_\w+  prompts  \w*use_quantized_params
         \w+_ffn_use_quantized_params  fp8_\w+
     """,
     "the way of computing the same": r"""
         \w*attn_implementation\w*  experts_implementation  use_(fused|flash|kernel|liger|triton)\w*
         use_(mem_eff_path|memory_efficient_attention|mamba_kernels|te)  flash_attn\w*  flash_attention\w*  fused_\w+
         softmax_in_fp32  \w+_in_fp32  apply_residual_connection_post_fp32  (use_)?bfloat16  (bf|fp)(16|32)
-        num_logits_to_keep  use_cache_\w+  mamba_chunk_size  mamba_ssm_cache_dtype  moe_shared_expert_overlap
-        moe_grouped_gemm  moe_permute_fusion  use_torch_\w+  attention_softmax_in_fp32  masked_softmax_fusion
-        use_cpu_initialization  sdpa_\w+  eager_\w+
+        (num_)?logits_to_keep  (moe_)?router_dtype  use_cache_\w+  mamba_chunk_size  mamba_ssm_cache_dtype
+        moe_shared_expert_overlap  moe_grouped_gemm  moe_permute_fusion  use_torch_\w+  attention_softmax_in_fp32
+        masked_softmax_fusion  use_cpu_initialization  sdpa_\w+  eager_\w+
     """,
 }
 """Reasons why keys change nothing, and the keys: regular expressions for whole names."""

@@ -224,3 +224,13 @@ def test_yarn_whose_gain_is_undone() -> None:
     undone = architecture({"model_type": "qwen3", "rope_scaling": parameters | {"attn_factor": 0.8782488562869419}}).ropes["rope"].gain
     assert usual == pytest.approx(1.13863, abs=1e-4)
     assert undone == pytest.approx(1.0)
+
+
+def test_dual_chunk_attention_bounds_the_context() -> None:
+    """As Qwen2.5-7B-Instruct-1M has it: within a chunk it is plain attention."""
+    chunks = {"chunk_size": 262144, "local_size": 8192, "original_max_position_embeddings": 262144}
+    found = architecture(QWEN25 | {"max_position_embeddings": 1010000, "dual_chunk_attention_config": chunks})
+    assert found.ropes["rope"].context == found.sizes.positions == 253952
+    assert any("253952" in note for note in found.notes)
+    with pytest.raises(UnsupportedModelError, match="dual_chunk_attention_config"):
+        architecture(QWEN25 | {"dual_chunk_attention_config": 3})

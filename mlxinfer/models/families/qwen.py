@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ...nn.activations import gated
@@ -99,6 +100,7 @@ def _architecture(
 ) -> Architecture:
     if head_norms:
         reader.only("use_qk_norm", True)
+    sizes, notes = _without_chunks(reader, sizes)
     rope = read_rope(reader, sizes.heads.dim, sizes.positions, ignored=MROPE)
     reader.finish()
 
@@ -113,4 +115,18 @@ def _architecture(
         attention = Attention(layer, sizes.heads, qkv, output, rope=rope, q_norm=q_norm, k_norm=k_norm)
         return pre_norm(weights, name, sizes, attention, mlp(weights, layer))
 
-    return Architecture(sizes, attention_specs(sizes, seen), {"rope": rope}, block)
+    return Architecture(sizes, attention_specs(sizes, seen), {"rope": rope}, block, notes=notes)
+
+
+def _without_chunks(reader: ConfigReader, sizes: Sizes) -> tuple[Sizes, tuple[str, ...]]:
+    """The sizes with the context up to which dual chunk attention (Qwen2.5-1M) is plain attention, and a line about that bound."""
+    chunks = reader.take("dual_chunk_attention_config")
+    if chunks is None:
+        return sizes, ()
+    if not isinstance(chunks, dict):
+        raise reader.bad("dual_chunk_attention_config", chunks, "an object")
+    own = ConfigReader(chunks)
+    chunk = own.integer("chunk_size", 262144) - own.integer("local_size", 8192, low=0)
+    length = max(1, min(sizes.positions, chunk, own.integer("original_max_position_embeddings", sizes.positions)))
+    note = f"without dual chunk attention, which this model needs for longer texts, the context is {length} tokens"
+    return replace(sizes, positions=length), (note,)
