@@ -43,7 +43,7 @@ class Options:
 
     @property
     def quantizes(self) -> bool:
-        """Whether matrices were asked to be quantized; otherwise they keep what they have as far as formats allow."""
+        """True if matrices shall be quantized; otherwise they keep their formats where MLX has these."""
         return self.form is not None or self.budget is not None
 
     @classmethod

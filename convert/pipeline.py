@@ -200,7 +200,7 @@ def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, t
 
 
 def _reads(planned: ConversionPlan, options: Options) -> bool:
-    """Whether the model reads a text for the encoder. For formats that hold all that the source has, inputs hardly matter."""
+    """True if the model reads a text for the encoder. Inputs hardly matter for formats that lose nothing of the source."""
     return options.encoder != "minmax" and needs_importance(planned) and (options.quantizes or options.encoder == "gptq")
 
 

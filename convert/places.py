@@ -1,4 +1,4 @@
-"""Where a part of a model multiplies, and with which tensors."""
+"""Places in a part of a model that multiply, with the tensors of each."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ without."""
 
 
 def tokens_to_measure(parameters: int, *, required: bool = False, quantized: bool = True) -> int:
-    """How many positions can be compared within a minute and within memory, and fewer where nothing was asked to be `quantized`; 0 if too
-    few to be meaningful, unless it is `required`."""
+    """Count the positions that can be compared within a minute and within memory; fewer where nothing is `quantized`. Too few to mean
+    anything are 0, unless the comparison is `required`."""
     if required:
         return POSITIONS
     if parameters * default_dtype().size > device_memory().usable / 2:

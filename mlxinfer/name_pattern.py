@@ -34,7 +34,7 @@ class PatternError(ValueError):
 
 
 class Steps:
-    """What all matches with the expressions of one file may take."""
+    """Budget of steps for all matches with the expressions of one file."""
 
     def __init__(self, most: int = MOST_STEPS) -> None:
         self.taken = 0
@@ -59,7 +59,10 @@ class NamePattern:
         self._steps = steps
 
     def matches(self, name: str, *, whole: bool) -> bool:
-        """Whether the name fits from its start, `whole` or as far as the expression goes. Raises `PatternError` after too many steps."""
+        """Return True if the name matches from its start, `whole` or as far as the expression goes.
+
+        Raises `PatternError` after too many steps.
+        """
         if len(name) > LONGEST:
             raise PatternError(f"cannot be matched with a name of {len(name)} characters")
         ends = self._node(_Match(name, self._steps), 1)
@@ -207,7 +210,7 @@ class _Parser:
         return _anything if part is _ANY and counts == (0, None) else _repeated(part, least, most)
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """How often the part before may come, at least and at most; None where nothing is said of that."""
+        """Least and most repetitions of the part before; None without a count."""
         sign = self._text[self._at : self._at + 1]
         found = _COUNT.match(self._text, self._at)
         if sign and sign in _REPEATS:
@@ -332,7 +335,7 @@ class Endings(Generic[Value]):
 
 
 def is_ending(name: str, endings: Any) -> bool:
-    """Whether a list of names has one that `name` ends with. Anything but a list counts as one that has."""
+    """Return True if `name` ends with one of a list of names. Anything but a list counts as a match."""
     if not isinstance(endings, list):
         return True
     return any(name == ending or name.endswith(f".{ending}") for ending in endings if isinstance(ending, str))

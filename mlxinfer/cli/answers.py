@@ -1,4 +1,4 @@
-"""Where `mlxinfer run` writes an answer while it comes."""
+"""Outputs to which `mlxinfer run` writes an answer as it arrives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class WordStream:
         self._code = False
 
     def feed(self, text: str) -> str:
-        """What can be shown now."""
+        """Text that can be shown now."""
         return "".join(map(self._character, text))
 
     def close(self) -> str:

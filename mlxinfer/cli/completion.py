@@ -77,14 +77,14 @@ for _shell in (_Bash, _Zsh, _Fish):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where a shell looks for completions of the user's own."""
+    """Path at which a shell looks for the user's completions."""
 
     file: Path
     """The script's place."""
     startup: Path | None
     """The file that has to name it; None where the shell finds it by itself."""
     line: str
-    """What that file has to say, or what else is needed."""
+    """Contents of that file, or the further step that is needed."""
 
 
 def _place(shell: str) -> _Place:

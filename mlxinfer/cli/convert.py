@@ -57,7 +57,7 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
 
 
 def _say(estimate: Estimate, destination: Path) -> None:
-    """What lies ahead, before it starts; nothing where it is over in a moment."""
+    """Print the estimate before the conversion starts, unless it takes a moment only."""
     if estimate.seconds >= 5:
         measuring = f" ({human_time(estimate.measuring)} of it to measure the loss)" if estimate.measuring >= 5 else ""
         size = f"{human_bytes(estimate.nbytes)} at {estimate.bits_per_weight:.2f} bits per weight"
@@ -86,7 +86,7 @@ def _lines(report: Report) -> list[str]:
 
 
 def _tell_verdict(quality: Quality) -> None:
-    """What the figures mean; a bad model stands out."""
+    """Print the verdict on the figures; a bad model stands out."""
     if quality.level in ("poor", "unusable"):
         click.secho(quality.verdict, bold=True, fg="red" if colours() else None, color=False if dumb_terminal() else None)
         click.echo("More bits lose less (--bits, --bpw), and so does --encoder gptq.")

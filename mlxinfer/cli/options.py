@@ -216,7 +216,7 @@ def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def chosen_sampling(given: dict[str, Any]) -> SamplingParams:
-    """What was given; the rest is left out. Raises `SamplingError`."""
+    """Collect the options that were given. Raises `SamplingError`."""
     chosen = {name: value for name, value in given.items() if value is not None and value != ()}
     return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
 

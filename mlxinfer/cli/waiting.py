@@ -1,4 +1,4 @@
-"""What a terminal shows while there is no text yet: one line, which is erased before the text."""
+"""Progress line of a terminal before the first text; the text erases it."""
 
 from __future__ import annotations
 
@@ -87,14 +87,14 @@ def reading(llm: LLM) -> tuple[int, int] | None:
 
 
 class Progress:
-    """What is going on before there is text to show."""
+    """Progress of a request before its first text."""
 
     def __init__(self, reads: Callable[[], tuple[int, int] | None]) -> None:
         """`reads` is `reading` of a model."""
         self._reads = reads
         self.writing = False
         self._first: tuple[float, int] | None = None
-        """When a prompt was first seen being read, in seconds of `perf_counter`, and how many of its tokens had been."""
+        """First look at the prompt: seconds of `perf_counter`, and tokens that had been read."""
 
     def note(self) -> str:
         if self.writing:

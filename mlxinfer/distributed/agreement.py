@@ -53,7 +53,7 @@ class Hello:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Hello:
-        """What a rank has said. Raises `NodesError` where it has another version, which may say other things, and
+        """Parse the hello of a rank. Raises `NodesError` where it has another version, which may say other things, and
         `TypeError` for what no rank says."""
         version = told.get("version")
         if version != __version__:

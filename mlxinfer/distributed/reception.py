@@ -1,4 +1,4 @@
-"""Where rank 0 hears who connects: anybody may, so nobody is waited for alone, and nobody may send much before rank 0 knows who that is."""
+"""Reception of connections at rank 0. Anybody may connect: rank 0 waits for no single stranger, and reads little before it knows a rank."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Stranger:
         self.heard = bytearray()
 
     def hello(self) -> dict[str, Any] | None:
-        """What was said; None while some of it is missing. Raises `ValueError` for what no rank says, and OSError."""
+        """Return the message, or None while some of it is missing. Raises `ValueError` for what no rank says, and OSError."""
         part = self.connection.recv(HEADER.size + LONGEST_HELLO - len(self.heard))
         if not part:
             raise ConnectionError("the connection was closed")

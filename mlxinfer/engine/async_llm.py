@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _COMPILING = ThreadPoolExecutor(2, "mlxinfer structures")
-"""Where grammars are checked and compiled. Requests that are slow to compile wait for one another, and keep no others waiting."""
+"""Threads that check and compile grammars. Slow grammars wait for one another, and delay no other request."""
 Preparing = Callable[[InputProcessor], Awaitable[PreparedPrompt]]
 
 

@@ -55,12 +55,12 @@ class GenerateKeywords(RequestKeywords, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestOptions:
-    """How a request is served among others. Raises `SamplingError` for values that have no meaning."""
+    """Keywords for serving a request among others. Raises `SamplingError` for values that have no meaning."""
 
     client_id: str = ""
-    """Who asks, up to 256 characters: clients get their turns evenly."""
+    """Name of the client, up to 256 characters: clients are served evenly."""
     priority: int = 0
-    """How urgent it is: lower is served first. A whole number of 32 bits."""
+    """Priority, a whole number of 32 bits: lower is served first."""
     timeout_s: float | None = None
     """Seconds from now, after which an answer ends with what it has, and `finish_reason` "timeout"; None waits for its end."""
     adapter: str | None = None
@@ -68,7 +68,7 @@ class RequestOptions:
     cache_salt: str = ""
     """Cached prompts are shared only with requests of the same salt, of up to 256 characters: a secret keeps them from all others."""
     deadline: float | None = field(init=False, default=None)
-    """When that is, in seconds of `perf_counter`."""
+    """The deadline in seconds of `perf_counter`."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.client_id, str) or len(self.client_id) > _LONGEST_NAME:

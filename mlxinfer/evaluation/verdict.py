@@ -1,4 +1,4 @@
-"""What the figures of a comparison mean, in a sentence."""
+"""Verdicts on the figures of a comparison, in a sentence."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def verdict(kl: float, top1: float) -> str:
 
 
 def changed_words(top1: float) -> str:
-    """How many of the likeliest tokens differ, as "one of eight words changes"."""
+    """Share of likeliest tokens that differ, as "one of eight words changes"."""
     changed = 1.0 - top1
     if changed >= _MANY:
         words = "almost all" if changed > 0.95 else min(_SHARES, key=lambda each: abs(_SHARES[each] - changed))

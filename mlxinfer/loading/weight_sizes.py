@@ -23,7 +23,7 @@ class SizeChange:
     """Tensors that take other bytes in memory."""
 
     kind: str
-    """How they are stored, as `Checkpoint.kind` names it; empty for different kinds."""
+    """Their kind, as `Checkpoint.kind` names it; empty for different kinds."""
     stored: int
     """Bytes in the files."""
     kept: int
@@ -64,7 +64,7 @@ def _changed(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantiz
 
 
 def _form(checkpoint: Checkpoint, tensor: PlannedTensor, dtype: mx.Dtype, quantize: Format | None) -> str:
-    """What becomes of it, in words."""
+    """Form in memory, in words."""
     if quantize and tensor.is_quantized_by(quantize):
         return f"quantized to {format_text(quantize)}"
     stored = tensor.stored

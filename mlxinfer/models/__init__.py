@@ -130,7 +130,7 @@ def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Ma
 
 
 def architecture(config: dict[str, Any]) -> Architecture:
-    """What a config says about its text model. Raises `UnsupportedModelError`."""
+    """Read the text model's architecture from a config. Raises `UnsupportedModelError`."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or not supports(model_type):
         raise UnsupportedModelError(f"architecture {model_type!r} is not supported (known: {', '.join(FAMILIES)})")

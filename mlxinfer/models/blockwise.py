@@ -31,7 +31,7 @@ class Batch:
     texts: list[Sequence[int]]
     """Token ids of each."""
     held_out: bool = False
-    """Whether they are kept aside, to judge by."""
+    """True if the texts are kept aside, to judge by."""
 
     @property
     def tokens(self) -> list[int]:
@@ -100,11 +100,11 @@ class BlockReader:
 
     @property
     def states_suffice(self) -> bool:
-        """Whether a block needs nothing of earlier ones but the states."""
+        """True if a block needs only the states of earlier ones."""
         return self.plan.inputs is None and not any(isinstance(spec, AttentionSpec) and spec.shared for spec in self.plan.specs)
 
     def _way_through(self, part: object) -> Callable[[], None]:
-        """What reads the texts through a part of this kind."""
+        """Find the method that reads the texts through a part of this kind."""
         if isinstance(part, Embedding):
             return partial(self._embed, part)
         if isinstance(part, AnyBlock):

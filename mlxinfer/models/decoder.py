@@ -112,7 +112,7 @@ class LayerInputs(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class OutputLayer:
-    """What comes after the last block."""
+    """Last norm and head, after the last block."""
 
     norm: RMSNorm
     """The last norm, weight `[hidden]`."""

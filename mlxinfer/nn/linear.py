@@ -41,7 +41,7 @@ class Projection:
     order: np.ndarray | None = None
     """int `[rows]`: which row of the checkpoint each is; None where they are in order."""
     in_parts: bool = False
-    """Whether other rows of it are elsewhere, so that adapters cannot change it."""
+    """True if other rows of the matrix are elsewhere; adapters cannot change such a projection."""
 
 
 class Linear:

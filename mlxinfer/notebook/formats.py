@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 _SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
-"""What special tokens look like, such as `<|im_end|>`, `</s>` and `[INST]`."""
+"""Pattern of special tokens, such as `<|im_end|>`, `</s>` and `[INST]`."""
 MUTED = "opacity:0.65;font-size:85%"
 TEXT = "white-space:pre-wrap;max-width:50em;line-height:1.6"
 CELL = "text-align:left;padding:1px 1em 1px 0;vertical-align:top"

@@ -1,4 +1,4 @@
-"""How a trace and a logit lens look as the result of a cell, without matplotlib."""
+"""HTML of a trace and a logit lens as results of a cell, without matplotlib."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _MAY_OPEN = re.compile(
 FIRST = "{[<`"
 """Characters with which such a call begins."""
 _ENDS_NO_CALL = frozenset("]},:;")
-"""What stands after an object inside of other JSON, or of code."""
+"""Characters after an object inside of other JSON, or of code."""
 
 
 class BareCallsReader(CallReader):
@@ -77,7 +77,7 @@ class BareCallsReader(CallReader):
         return after if self._object.ended or after > at else None
 
     def _after_object(self, text: str, at: int, final: bool) -> int | None:
-        """What follows a complete object: another one, the end of what was opened, or other text."""
+        """Read the text after a complete object: another object, the end of the list or block, or other text."""
         next_at = skip_whitespace(text, at)
         rest = text[next_at : next_at + 24]
         if not rest:

@@ -158,7 +158,7 @@ class OutputReader:
         return last[:_LONGEST_LINE], self._fenced ^ bool(fences % 2)
 
     def _bare_at(self, text: str, at: int) -> bool:
-        """Whether a call as plain JSON may begin here: at the beginning of a line, and not inside of a code block."""
+        """Return True if a call as plain JSON may start here: at the start of a line, outside of code blocks."""
         before = text[self._at : at]
         if not (self._fresh and not before.strip()):
             _, newline, line = before.rpartition("\n")

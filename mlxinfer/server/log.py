@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 
 LogFormat = Literal["auto", "text", "json"]
-"""How lines are written; "auto" is "text" on a terminal and "json" elsewhere."""
+"""Format of lines; "auto" is "text" on a terminal and "json" elsewhere."""
 _ACCESS = logging.getLogger("mlxinfer.access")
 _NOTICED: set[str] = set()
 """Notices that are written once. They are made of names of fields that the server knows, so there are few."""
@@ -73,7 +73,7 @@ def _for_people(name: str, value: Any) -> str:
 
 
 def _is_quiet(record: logging.LogRecord) -> bool:
-    """Whether people need not see this request: the page's files, and what pages and supervisors ask for every few seconds."""
+    """Return True for a request that people need not see: the page's files, and what pages and supervisors ask for every few seconds."""
     fields = getattr(record, "fields", {})
     if record.name != _ACCESS.name or fields["status"] >= 400:
         return False

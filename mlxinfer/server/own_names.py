@@ -22,7 +22,7 @@ def own_names(settings: ServerSettings) -> tuple[str, ...]:
 
 
 def addresses_for_others(listeners: Iterable[socket.socket], settings: ServerSettings) -> list[str]:
-    """What to type into the browser of another machine on the same network; empty where a listener names its address itself."""
+    """Address to type into the browser of another machine on the same network; empty where a listener names its address itself."""
     found = []
     for listener in listeners:
         if listener.family in _ELSEWHERE and listener.getsockname()[0] in WILDCARDS:

@@ -67,7 +67,7 @@ class ServerSettings:
     """Origins of web pages and browser-based apps that may use the server on TCP, as `https://app.example`; one that ends in `://*` is a
     whole scheme, other than http and https."""
     log_format: LogFormat = "auto"
-    """How the log is written: lines for people, or JSON."""
+    """Format of the log: lines for people, or JSON."""
     opens_page: bool = False
     """Whether the page is opened in the user's browser as soon as the server listens."""
     reasoning_field: ReasoningField = "both"

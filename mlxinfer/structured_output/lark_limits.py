@@ -98,7 +98,10 @@ class _Reader:
             nested = found[0] == "%lark" or (nested and kind in (None, "line"))
 
     def _value(self, place: int, *, is_schema: bool) -> int:
-        """Where a value of JSON ends that starts here. Raises `SamplingError`, also for what only one of two readers of JSON may accept."""
+        """Find the end of the value of JSON that starts here.
+
+        Raises `SamplingError`, also for a value that only some readers of JSON accept.
+        """
         start = _SPACE.match(self._grammar, place)
         assert start is not None
         try:

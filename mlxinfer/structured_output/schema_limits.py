@@ -143,7 +143,7 @@ def _find_owner(part: Part, tree: Targets) -> None:
 
 
 def _is_boolean(schema: Any, reference: str) -> bool:
-    """Whether a reference points at true or false, which are schemas too."""
+    """Return True if a reference points at true or false, which are schemas too."""
     for step in steps_of(reference).split("\0"):
         schema = schema.get(step) if isinstance(schema, Mapping) else None
     return isinstance(schema, bool)

@@ -49,10 +49,10 @@ class Part:
 
 
 class Targets(dict[str, "Targets"]):
-    """What references point at, as a tree of steps."""
+    """Targets of references, as a tree of steps."""
 
     name: str | None = None
-    """What `steps_of` gives for a reference that points here."""
+    """Result of `steps_of` for a reference that points here."""
 
 
 def schema_parts(schema: Any) -> Iterator[Part]:

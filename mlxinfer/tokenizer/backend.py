@@ -68,7 +68,7 @@ class TokenizerParts:
     written_by_template: frozenset[int] = frozenset()
     """Ids of tokens that no message but the model's own may spell, besides the special ones."""
     sorts_tools: bool = False
-    """Whether the chat template gets tools with their keys in the order of the alphabet."""
+    """True if the chat template gets tools with alphabetically sorted keys."""
 
 
 @contextmanager
@@ -123,8 +123,11 @@ class TokenizersBackend:
         return ids if self.special.isdisjoint(stretches) else encode_parts(self, text, mark)
 
     def _without_special_tokens(self) -> tuple[TokenSearch, Tokenizer | None]:
-        """What finds the special tokens in a text, and the same tokenizer without them; None where the two together would not cut a text
-        as the whole does: special tokens that swallow spaces, or that a normalizer changes, and other kinds than byte-level BPE."""
+        """Return a search for the special tokens in a text, and the same tokenizer without them.
+
+        The tokenizer is None where the two together would not cut a text as the whole does: with special tokens that swallow spaces or
+        that a normalizer changes, and for other kinds than byte-level BPE.
+        """
         added = list(self.tokenizer.get_added_tokens_decoder().values())
         normalizer = self.tokenizer.normalizer
         simple = not any(token.lstrip or token.rstrip or token.single_word or (normalizer and token.normalized) for token in added)

@@ -1,4 +1,4 @@
-"""What the JSON files and templates beside a tokenizer say of it: special tokens, BOS and ends of turns, chat templates."""
+"""Settings in the JSON files and templates beside a tokenizer: special tokens, BOS and ends of turns, chat templates."""
 
 from __future__ import annotations
 

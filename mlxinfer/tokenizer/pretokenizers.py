@@ -1,4 +1,4 @@
-"""How byte-level BPE cuts a text into words, by the name that GGUF gives it (`tokenizer.ggml.pre`), or for a file of ranks.
+"""Rules by which byte-level BPE cuts a text into words, by the name that GGUF gives it (`tokenizer.ggml.pre`), or for a file of ranks.
 
 The names are those of llama.cpp (`llama_vocab::impl::load`). The expressions are those of the models' own `tokenizer.json`,
 which llama.cpp approximates in places; they are applied one after the other, each inside the pieces of the one before. Only those

@@ -1,4 +1,4 @@
-"""Where a text spells tokens that are not cut out of it by a tokenizer's library."""
+"""Search for tokens that a text spells and a tokenizer's library does not cut out."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class TokenSearch:
         self._first = re.compile(f"[{first_characters}]") if first_characters else None
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Where tokens begin and end, from left to right; of two that begin together, the longer one."""
+        """Find starts and ends of tokens from left to right; of two with one start, the longer one."""
         done = 0
         for found in self._first.finditer(text) if self._first else ():
             at = found.start()

@@ -31,9 +31,9 @@ class SentencePieceModel:
     vocabulary: Vocabulary
     """All tokens, those included that other files add."""
     algorithm: Literal["bpe", "unigram"]
-    """How pieces are found."""
+    """Algorithm that finds pieces."""
     normalization: Normalization
-    """What is done to each stretch of a text before."""
+    """Normalization of each stretch of a text."""
     first: int | None = None
     """The id before every text."""
     last: int | None = None

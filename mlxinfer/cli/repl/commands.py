@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 Result = Union[str, Shown, Generator[Chunk, None, None]]
-"""What a command has to show: a text, turns of the conversation, or an answer of the model."""
+"""Results of commands: a text, turns of the conversation, or an answer of the model."""
 
 
 class Leave(Exception):

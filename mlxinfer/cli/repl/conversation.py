@@ -55,7 +55,7 @@ class Conversation:
         self.draft = ""
         """A message that has no answer, for the user to edit and send again."""
         self._retries = 0
-        """How often the last message was answered again."""
+        """Number of times that the last message was answered again."""
 
     @property
     def name(self) -> str:

@@ -36,10 +36,10 @@ class Pastes:
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
-        """What each of them stands for."""
+        """Text of each paste."""
 
     def fold(self, text: str) -> str:
-        """What is put into the line editor for a text; the text itself, unless it is long."""
+        """Text for the line editor: the pasted text itself, or a mark for a long one."""
         if not is_long(text):
             return text
         mark, number = f"[{size(text)}]", 1

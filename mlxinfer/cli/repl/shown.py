@@ -11,7 +11,7 @@ from .terminal import Writer
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What a command shows of a conversation."""
+    """Part of a conversation that a command shows."""
 
     turns: list[dict[str, Any]]
     """Messages as `{"role": ..., "content": ...}`."""

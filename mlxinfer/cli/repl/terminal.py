@@ -34,7 +34,7 @@ class Writer(Protocol):
     def text(self, text: str) -> None: ...
 
     def reasoning(self, text: str) -> None:
-        """What the model thinks before it answers, which is not a part of the answer."""
+        """Show reasoning, which is not a part of the answer."""
         ...
 
     def end(self) -> None: ...
@@ -44,7 +44,7 @@ class Writer(Protocol):
         ...
 
     def aside(self, text: str) -> None:
-        """What happened between message and answer, such as a call of a tool."""
+        """Show an event between message and answer, such as a call of a tool."""
         ...
 
 

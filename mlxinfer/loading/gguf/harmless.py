@@ -29,7 +29,7 @@ Hyper = Mapping[str, Any]
 
 
 def is_harmless(key: str, value: object, hyper: Hyper) -> bool | None:
-    """Whether a key with this value changes nothing; None for a key that is not known. `hyper` has all keys of the architecture, both
+    """Return True if a key with this value changes nothing, None for an unknown key. `hyper` has all keys of the architecture, both
     without its name."""
     if _WITHOUT_EFFECT.fullmatch(key):
         return True

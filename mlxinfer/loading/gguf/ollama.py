@@ -195,4 +195,4 @@ _FIXES: Mapping[str, Callable[[OllamaForm], None]] = {
     "olmo2": _olmo,
     "llama": _llama,
 }
-"""What else is mended, by Ollama's name or llama.cpp's."""
+"""Further mends, by Ollama's name of the architecture or llama.cpp's."""

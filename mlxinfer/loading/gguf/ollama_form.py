@@ -63,7 +63,7 @@ _PRE_TOKENIZERS = {
     "lfm2moe": "lfm2",
     "glm4moelite": "glm4",
 }
-"""How words are cut in files that name no pre-tokenizer, or the default one, as Ollama's graphs do."""
+"""Pre-tokenizers of Ollama's graphs for files that name none, or the default one."""
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "gptoss": {".ffn_gate_up_exps.": f".{ALTERNATING}."},
     "gpt-oss": {
@@ -103,10 +103,10 @@ class OllamaForm:
         self.tensors = {tensor: tensor for tensor in files.tensors if not _OTHER_SENSES.fullmatch(tensor) and not _DRAFTS.fullmatch(tensor)}
         """Tensors of the text model: name to have, name in the file."""
         self.by_ollama = name in _TEXT_MODELS or not self.hyper.keys().isdisjoint(_MARKS)
-        """Whether Ollama's converter wrote the file, as far as that can be seen."""
+        """True if Ollama's converter seems to have written the file."""
         parts = any(map(_OTHER_SENSES.fullmatch, files.tensors)) or any(key.startswith(("vision.", "audio.")) for key in self.hyper)
         self.senses = parts or name in _SEEING
-        """Whether the model sees or hears."""
+        """True if the model sees or hears."""
 
     def unsupported(self, key: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -133,7 +133,7 @@ class OllamaForm:
         return value if isinstance(value, str) else default
 
     def has_no_pre_tokenizer(self) -> bool:
-        """Whether the tokenizer cuts words, and the file does not say how."""
+        """True if the tokenizer cuts words by rules that the file does not name."""
         pre = self.others.get("tokenizer.ggml.pre", "default")
         return self.others.get("tokenizer.ggml.model") == "gpt2" and isinstance(pre, str) and pre in ("", "default")
 

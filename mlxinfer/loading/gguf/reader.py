@@ -56,7 +56,7 @@ def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[
 
 
 def _lengths(window: np.ndarray, most: int) -> np.ndarray:
-    """Where a byte is followed by seven zeros; not all places, but more than `most` of them, where there are more."""
+    """Find places where seven zeros follow a byte: all of them, or the first of more than `most`."""
     zero = window == 0
     two = zero[:-1] & zero[1:]
     four = two[:-2] & two[2:]

@@ -99,7 +99,7 @@ def find(block: Block, tensors: StoredTensors) -> Found:
 
 
 def _rules(block: Block, tensors: StoredTensors) -> list[tuple[NamePattern, Any]]:
-    """What `dynamic` says of names. Rules for matrices that are not quantized say nothing of the others."""
+    """Rules of `dynamic` for names of matrices. A rule for a matrix that stays plain does not concern the others."""
     steps, rules = Steps(), []
     for rule, changes in (block.get("dynamic") or {}).items():
         if not rule.startswith("-:"):

@@ -1,4 +1,4 @@
-"""How far earlier processes came with a copy, kept where the finished copy will have its header.
+"""Progress of earlier processes with a copy, stored where the finished copy will have its header.
 
 Without that, a short process would spend all its time on comparing what others have written, and a copy of several hundred MB would never
 be finished. What the record says is believed: the checksums of a finished copy are verified before its first use anyway.
@@ -22,7 +22,7 @@ _MAGIC = b"mlxipart"
 
 @dataclass(slots=True)
 class WriteProgress:
-    """What of a copy is in its unfinished file."""
+    """Parts of a copy that are in its unfinished file."""
 
     layout: int
     """Checksum of the source and the places of all matrices: a record for another layout says nothing."""
@@ -37,7 +37,7 @@ class WriteProgress:
 
     @classmethod
     def read(cls, descriptor: int, planned: CopyLayout) -> WriteProgress:
-        """What the file says, or no progress where it has no record for this layout. Raises OSError."""
+        """Read the record of the file; without one for this layout there is no progress. Raises OSError."""
         found = cls(layout_of(planned))
         magic, size, checksum = _RECORD.unpack(os.pread(descriptor, _RECORD.size, 0).ljust(_RECORD.size, b"\0"))
         text = os.pread(descriptor, size, _RECORD.size) if magic == _MAGIC and size < planned.base else b""

@@ -44,7 +44,7 @@ class Sheet:
 
     @property
     def capabilities(self) -> list[str]:
-        """What the model can do, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+        """Capabilities of the model, in Ollama's words. Tools are described to a model whose chat template does not know them."""
         if self.embeds:
             return ["embedding"]
         if self.chat_template is None:

@@ -59,7 +59,7 @@ class ChatRequest(ToolFields, Sampling):
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     continue_final_message: bool | None = None
-    """Whether the last message is an answer that goes on. The response has what follows it."""
+    """True if the last message is an answer to continue. The response has the rest of it."""
     add_generation_prompt: bool | None = None
     """False goes with `continue_final_message`."""
     logprobs: bool | None = None
@@ -99,7 +99,7 @@ class ChatRequest(ToolFields, Sampling):
 
     @property
     def goes_on(self) -> bool:
-        """Whether the last message is to be continued. Raises `APIError` where something else begins an answer."""
+        """Return True if the last message is to be continued. Raises `APIError` where something else starts an answer."""
         if not self.continue_final_message:
             if self.add_generation_prompt is False:
                 raise unsupported("add_generation_prompt", "add_generation_prompt: false is for continue_final_message only")

@@ -39,7 +39,7 @@ class Status(TypedDict):
 
 
 class Conversation(TypedDict):
-    """What a conversation on the page begins with: see `chat_params`."""
+    """Sampling parameters of a new conversation on the page: see `chat_params`."""
 
     temperature: float
     top_p: float
