@@ -56,20 +56,19 @@ _PATTERNS: dict[str, str] = {
     "programs that export, quantize or serve": r"""
         unsloth\w*  axolotl\w*  mlx\w*  lm_?studio\w*  nvidia\w*  modelopt\w*  onnx\w*  coreml\w*  openvino\w*
         vllm\w*  sglang\w*  trt\w*  tensorrt\w*  deepspeed\w*  fsdp\w*  peft\w*  wandb\w*  ort_\w+  megatron\w*
-        nemo_\w+  quantization  quantization_config  quantization_\w+  compression_config  kv_cache_\w*
-        sparsity_config  adapter_path  base_model\w*  model_(name|id|version|card|size)  model_name_or_path
-        finetuned_(from|model)\w*  merged_from  source_model\w*  converted_\w+  export_\w+  license\w*  authors?
-        description  version  revision  commit\w*  git_\w+  date  created_\w+  hf_\w+  tags  language  languages
-        pipeline_tag  library_name  sentence_transformers  matryoshka_\w+  prompts  \w*use_quantized_params
-        \w+_ffn_use_quantized_params  fp8_\w+
+        nemo_\w+  quantization(_\w+)?  compression_config  kv_cache_\w*  sparsity_config  adapter_path  base_model\w*
+        model_(name|id|version|card|size)  model_name_or_path  finetuned_(from|model)\w*  merged_from  source_model\w*
+        converted_\w+  export_\w+  license\w*  authors?  description  version  revision  commit\w*  git_\w+  date
+        created_\w+  hf_\w+  tags  language  languages  pipeline_tag  library_name  sentence_transformers
+        matryoshka_\w+  prompts  \w*use_quantized_params  fp8_\w+
     """,
     "the way of computing the same": r"""
         \w*attn_implementation\w*  experts_implementation  use_(fused|flash|kernel|liger|triton)\w*
         use_(mem_eff_path|memory_efficient_attention|mamba_kernels|te)  flash_attn\w*  flash_attention\w*  fused_\w+
-        softmax_in_fp32  \w+_in_fp32  apply_residual_connection_post_fp32  (use_)?bfloat16  (bf|fp)(16|32)
-        (num_)?logits_to_keep  (moe_)?router_dtype  use_cache_\w+  mamba_chunk_size  mamba_ssm_cache_dtype
-        moe_shared_expert_overlap  moe_grouped_gemm  moe_permute_fusion  use_torch_\w+  attention_softmax_in_fp32
-        masked_softmax_fusion  use_cpu_initialization  sdpa_\w+  eager_\w+
+        \w+_in_fp32  apply_residual_connection_post_fp32  (use_)?bfloat16  (bf|fp)(16|32)  (num_)?logits_to_keep
+        (moe_)?router_dtype  use_cache_\w+  mamba_chunk_size  mamba_ssm_cache_dtype  moe_shared_expert_overlap
+        moe_grouped_gemm  moe_permute_fusion  use_torch_\w+  masked_softmax_fusion  use_cpu_initialization  sdpa_\w+
+        eager_\w+
     """,
 }
 """Reasons why keys change nothing, and the keys: regular expressions for whole names."""
