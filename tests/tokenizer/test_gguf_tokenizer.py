@@ -9,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
+from support.tokenizer_complaints import complaint_about
 
-from mlxinfer.errors import MLXInferError, TokenizerError
+from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import from_gguf
 from mlxinfer.tokenizer.backend import TokenizersBackend
 from mlxinfer.tokenizer.sentencepiece_library import SentencePieceBackend
@@ -180,12 +181,7 @@ VALUES = st.one_of(
 
 def complaint(metadata: dict[str, Any]) -> str:
     """What is said of a tokenizer that cannot be built or used; nothing of one that can."""
-    try:
-        tokenizer = from_gguf(metadata)
-        tokenizer.decode(tokenizer.encode("ab a"))
-    except MLXInferError as error:
-        return str(error)
-    return ""
+    return complaint_about(lambda: from_gguf(metadata), "ab a")
 
 
 @given(base=st.sampled_from([byte_level("<s>"), sentencepiece()]), data=st.data())

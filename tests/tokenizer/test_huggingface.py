@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
+from support.tokenizer_complaints import complaint
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from mlxinfer.errors import MLXInferError, PromptError, TokenizerError
+from mlxinfer.errors import PromptError, TokenizerError
 from mlxinfer.tokenizer import from_directory
 
 WORDS = ["<s>", "</s>", "<|im_end|>", "a", "b", "ab", "Ġ", "Ċ"]
@@ -184,15 +185,6 @@ def test_a_panic_of_the_library_is_an_error(tmp_path: Path, capfd: pytest.Captur
     with pytest.raises(TokenizerError, match="setting up the tokenizer failed"):
         from_directory(write(tmp_path, json.dumps(contents)))
     assert "Traceback" not in capfd.readouterr().err
-
-
-def complaint(directory: Path) -> str:
-    try:
-        tokenizer = from_directory(directory)
-        tokenizer.decode(tokenizer.encode("ab a<s>"))
-    except MLXInferError as error:
-        return str(error)
-    return ""
 
 
 VALUES = [None, 0, -1, 2**40, "", "x", "a b", "(?", [], {}, [1], {"a": 1}, True]

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.examples import examples
 from support.ranked_vocabularies import CHATS, KIMI, LONG, VERSIONS, ranked, tekken, write_ranks, write_tekken
+from support.tokenizer_complaints import complaint
 
-from mlxinfer.errors import MLXInferError, TemplateError, TokenizerError
+from mlxinfer.errors import TemplateError, TokenizerError
 from mlxinfer.output_format.derive import output_format
 from mlxinfer.structure import Regex
 from mlxinfer.structured_output.grammar import GrammarCompiler
@@ -336,15 +337,6 @@ def test_the_file_that_cannot_be_read_is_named(names: list[str], there: str, tmp
         (tmp_path / name).write_text("{}")
     with pytest.raises(TokenizerError, match=f"{there}; add the model's tokenizer.json"):
         from_directory(tmp_path)
-
-
-def complaint(directory: Path) -> str:
-    try:
-        tokenizer = from_directory(directory)
-        tokenizer.decode(tokenizer.encode("ab a<s>"))
-    except MLXInferError as error:
-        return str(error)
-    return ""
 
 
 @given(file=st.sampled_from(FILES[1:]), at=st.integers(0, len(LINES) - 1), new=st.binary(max_size=5), cut=st.booleans())
