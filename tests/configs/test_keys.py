@@ -16,7 +16,7 @@ from unittest import mock
 import pytest
 from support.tiny_engine import GOLDEN
 
-from mlxinfer.models import FAMILIES, TEXT_MODELS, architecture, supports, text_config
+from mlxinfer.models import FAMILIES, architecture, supports
 from mlxinfer.models.config_keys import harmless
 from mlxinfer.models.config_reader import ConfigReader
 from mlxinfer.models.families.kimi_linear import PUBLISHED_KEYS
@@ -51,7 +51,7 @@ def taken() -> dict[str, dict[str, str]]:
     with mock.patch.object(ConfigReader, "only", listed), mock.patch.object(ConfigReader, "finish", ended):
         for config in [*silent, *golden, *published().values()]:
             if supports(config["model_type"]):
-                architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
+                architecture(config)
     return found
 
 

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.directory import read_config
-from mlxinfer.models import TEXT_MODELS, architecture, mlx_lm_fallback, supports, text_config
+from mlxinfer.models import architecture, mlx_lm_fallback, supports
 from mlxinfer.models.config_reader import with_ignored
 from tests.configs.published import FILE, NO_GRAPH, REFUSED, published
 
 pytestmark = pytest.mark.smoke
 OWN = [name for name, config in published().items() if supports(config["model_type"])]
-
-
-def read(config: dict[str, Any]) -> Any:
-    return architecture(text_config(config) if config["model_type"] in TEXT_MODELS else config)
 
 
 def test_there_are_enough_of_them_and_each_says_where_it_is_from() -> None:
@@ -36,9 +31,9 @@ def test_a_config_of_a_family_with_a_graph(name: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     if name in REFUSED:
         with pytest.raises(UnsupportedModelError, match=REFUSED[name].partition(":")[0]):
-            read(read_config(tmp_path))
+            architecture(read_config(tmp_path))
         return
-    found = read(read_config(tmp_path))
+    found = architecture(read_config(tmp_path))
     text = config.get("text_config") or config.get("llm_config") or config
     assert found.sizes.layers == text.get("num_hidden_layers", found.sizes.layers)
     assert found.sizes.vocab == text.get("vocab_size", found.sizes.vocab)
@@ -67,5 +62,5 @@ def test_a_key_that_nobody_knows_is_refused_with_a_way_on(name: str, key: str, v
     place = next((part for part in ("text_config", "llm_config") if part in config), None)
     changed = config | ({place: config[place] | {key: value}} if place else {key: value})
     with pytest.raises(UnsupportedModelError, match=f"{key}.*--ignore-config-key {key}"):
-        read(changed)
-    read(with_ignored(changed, [key]))
+        architecture(changed)
+    architecture(with_ignored(changed, [key]))
