@@ -79,7 +79,7 @@ plain: $(small)  ## the quick tests as where there are no CPU kernels
 
 mac-like: $(linters)  ## what differs on a Mac, as far as Linux can have it: types, dtypes, paths, open files, no CPU kernels
 	$(bin)/mypy --platform darwin --cache-dir .mypy_cache/darwin
-	PYTHONPATH=tests HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -p support.mac_like $(parallel) -m "$(quick_tests)" $(mac_tests) $(ARGS)
+	PYTHONPATH=tests HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -p support.processes.mac_like $(parallel) -m "$(quick_tests)" $(mac_tests) $(ARGS)
 
 bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (minutes)
 	@$(pip) install --editable ".[bench]"

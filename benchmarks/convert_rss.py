@@ -22,9 +22,9 @@ from pathlib import Path
 import click
 import mlx.core as mx
 
-from mlxinfer.convert.encoders import ENCODERS
-from mlxinfer.convert.mapper import Part
-from mlxinfer.convert.writer import Writer
+from mlxinfer.convert.encode.affine import ENCODERS
+from mlxinfer.convert.plan.weight_map import Part
+from mlxinfer.convert.write.writer import Writer
 
 CONFIG = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -36,7 +36,7 @@ CHUNK = 1 << 24
 CONVERT = """
 import os, resource, sys, threading
 from mlxinfer.convert import convert
-from mlxinfer.convert.calibration import random_ids
+from mlxinfer.convert.calibrate.texts import random_ids
 
 def peak():
     if sys.platform == "darwin":

@@ -21,7 +21,7 @@ from gguf.quants import dequantize
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.loading.checkpoint import Checkpoint
-from mlxinfer.loading.gguf.packings import PACKINGS
+from mlxinfer.loading.gguf.mlx_formats import PACKINGS
 from mlxinfer.loading.gguf.types import BLOCK_BYTES
 from mlxinfer.loading.load import load_tokenizer, open_checkpoint
 from mlxinfer.loading.weights import CheckpointWeights

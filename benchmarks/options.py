@@ -30,7 +30,7 @@ def _limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 def _models(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, Path]:
     """`NAME=PATH`, or anything that mlxinfer resolves."""
     from mlxinfer.errors import MLXInferError
-    from mlxinfer.loading.resolve import resolve
+    from mlxinfer.loading.find.resolve import resolve
 
     found = {}
     for value in values:

@@ -10,8 +10,8 @@ import click
 
 from mlxinfer.output_format import OutputFormat
 from mlxinfer.output_format.format import ReasoningFormat
+from mlxinfer.output_format.render_calls import write_calls
 from mlxinfer.output_format.table import FAMILIES
-from mlxinfer.output_format.writing import write_calls
 from mlxinfer.tools import Tools, offered
 
 from .files import place

@@ -12,7 +12,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from mlxinfer.device import processor_name
+from mlxinfer.util.device import processor_name
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("mlxinfer", "mlx", "mlx-lm", "llama-cpp-python", "numpy", "transformers", "tokenizers")

@@ -25,11 +25,11 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer import LLM
-from mlxinfer.adapters.adapted import AdaptedModel
+from mlxinfer.adapters.adapted_model import AdaptedModel
 from mlxinfer.bench.measure import Bench
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.model_runner import ModelRunner
-from mlxinfer.engine.scheduler import Work
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.scheduler import Work
+from mlxinfer.engine.runner.model_runner import ModelRunner
 
 RANK, ADAPTERS = 8, ("a", "b")
 _BLOCK = 8
@@ -175,8 +175,8 @@ def _quartiles(values: list[float]) -> tuple[float, float, float]:
 def write_adapter(model: Path | str, folder: Path, seed: int) -> Path:
     """A LoRA of PEFT's format for all projections of a model's attention and feed-forward layers, with random numbers. Raises
     `MLXInferError`."""
+    from mlxinfer.loading.find.resolve import resolve
     from mlxinfer.loading.load import open_checkpoint
-    from mlxinfer.loading.resolve import resolve
 
     with ExitStack() as stack:
         checkpoint = open_checkpoint(resolve(model).path)

@@ -61,7 +61,7 @@ class Worker:
         if kind == "cost":
             return dict(self.engine.cost(**options))
         if kind == "memory":
-            from mlxinfer.device import peak_rss
+            from mlxinfer.util.device import peak_rss
 
             return {"peak_rss_bytes": peak_rss()}
         if kind == "machine":

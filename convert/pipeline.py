@@ -18,40 +18,40 @@ from .._version import __version__
 from ..errors import ConversionError, MLXInferError
 from ..loading.checkpoint import Checkpoint
 from ..loading.files import to_json
+from ..loading.find.resolve import Resolved, resolve
 from ..loading.formats import dtype_name
 from ..loading.gguf import GGUFCheckpoint
-from ..loading.gguf.packings import ALIKE, PACKINGS, SAME_BITS, SHARED
+from ..loading.gguf.mlx_formats import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
 from ..loading.ignored import ignoring
 from ..loading.load import load_tokenizer, open_checkpoint
-from ..loading.resolve import Resolved, resolve
 from ..models.blockwise import BATCH
 from ..models.config_reader import check_ignored, ignored_note
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
-from .allocation import TOKENS as PLANNING_TOKENS
-from .config import destination_config, differences_in_mlx_lm
-from .destination import Staging, check_destination, check_room, made_parents, staged
-from .documents import write_documents
-from .encoded import Encodings
-from .importance import BATCH as WEIGHED_AT_ONCE
-from .importance import TOKENS, Importance, random_texts
-from .importance import measure as measure_importance
-from .journal import Journal
-from .mapper import ConversionPlan, natural_dtype
-from .mapper import plan as plan_formats
-from .merged import open_merged
-from .options import Options
-from .preparation import Texts, default_tokens, encodings, weighed_alike
+from .args import Options
+from .calibrate.importance import BATCH as WEIGHED_AT_ONCE
+from .calibrate.importance import TOKENS, Importance, random_texts
+from .calibrate.importance import measure as measure_importance
+from .encode.gptq_pipeline import Encodings
+from .plan.allocation import TOKENS as PLANNING_TOKENS
+from .plan.multimodal_towers import tower_bytes, write_towers
+from .plan.preparation import Texts, default_tokens, encodings, weighed_alike
+from .plan.resources import Estimate, Pieces, estimate, needs_importance, pieces
+from .plan.weight_map import ConversionPlan, natural_dtype
+from .plan.weight_map import plan as plan_formats
 from .quality import measure_loss, tokens_to_measure
 from .report import Report
-from .resources import Estimate, Pieces, estimate, needs_importance, pieces
-from .sidecars import copy_sidecars, sidecars
-from .source_files import SourceFiles
-from .tensors import Progress, write_tensors
-from .towers import tower_bytes, write_towers
-from .verifier import verify
-from .writer import SHARD_BYTES, Writer
+from .verify import verify
+from .write.config import destination_config, differences_in_mlx_lm
+from .write.destination import Staging, check_destination, check_room, made_parents, staged
+from .write.journal import Journal
+from .write.merged import open_merged
+from .write.model_card import write_documents
+from .write.sidecars import copy_sidecars, sidecars
+from .write.source_files import SourceFiles
+from .write.tensors import Progress, write_tensors
+from .write.writer import SHARD_BYTES, Writer
 
 _MOST_GROWTH = 1.5
 """How many times as large as its source a result may be without being asked for."""

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from .. import kernels_cpu
-from ..device import default_dtype, device_memory, is_gpu
 from ..evaluation.measure import POSITIONS, Reading, compare
 from ..loading.formats import dtype_name
 from ..loading.weights import Progress
+from ..util.device import default_dtype, device_memory, is_gpu
 from .report import Quality
 
 LEAST_TOKENS = 128

@@ -76,7 +76,7 @@ class Head(torch.nn.Module):
 
     def forward(self, embedded: torch.Tensor, before: torch.Tensor, past: list[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         """A turn over all positions `[B, L, hidden]`: position p sees rows of the first turn up to p - n, after n earlier turns, and one
-        row of each later turn. The same as `mlxinfer/models/llama_head.py`."""
+        row of each later turn. The same as `mlxinfer/models/heads/llama.py`."""
         w, name = {key.replace("/", "."): value.to(embedded.dtype) for key, value in self.weights.items()}, "mtp.layers.0."
         norm = lambda x, key: rms_norm(x, x.shape[-1:], w[key], self.eps)  # noqa: E731
         parts = norm(embedded, "mtp.pre_fc_norm_embedding"), norm(before, "mtp.pre_fc_norm_hidden")

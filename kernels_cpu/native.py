@@ -13,7 +13,7 @@ from typing import Protocol, cast
 import mlx.core as mx
 import numpy as np
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 
 class Layout(Protocol):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .native import AttentionPlan, Blocks, Rotation, in_use, native
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import mlx.core as mx
 import numpy as np
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .native import Layout, in_use, native
 
 GATES = {"silu": 1, "gelu_tanh": 2}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .native import INSTRUCTIONS_VERSION, Blocks, in_use, native
 from .packed import GATES, PRECISIONS, Packed
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, Union, cast
 
 import mlx.core as mx
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .source import load
 
 Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]

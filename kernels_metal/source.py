@@ -16,7 +16,7 @@ import re
 from functools import cache
 from pathlib import Path
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 ROOT = Path(__file__).parent
 _NOISE = re.compile(r"^[ \t]+|[ \t]*//.*$|[ \t]+$", re.MULTILINE)

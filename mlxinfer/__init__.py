@@ -68,7 +68,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'mlxinfer' has no attribute {name!r}")
     from importlib import import_module
 
-    from .garbage import no_garbage_collection
+    from .util.garbage import no_garbage_collection
 
     if name in _PLAIN:
         return import_module(f".{name}", __name__)

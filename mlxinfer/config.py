@@ -1,7 +1,7 @@
 """What can be set of an engine. `EngineArgs` is what callers set, and the only list of it; `EngineConfig` is what an engine runs with.
 
 The command line's options, the keywords of `LLM` and `AsyncLLM` with their documentation, and the table in docs/settings.md follow
-`EngineArgs`. To add a setting: a field here, a keyword in `engine/front_door.py`.
+`EngineArgs`. To add a setting: a field here, a keyword in `engine/model_base.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import SamplingError, SettingError, UnknownKeywordError
-from .records import dataclass
 from .types import SamplingParams
+from .util.dataclass import dataclass
 
 if TYPE_CHECKING:
     import mlx.core as mx

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any, Union
 
 from .errors import SamplingError
-from .records import dataclass
+from .util.dataclass import dataclass
 
 MAX_GRAMMAR_BYTES = 256 * 1024
 """The longest schema, expression or grammar, as UTF-8."""

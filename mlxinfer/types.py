@@ -11,8 +11,8 @@ from dataclasses import field, fields, replace
 from typing import Any, Literal, get_args
 
 from .errors import SamplingError
-from .records import dataclass
 from .structure import Structure
+from .util.dataclass import dataclass
 
 FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
 

@@ -25,7 +25,7 @@ for _variable in ("LINES", "COLUMNS"):
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
-from support.short_paths import short_directory
+from support.processes.short_paths import short_directory
 
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_metal import emulator

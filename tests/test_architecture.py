@@ -18,31 +18,13 @@ ROOT = Path(__file__).parents[1]
 LINKED = ("convert", "kernels_metal", "kernels_cpu")
 FOLDERS = {"mlxinfer": "mlxinfer", **{name: f"mlxinfer.{name}" for name in LINKED}}
 
-PLAIN = {
-    "errors",
-    "structure",
-    "tools",
-    "function_schema",
-    "types",
-    "typed_reader",
-    "background",
-    "config",
-    "device",
-    "garbage",
-    "installing",
-    "keep_alive",
-    "name_pattern",
-    "plain_file",
-    "records",
-    "words",
-    "_version",
-}
+PLAIN = {"errors", "structure", "tools", "types", "config", "util", "_version"}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
 BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret", "adapters"}
 MAY_IMPORT: dict[str, set[str]] = {
-    "kernels_metal": {"errors", "records"},
-    "kernels_cpu": {"records"},
+    "kernels_metal": {"errors", "util"},
+    "kernels_cpu": {"util"},
     **dict.fromkeys(PLAIN, PLAIN),
     "cache": BELOW_MODELS - {"cache", "nn"},
     "nn": BELOW_MODELS - {"nn"},
@@ -168,16 +150,16 @@ def _who_imports(root: str) -> set[str]:
 
 
 def test_only_the_zoo_imports_mlx_lm() -> None:
-    assert _who_imports("mlx_lm") <= {"mlxinfer.models.mlx_lm_fallback"}
+    assert _who_imports("mlx_lm") <= {"mlxinfer.models.fallback.mlx_lm"}
 
 
 def test_the_scheduler_knows_no_tensors() -> None:
     tensors = {module for root in ("mlx", "numpy") for module in _who_imports(root)}
-    assert "mlxinfer.engine.model_runner" in tensors
-    assert "mlxinfer.engine.scheduler" not in tensors
+    assert "mlxinfer.engine.runner.model_runner" in tensors
+    assert "mlxinfer.engine.core.scheduler" not in tensors
 
 
-SEQUENCE = ROOT / "mlxinfer" / "engine" / "sequence.py"
+SEQUENCE = ROOT / "mlxinfer" / "engine" / "core" / "sequence.py"
 MUTATORS = {"append", "extend", "insert", "remove", "pop", "clear", "sort", "reverse"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.device import cgroup_limits, memory_limit
+from mlxinfer.util.device import cgroup_limits, memory_limit
 
 UNLIMITED_V1 = 9223372036854771712
 
@@ -64,7 +64,7 @@ def test_where_there_are_none_it_is_the_physical_memory(tmp_path):
 @pytest.mark.parametrize(("kind", "name"), [("RLIMIT_AS", "address space"), ("RLIMIT_DATA", "data")])
 def test_resource_limits_count_without_what_the_process_has(kind, name):
     code = (
-        "import resource; from mlxinfer.device import memory_limit\n"
+        "import resource; from mlxinfer.util.device import memory_limit\n"
         f"resource.setrlimit(resource.{kind}, (2**31, resource.RLIM_INFINITY)); first = memory_limit()\n"
         "held = bytearray(2**28); print(first == memory_limit(), *first)"
     )

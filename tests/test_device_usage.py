@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxinfer import device
-from mlxinfer.device import DeviceMemory, allowed_threads, device_memory, peak_rss, rounds_float32
+from mlxinfer.util import device
+from mlxinfer.util.device import DeviceMemory, allowed_threads, device_memory, peak_rss, rounds_float32
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_peak_memory_grows_with_what_is_held() -> None:
 @pytest.mark.skipif("MLXINFER_MAC_LIKE" in os.environ, reason="without /proc, Linux tells the parent's peak; a Mac does not")
 def test_peak_memory_is_that_of_this_process_alone() -> None:
     held = np.ones(2**28, np.uint8)
-    script = "from mlxinfer.device import peak_rss; print(peak_rss())"
+    script = "from mlxinfer.util.device import peak_rss; print(peak_rss())"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert 2**20 < int(done.stdout) < held.nbytes
 

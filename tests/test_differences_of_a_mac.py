@@ -16,9 +16,9 @@ SHOWN_BY = {
     "an engine that fails twice is gone": "engine/test_kernel_failures.py::test_an_engine_that_fails_once_an_hour_goes_on",
     "a threadgroup needs more registers than a core has": "kernels_metal/test_decode_plan.py::test_every_tile_fits_into_threadgroup_memory",
     "sockets have paths of 103 bytes at most": "server/test_sockets.py",
-    "weights are rounded to bfloat16, 256 files may be open, there is no /proc": "support/mac_like.py",
+    "weights are rounded to bfloat16, 256 files may be open, there is no /proc": "support/processes/mac_like.py",
     "the runner hangs in a wait for the GPU": "../.github/workflows/tests.yml",
-    "no kernel runs in the CI that has a GPU": "support/emulated.py",
+    "no kernel runs in the CI that has a GPU": "support/kernels/emulated.py",
     "an array that was kept unevaluated belongs to another thread": (
         "kernels_metal/test_cached_arrays.py::test_made_in_one_thread_and_used_in_another"
     ),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mlxinfer import LLM, SamplingParams
-from mlxinfer.models.separate_heads import kind_of
+from mlxinfer.models.heads.kinds import kind_of
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -48,7 +48,7 @@ def test_it_prints_what_it_promises(name: str) -> None:
 @pytest.fixture
 def url() -> Iterator[str]:
     pytest.importorskip("openai", reason="openai is not installed (make test installs it)")
-    from support.live_server import live_server
+    from support.http.live_server import live_server
 
     from mlxinfer import AsyncLLM
 
@@ -92,7 +92,7 @@ def test_train_mtp_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     options = ["--texts", "64", "--minutes", "0.02", "--vocabulary", "32", "--bits", "4"]
     monkeypatch.setattr("sys.argv", ["train_mtp_head", str(tmp_path / "model"), str(tmp_path / "head"), *options])
     example.main()
-    assert kind_of(json.loads((tmp_path / "head" / "config.json").read_text())) == "llama_head"
+    assert kind_of(json.loads((tmp_path / "head" / "config.json").read_text())) == "llama"
     answers = []
     for draft in (None, tmp_path / "head"):
         with LLM(tmp_path / "model", draft=draft, speculate=False, max_context=128) as llm:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mlxinfer.garbage import no_garbage_collection
+from mlxinfer.util.garbage import no_garbage_collection
 
 
 class _Loop:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.installing import install_line
+from mlxinfer.util.installing import install_line
 
 ROOT = Path(__file__).parents[1]
 

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from mlxinfer.name_pattern import MOST_STEPS, Endings, NamePattern, PatternError, Steps
+from mlxinfer.util.name_pattern import MOST_STEPS, Endings, NamePattern, PatternError, Steps
 
 PIECES = [
     "a",

@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from support.once_per_run import once_per_run
+from support.processes.once_per_run import once_per_run
 
 from mlxinfer._version import __version__
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mlxinfer.records import _OFTEN, dataclass
+from mlxinfer.util.dataclass import _OFTEN, dataclass
 
 
 def _classes(decorator: Any) -> list[Any]:

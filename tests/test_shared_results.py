@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.once_per_run import once_per_run
+from support.processes.once_per_run import once_per_run
 
 TESTS = Path(__file__).parent
 

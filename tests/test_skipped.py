@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.fake_clang import install_compiler
-from support.optional import needs
+from support.kernels.fake_clang import install_compiler
+from support.processes.optional import needs
 
 from mlxinfer.kernels_metal.emulator.toolchain import why_not
 
@@ -35,7 +35,7 @@ def test_races(n): build.toolchain("tsan")
 def test_is_told(): pytest.raises(Unavailable, build.toolchain, "tsan")
 """
 MODULE = """
-from support.optional import needs
+from support.processes.optional import needs
 needs("no_such_library.part")
 """
 REASONS = ["3 no printer", "1 whole module: no_such_library is not installed (make test installs it)"]

@@ -23,7 +23,7 @@ class Ours(Subject):
     def load(self, model: str, *, threads: int, context: int, **settings: Any) -> dict[str, Any]:
         from importlib.metadata import version
 
-        from mlxinfer.background import finish_background_work
+        from mlxinfer.util.background import finish_background_work
 
         self._folder = Path(settings.get("prefix_dir", ""))
         self._llm = self.wait(self._open(model, settings))

@@ -13,9 +13,9 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import Q4_K
 
-from mlxinfer.convert.gptq import Factor, encode, factorize
-from mlxinfer.convert.products import add_gram, to_numpy
-from mlxinfer.convert.stream import Place, read_through
+from mlxinfer.convert.calibrate.blockwise import Place, read_through
+from mlxinfer.convert.calibrate.products import add_gram, to_numpy
+from mlxinfer.convert.encode.gptq import Factor, encode, factorize
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.models.blockwise import batches
 from mlxinfer.nn.weights import Format, numbers

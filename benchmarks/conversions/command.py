@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mlxinfer.loading.resolve import cache_dir
+from mlxinfer.loading.find.resolve import cache_dir
 
 from ..files import publish
 from ..options import DEFAULT_MODELS, RESULTS, models_option

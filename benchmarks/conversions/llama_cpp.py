@@ -16,7 +16,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from mlxinfer.convert.importance import measure
+from mlxinfer.convert.calibrate.importance import measure
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.nn.weights import numbers
 

@@ -11,7 +11,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer.convert import convert
-from mlxinfer.convert.calibration import own_samples
+from mlxinfer.convert.calibrate.texts import own_samples
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.load import load_tokenizer
 from mlxinfer.nn.weights import Quantized, numbers

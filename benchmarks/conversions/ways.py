@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mlxinfer.convert import convert
-from mlxinfer.convert.calibration import Calibration
-from mlxinfer.convert.encoders import Encoder
+from mlxinfer.convert.calibrate.texts import Calibration
+from mlxinfer.convert.encode.affine import Encoder
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 
 from . import llama_cpp, mlx_lm

@@ -14,7 +14,7 @@ from .base import About
 
 if TYPE_CHECKING:
     from mlxinfer.bench.measure import Bench
-    from mlxinfer.engine.sequence import Sequence
+    from mlxinfer.engine.core.sequence import Sequence
 
 MOST_STEPS = 256
 
@@ -32,7 +32,7 @@ class MLXInfer:
     def about(self) -> About:
         from importlib.metadata import version  # not before the first token
 
-        from mlxinfer.background import finish_background_work
+        from mlxinfer.util.background import finish_background_work
 
         # The caller measures next.
         finish_background_work()
@@ -69,7 +69,7 @@ class MLXInfer:
         # Loading must not import what only measures.
         from mlxinfer.bench.measure import Bench
         from mlxinfer.cache.kv_format import KVFormat
-        from mlxinfer.engine.engine import Engine
+        from mlxinfer.engine.core.engine import Engine
 
         if kv not in self._engines:
             engine = self.llm.engine

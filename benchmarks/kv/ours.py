@@ -9,8 +9,8 @@ import numpy as np
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.events import Logits
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.events import Logits
+from mlxinfer.engine.core.sequence import Sequence
 
 from ..loss import Rows
 

@@ -13,9 +13,9 @@ from typing import Any, cast
 import mlx.core as mx
 
 from mlxinfer.errors import MLXInferError
+from mlxinfer.loading.find.resolve import resolve
 from mlxinfer.loading.formats import packed_shapes
 from mlxinfer.loading.load import open_checkpoint
-from mlxinfer.loading.resolve import resolve
 from mlxinfer.nn.weights import Dense, Format, Matrix, Quantized, Recipe
 
 from ..system import ROOT

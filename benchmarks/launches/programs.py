@@ -13,13 +13,13 @@ import mlx.core as mx
 
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
-from mlxinfer.device import DeviceMemory
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.sequence import Sequence
-from mlxinfer.loading.memory_plan import plan_memory
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.models import Model, build
 from mlxinfer.nn.packing import arrays
 from mlxinfer.types import SamplingParams
+from mlxinfer.util.device import DeviceMemory
 
 from .graph import Graph
 from .models import EmptyWeights, Subject

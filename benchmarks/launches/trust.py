@@ -19,8 +19,8 @@ def trusted_kernels() -> Iterator[None]:
         stack.enter_context(patch("mlxinfer.cache.attention.select.why_unsupported", _supported))
         if find_spec("mlxinfer.nn.kernel_trial"):
             stack.enter_context(patch("mlxinfer.nn.kernel_trial.KernelTrial._tried", _runs))
-        if find_spec("mlxinfer.nn.row_products"):
-            products = import_module("mlxinfer.nn.row_products")
+        if find_spec("mlxinfer.nn.small_batch_matmul"):
+            products = import_module("mlxinfer.nn.small_batch_matmul")
             stack.enter_context(patch.object(products, "_choices", _AllVariants(products)))
         yield
 

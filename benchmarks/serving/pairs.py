@@ -15,12 +15,12 @@ from time import perf_counter
 from typing import Any
 
 from mlxinfer import AsyncLLM, SamplingParams
-from mlxinfer.engine.model_runner import PendingStep
-from mlxinfer.engine.scheduler import Schedule
-from mlxinfer.server.keeping.keeper import Keeper
-from mlxinfer.server.keeping.room import Room
-from mlxinfer.server.models import Registry
-from mlxinfer.server.serve import HTTPServer
+from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.runner.model_runner import PendingStep
+from mlxinfer.server.model_manager.manager import Keeper
+from mlxinfer.server.model_manager.memory_room import Room
+from mlxinfer.server.model_manager.registry import Registry
+from mlxinfer.server.process import HTTPServer
 from mlxinfer.server.settings import LOOPBACK, ServerSettings
 
 NAME = "bench"

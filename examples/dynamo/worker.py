@@ -71,7 +71,7 @@ class MLXInferEngine(LLMEngine):
         self._llm = llm = AsyncLLM(self._given.model, memory_gb=self._given.memory)
         await llm.ready()
         if self._given.kv_events is not None:
-            from mlxinfer.server.kv_events import KVEventPublisher
+            from mlxinfer.server.routers.kv_events import KVEventPublisher
 
             self._events = KVEventPublisher(self._given.kv_events)
             llm.send_kv_events(partial(self._events.put, self._given.name))

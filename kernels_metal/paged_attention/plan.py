@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from ..executors import gpu_cores
 from .arrays import integers
 from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item, row_class

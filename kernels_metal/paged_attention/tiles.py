@@ -9,7 +9,7 @@ from functools import cache
 import mlx.core as mx
 
 from ...errors import UnsupportedShapeError
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from ..formats import BITS, element_bits, v_group
 
 PAGE = 64

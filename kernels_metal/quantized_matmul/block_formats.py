@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...records import dataclass
+from ...util.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from ..loading.gguf.reader import GGUFFile, TensorInfo
 from ..loading.gguf.tensors import decode, rows_at_a_time
 from ..loading.gguf.transforms import MappedTensor
 from ..nn.weights import Dense, numbers
-from ..typed_reader import is_number
+from ..util.typed_reader import is_number
 from .update import Factors, Update, check_factors, finite_factors, key_of, not_applied
 
 _A, _B = ".lora_a", ".lora_b"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..loading.safetensors import SafetensorsFile
-from ..name_pattern import is_ending
-from ..typed_reader import shown
+from ..util.name_pattern import is_ending
+from ..util.typed_reader import shown
 from .peft import ConfigReader
 from .update import CONFIG, Update, updates_in
 

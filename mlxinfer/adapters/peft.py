@@ -13,8 +13,8 @@ from typing import Any
 
 from ..errors import AdapterError
 from ..loading.safetensors import SafetensorsFile
-from ..name_pattern import Endings, PatternError, Steps, is_ending
-from ..typed_reader import TypedReader, shown
+from ..util.name_pattern import Endings, PatternError, Steps, is_ending
+from ..util.typed_reader import TypedReader, shown
 from .update import CONFIG, Update, updates_in
 
 WEIGHTS = "adapter_model.safetensors"

@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
-from ..device import is_gpu
 from ..errors import UnsupportedModelError
 from ..models.decoder import BlockStack, Model
 from ..nn.linear import Linear
 from ..nn.packing import objects
-from ..records import dataclass
+from ..util.dataclass import dataclass
+from ..util.device import is_gpu
 from .update import Adapter, for_another_model, key_of, not_applied
 
 _PANEL = 16, 32

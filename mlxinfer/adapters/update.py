@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from ..errors import AdapterError
 from ..loading.safetensors import SafetensorsFile
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 CONFIG = "adapter_config.json"
 _IN_LAYER = re.compile(r"(?:(?:model|language_model|text_model|backbone)\.)*(layers\.\d+\..+)")

@@ -15,7 +15,7 @@ from time import perf_counter
 import mlx.core as mx
 import numpy as np
 
-from ..device import allowed_threads, is_gpu, processor_name
+from ..util.device import allowed_threads, is_gpu, processor_name
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 24, 1 << 30
 _LEAST_PASSES, _LEAST_SECONDS = 5, 0.3

@@ -11,9 +11,9 @@ from time import perf_counter
 import numpy as np
 
 from ..cache.pool import PageDemand
-from ..engine.engine import Engine
+from ..engine.core.engine import Engine
+from ..engine.core.sequence import Sequence
 from ..engine.llm import LLM
-from ..engine.sequence import Sequence
 from ..types import SamplingParams
 from .machine import Machine
 from .roofline import Cost, footprint

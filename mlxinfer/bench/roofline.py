@@ -16,7 +16,7 @@ import mlx.core as mx
 from ..cache.base import PAGE, AttentionSpec
 from ..cache.kv_format import KVFormat
 from ..cache.store import LayerStore
-from ..loading.step_memory import state_bytes
+from ..loading.memory.step import state_bytes
 from ..models.decoder import Decoder, Model
 from ..models.vlm_text import integer_setting
 from ..nn.linear import Embedding, Linear

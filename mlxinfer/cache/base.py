@@ -12,7 +12,7 @@ from typing import Protocol, Union
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .pages import PAGE as PAGE
 
 

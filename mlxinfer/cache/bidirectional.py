@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import mlx.core as mx
 
 from ..kernels_metal.paged_attention.reference import attention
-from .attention.plain_parts import rows_at_once
 from .attention.reference import separate
+from .attention.reference_chunks import rows_at_once
 from .base import AttentionParams, AttentionSpec, BidirectionalSpec, HeadSteps, Segment
 from .step import CacheStep
 

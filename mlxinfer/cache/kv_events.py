@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Union
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 if TYPE_CHECKING:
     from .prefix_tree import Node

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from ..kernels_metal.formats import BITS
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .base import AttentionSpec, BidirectionalSpec, LayerSpec, RecurrentSpec
 
 _STEP = 8

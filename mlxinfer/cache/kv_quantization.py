@@ -17,7 +17,7 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..kernels_metal.formats import v_group
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 

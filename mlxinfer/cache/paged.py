@@ -22,10 +22,10 @@ from .step import CacheStep
 from .store import LayerStore
 
 if TYPE_CHECKING:
-    from .disk.handout import Handout
+    from .disk.backend import PageSource
+    from .disk.kv_export import Handout
     from .disk.layout import CacheLayout
     from .disk.prefetch import PrefixPrefetcher
-    from .disk.source import PageSource
 
 
 class PagedCache:
@@ -91,7 +91,7 @@ class PagedCache:
     @cached_property
     def handout(self) -> Handout | None:
         """What gives pages to other machines; None without a prefix cache."""
-        from .disk.handout import Handout
+        from .disk.kv_export import Handout
 
         return None if self.pool.index is None else Handout(self.pool.index, self._as_files())
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 PAGE = 64
 """Tokens per page."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .pages import PAGE, AttentionGroup, PageTable, pages_for
 from .prefix_match import Match, find
 from .prefix_tree import Node, PrefixIndex, Snapshot, token_bytes

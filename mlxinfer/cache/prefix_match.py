@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .pages import PAGE
 from .prefix_tree import BLOCK, ITEM, Node, PrefixIndex, Snapshot, token_bytes
 

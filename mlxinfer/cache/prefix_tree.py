@@ -8,7 +8,7 @@ from dataclasses import field
 from functools import partial
 from hashlib import blake2b
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .kv_events import AllBlocksCleared, KVEventSink, removed, stored
 from .pages import PAGE, AttentionGroup, PageAllocator
 

@@ -7,7 +7,7 @@ from math import prod
 
 import mlx.core as mx
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .base import Elsewhere, LayerSpec, RecurrentSpec, RecurrentUpdate, Segment
 from .store import LayerStore
 

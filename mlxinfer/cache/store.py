@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
-from ..device import is_gpu
-from ..records import dataclass
+from ..util.dataclass import dataclass
+from ..util.device import is_gpu
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 from .kv_quantization import PLAIN, Sealing, keys_alone, page_arrays, unseal_keys, unseal_values
-from .recent import RecentRows
+from .recent_rows import RecentRows
 
 Pages = tuple[mx.array, mx.array]
 """Keys and values of consecutive pages, `[Hkv, n, 64, D]` in the compute dtype."""

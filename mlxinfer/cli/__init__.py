@@ -13,9 +13,9 @@ import click
 
 from .._version import __version__
 from ..errors import MLXInferError
-from .console import fitted, tell_wrong_environment
-from .groups import Commands
-from .interrupts import INTERRUPTED, interrupts_end, raise_interrupts, was_interrupted
+from .common.console import fitted, tell_wrong_environment
+from .common.groups import Commands
+from .common.interrupts import INTERRUPTED, interrupts_end, raise_interrupts, was_interrupted
 
 BROKEN_PIPE = 1
 _COMPLETE = "_MLXINFER_COMPLETE"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .._version import __version__
-from .console import human_bytes, opened
-from .model_command import ModelCommand
-from .options import model_argument, model_options, split
+from .common.console import human_bytes, opened
+from .common.model_command import ModelCommand
+from .common.options import model_argument, model_options, split
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -83,7 +83,7 @@ def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> di
 
     from ..bench.machine import measure_machine
     from ..bench.measure import Bench, Workload, measure
-    from ..device import peak_rss
+    from ..util.device import peak_rss
 
     # These bring all that loading needs with them, so it is timed without its import.
     plan, rows, start = Workload(**chosen), [], perf_counter()

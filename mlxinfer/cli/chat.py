@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ModelNotFoundError, PromptError
-from .console import fitted, opened
-from .model_command import ModelCommand
-from .options import (
+from .common.console import fitted, opened
+from .common.model_command import ModelCommand
+from .common.options import (
     chat_sampling_options,
     chosen_sampling,
     complete_model,
@@ -113,7 +113,7 @@ def _talk(
 def _switch(stack: ExitStack, settings: dict[str, Any], first: str, model: str) -> LLM:
     """Close the model that is open and open another one, once that is known to be there. The adapter belongs to the first one. Raises
     `MLXInferError`."""
-    from ..loading.resolve import resolve
+    from ..loading.find.resolve import resolve
 
     resolve(model)
     stack.close()
@@ -140,7 +140,7 @@ def _last(archive: Archive) -> tuple[Path, Saved]:
 
 def _usual_model() -> str:
     """What `mlxinfer chat` alone talks with. Raises `ModelNotFoundError` where it is not installed."""
-    from ..loading.resolve import ALIASES
+    from ..loading.find.resolve import ALIASES
 
     if ALIASES[_USUAL_MODEL].installed():
         return _USUAL_MODEL

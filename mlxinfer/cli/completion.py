@@ -13,7 +13,7 @@ from click.shell_completion import BashComplete, CompletionItem, FishComplete, S
 from click.shell_completion import get_completion_class as completion_class
 
 from ..errors import MLXInferError
-from .console import tell
+from .common.console import tell
 
 _VARIABLE = "_MLXINFER_COMPLETE"
 _DTYPES = ("float32", "bfloat16", "float16")

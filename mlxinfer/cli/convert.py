@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..words import counted
-from .console import colours, dumb_terminal, human_bytes, tell
-from .options import complete_model, ignore_option
-from .stages import human_time, stages
+from ..util.words import counted
+from .common.console import colours, dumb_terminal, human_bytes, tell
+from .common.options import complete_model, ignore_option
+from .common.stages import human_time, stages
 
 if TYPE_CHECKING:
+    from ..convert.plan.resources import Estimate
     from ..convert.report import Quality, Report
-    from ..convert.resources import Estimate
 
 
 @click.command(short_help="Convert a checkpoint, and quantize it.")

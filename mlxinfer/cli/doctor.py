@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .interrupts import interrupts_end
-from .options import ABOVE_ZERO, complete_model, ignore_option
+from .common.interrupts import interrupts_end
+from .common.options import ABOVE_ZERO, complete_model, ignore_option
 
 if TYPE_CHECKING:
-    from .diagnosis import Diagnosis, ModelDiagnosis
+    from .health.diagnosis import Diagnosis, ModelDiagnosis
 
 
 _REPORT = "mlxinfer-report.md"
@@ -62,8 +62,8 @@ def doctor(
 def _check_nodes(hostfile: Path, model: str | None, kv: str) -> None:
     """Whether these machines can run a model together, and who would have which part."""
     from ..cache.kv_format import KVFormat
-    from ..distributed.checkup import examine, plan_lines
     from ..distributed.nodes import read_nodes
+    from ..distributed.preflight import examine, plan_lines
 
     nodes = read_nodes(hostfile)
     machines = examine(nodes)
@@ -78,8 +78,8 @@ def _check_nodes(hostfile: Path, model: str | None, kv: str) -> None:
 
 
 def _write_report(model: str | None, file: Path) -> None:
-    from ..loading.resolve import ALIASES
-    from .report import is_report, report
+    from ..loading.find.resolve import ALIASES
+    from .health.report import is_report, report
 
     if str(file) in ALIASES or file.is_dir():
         raise click.UsageError(f"--report takes a file; name the model first: mlxinfer doctor {file} --report")
@@ -97,7 +97,7 @@ def _diagnose(
     model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, ignored: tuple[str, ...]
 ) -> Diagnosis | ModelDiagnosis:
     with interrupts_end():
-        from .diagnosis import diagnose, diagnose_model
+        from .health.diagnosis import diagnose, diagnose_model
 
     if model is None:
         return diagnose()

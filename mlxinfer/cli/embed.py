@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import PromptError
-from .console import as_text, opened
-from .model_command import ModelCommand
-from .options import model_argument, model_options
+from .common.console import as_text, opened
+from .common.model_command import ModelCommand
+from .common.options import model_argument, model_options
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM

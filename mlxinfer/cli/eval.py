@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from .._version import __version__
-from ..words import counted
-from .console import human_bytes, tell
-from .groups import Commands
-from .options import ABOVE_ZERO, complete_model, ignore_option
-from .stages import stages
+from ..util.words import counted
+from .common.console import human_bytes, tell
+from .common.groups import Commands
+from .common.options import ABOVE_ZERO, complete_model, ignore_option
+from .common.stages import stages
 
 if TYPE_CHECKING:
     from ..evaluation.figures import Difference, Figures
@@ -127,8 +127,8 @@ def compare(models: tuple[str, ...], teacher: str | None, picture: Path | None, 
 def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: Any) -> None:
     """Measure what fewer bits of cached keys and values lose in MODEL, against 16. What it finds is kept: --kv auto uses it."""
     from ..evaluation.kv import evaluate_kv
-    from ..loading.kv_choice import LIMIT, save_choice
-    from ..loading.resolve import resolve
+    from ..loading.find.resolve import resolve
+    from ..loading.memory.kv_choice import LIMIT, save_choice
 
     limit = LIMIT if limit is None else limit
     with _ignoring([model], options), stages() as shown:
@@ -146,8 +146,8 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
 @contextmanager
 def _ignoring(models: list[str], options: dict[str, Any]) -> Iterator[None]:
     """Let these models pass that have the keys of `--ignore-config-key`."""
+    from ..loading.find.resolve import resolve
     from ..loading.ignored import ignoring
-    from ..loading.resolve import resolve
 
     keys = options["ignore_config_keys"]
     with ExitStack() as stack:

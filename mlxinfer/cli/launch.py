@@ -18,8 +18,8 @@ from click.shell_completion import CompletionItem
 
 from ..errors import ServerError
 from .agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, Settings
-from .console import did_you_mean, tell
-from .options import complete_model
+from .common.console import did_you_mean, tell
+from .common.options import complete_model
 
 if TYPE_CHECKING:
     from .agents import Served
@@ -81,7 +81,7 @@ def _list() -> None:
 @contextmanager
 def _server(url: str, model: str | None, *, may_start: bool) -> Iterator[Served]:
     """The model to use, of the server at this address or of one that runs as long as the block."""
-    from .served import find, serving
+    from .attach_server import find, serving
 
     url = url.rstrip("/").removesuffix("/v1")
     key = os.environ.get(KEY_VARIABLE) or NO_KEY

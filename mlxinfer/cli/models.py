@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import MLXInferError, ModelNotFoundError
-from .console import did_you_mean, human_bytes
-from .groups import Commands
-from .options import ignore_option, model_argument
+from .common.console import did_you_mean, human_bytes
+from .common.groups import Commands
+from .common.options import ignore_option, model_argument
 
 if TYPE_CHECKING:
-    from ..loading.catalog import LocalModel
+    from ..loading.find.catalog import LocalModel
 
 
 @click.group(
@@ -31,7 +31,7 @@ def models() -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_models(as_json: bool) -> None:
     """List installed models, converted ones, and those in the hub's cache."""
-    from ..loading.catalog import local_models
+    from ..loading.find.catalog import local_models
 
     found = local_models()
     if as_json:
@@ -47,7 +47,7 @@ def list_models(as_json: bool) -> None:
 
 def _row(model: LocalModel) -> tuple[str, ...]:
     """A line of the list; what the headers say is left out where they cannot be read."""
-    from ..loading.catalog import describe
+    from ..loading.find.catalog import describe
 
     try:
         about = describe(model.name if model.kind == "alias" else model.path)
@@ -65,7 +65,7 @@ def _row(model: LocalModel) -> tuple[str, ...]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None:
     """Show what MODEL is, from its headers alone."""
-    from ..loading.catalog import describe
+    from ..loading.find.catalog import describe
 
     found = describe(model, ignore_config_keys=ignore_config_keys)
     if as_json:
@@ -84,7 +84,7 @@ def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None
 @model_argument
 def pull(model: str) -> None:
     """Fetch MODEL from the hub if it is not here, and print where it is."""
-    from ..loading.resolve import resolve
+    from ..loading.find.resolve import resolve
 
     click.echo(resolve(model).path)
 
@@ -94,7 +94,7 @@ def pull(model: str) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(model: str, yes: bool) -> None:
     """Remove a converted or a cached MODEL from this machine."""
-    from ..loading.catalog import remove_model
+    from ..loading.find.catalog import remove_model
 
     if not yes:
         click.confirm(f"remove {_removable(model)}?", abort=True, err=True)
@@ -103,8 +103,8 @@ def rm(model: str, yes: bool) -> None:
 
 def _removable(name: str) -> str:
     """The model with its size and place. Raises `MLXInferError` where it is not here, or belongs to a package."""
-    from ..loading.catalog import check_removable, local_models
-    from ..loading.resolve import ALIASES
+    from ..loading.find.catalog import check_removable, local_models
+    from ..loading.find.resolve import ALIASES
 
     check_removable(name)
     found = local_models()

@@ -18,16 +18,25 @@ from ..config import MAX_NUM_SEQS
 from ..errors import PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
-from .console import as_text, logprob_table, opened, printable, tell, usage_line
-from .model_command import ModelCommand
-from .options import engine_options, model_argument, one_sequence_options, own_adapter, sampling, sampling_options, split, system_option
+from .common.console import as_text, logprob_table, opened, printable, tell, usage_line
+from .common.model_command import ModelCommand
+from .common.options import (
+    engine_options,
+    model_argument,
+    one_sequence_options,
+    own_adapter,
+    sampling,
+    sampling_options,
+    split,
+    system_option,
+)
+from .common.waiting import Progress, reading
 from .repl.attachments import with_files
-from .waiting import Progress, reading
 
 if TYPE_CHECKING:
-    from ..engine.input_processor import PreparedPrompt
     from ..engine.llm import LLM
-    from .answers import AnswerScreen
+    from ..engine.text.input_processor import PreparedPrompt
+    from .common.answers import AnswerScreen
 
 _PATIENCE_S = 2.0
 
@@ -91,7 +100,7 @@ def run(
         if as_json:
             click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))
         else:
-            from .answers import AnswerScreen
+            from .common.answers import AnswerScreen
 
             screen = AnswerScreen(Progress(partial(reading, llm)), quiet=quiet)
             _report(_print_answers(llm, asked, params, screen), params, llm.max_context, quiet=quiet, stats=stats)

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from .console import tell
-from .model_command import ModelCommand
-from .options import complete_model, model_options, serving_options, split
+from .common.console import tell
+from .common.model_command import ModelCommand
+from .common.options import complete_model, model_options, serving_options, split
 
 if TYPE_CHECKING:
     from ..server.log import LogFormat
-    from ..server.serve import Models
+    from ..server.process import Models
     from ..server.settings import ReasoningField, ServerSettings
 
 ADAPTER_ROOM_GB = 0.25
@@ -119,13 +119,13 @@ def serve(
     if nodes is not None:
         _serve_on_nodes(() if models_dir else models, nodes, rank, settings, names, model_settings, split_by)
         return
-    from ..server.serve import run
+    from ..server.process import run
 
     run(_listed(models, names, models_dir, pinned, keep_alive, model_settings), settings, tell=click.echo)
 
 
 def _serve_on_nodes(models: tuple[str, ...], *rest: Any) -> None:
-    from .nodes import serve_on_nodes
+    from .serve_nodes import serve_on_nodes
 
     if len(models) != 1:
         raise click.UsageError("several machines serve one model: name one MODEL with --nodes")
@@ -190,7 +190,7 @@ def _keep_alive(text: str | None) -> float | None:
     """Seconds. Raises `click.BadParameter`."""
     if text is None:
         return None
-    from ..server.keeping.duration import seconds_of
+    from ..server.model_manager.duration import seconds_of
 
     try:
         found = seconds_of(float(text))
@@ -211,7 +211,7 @@ def _listed(
 ) -> Models:
     from ..config import EngineArgs
     from ..engine.async_llm import AsyncLLM
-    from ..server.listing import Listing
+    from ..server.model_manager.listing import Listing
 
     adapters = options.pop("adapters", None)
     listing = Listing(EngineArgs("", **options), AsyncLLM.of, keep_alive, adapters or {})
@@ -230,7 +230,7 @@ def _print_plist(
     settings: ServerSettings,
     options: dict[str, Any],
 ) -> None:
-    from ..server.launchd import LABEL, make_directory, property_list
+    from ..server.access.launchd import LABEL, make_directory, property_list
 
     folder = ["--models-dir", str(models_dir.expanduser().absolute())] if models_dir else []
     repeated = [part for alias in aliases for part in ("--alias", alias)] + [part for name in pinned for part in ("--pin", name)]

@@ -16,8 +16,8 @@ from .._version import __version__
 from ..config import EngineArgs, EngineConfig
 from ..errors import NodesError
 from ..loading.fingerprint import model_files
-from ..loading.memory_plan import MemoryPlan
-from ..records import dataclass
+from ..loading.memory.plan import MemoryPlan
+from ..util.dataclass import dataclass
 
 _ANY = 1 << 40
 _SAMPLES, _SAMPLE = 32, 4096

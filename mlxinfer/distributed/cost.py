@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ..loading.load import PreparedModel
 from ..models.decoder import BlockStack
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .plan import SplitPlan
 
 

@@ -10,18 +10,18 @@ from threading import Event
 from typing import TYPE_CHECKING, Any
 
 from ..adapters.places import changes, of_part
-from ..adapters.shares import of_share
+from ..adapters.sharding import of_share
 from ..cache.base import AttentionSpec, LayerSpec, whole_spec
 from ..config import EngineConfig
-from ..device import device_memory
 from ..errors import GroupLostError, NodesError, SettingError
-from ..loading.memory_plan import usable_memory
-from ..loading.step_memory import state_bytes
+from ..loading.memory.plan import usable_memory
+from ..loading.memory.step import state_bytes
 from ..models.decoder import Decoder, Model
-from ..models.share import sum_results
+from ..models.tensor_parallel import sum_results
+from ..util.device import device_memory
 from .agreement import Hello, Limits, Orders, model_digest, say, shared_settings
-from .lead import Lead
-from .link import SILENCE_S, Kind, Link, Pulse, listen
+from .control_channel import SILENCE_S, Kind, Link, Pulse, listen
+from .leader import Lead
 from .nodes import Nodes
 from .plan import SplitPlan, bytes_besides, cuttable, part_outline, plan_shares, plan_split
 from .reception import HELLO_S, Reception

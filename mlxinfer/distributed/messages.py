@@ -10,7 +10,7 @@ from itertools import chain
 import mlx.core as mx
 
 from ..cache.base import Segment
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 ITEM = array("i").itemsize
 _SEGMENT = 7

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import NodesError
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 PORT = 32323
 """Where rank 0 has its ring port, and the others the ones after it, as `mlx.launch` does; rank 0 is told of ranks at the port before."""

@@ -12,10 +12,10 @@ from ..cache.kv_format import KVFormat
 from ..cache.paged import PagedCache
 from ..errors import NodesError, UnsupportedModelError
 from ..loading.load import PreparedModel
-from ..loading.memory_plan import GOOD_CONTEXT
+from ..loading.memory.plan import GOOD_CONTEXT
 from ..models.decoder import Decoder
-from ..models.stack import Part, layers_of, only
-from ..records import dataclass
+from ..models.pipeline_stage import Part, layers_of, only
+from ..util.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

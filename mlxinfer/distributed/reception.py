@@ -8,7 +8,7 @@ import socket
 from time import monotonic
 from typing import Any
 
-from .link import HEADER, Kind
+from .control_channel import HEADER, Kind
 
 HELLO_S = 5.0
 """Seconds that a connection has to say who it is."""

@@ -13,7 +13,7 @@ from tempfile import NamedTemporaryFile
 import mlx.core as mx
 
 from ..errors import GroupLostError, NodesError, one_line
-from .link import listen
+from .control_channel import listen
 from .nodes import Nodes
 
 COORDINATOR = "MLX_JACCL_COORDINATOR"

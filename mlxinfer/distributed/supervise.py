@@ -17,7 +17,7 @@ from types import FrameType
 
 from ..errors import GroupLostError
 from .agreement import say
-from .link import BEAT_S
+from .control_channel import BEAT_S
 
 LOST = GroupLostError.exit_code
 CHILD = "MLXINFER_RANK_CHILD"

@@ -12,7 +12,7 @@ from ..errors import AdapterError, MemoryPlanError
 from ..loading.load import LoadedModel
 
 if TYPE_CHECKING:
-    from ..adapters.adapted import AdaptedModel, LoadedAdapter
+    from ..adapters.adapted_model import AdaptedModel, LoadedAdapter
     from ..adapters.update import Adapter
 
 
@@ -48,7 +48,7 @@ class AdapterSet:
         self._check_alone()
         if adapter.name in self.loaded:
             raise AdapterError(f"there is an adapter called {adapter.name!r} already: unload it first, or give this one another name")
-        from ..adapters.adapted import AdaptedModel
+        from ..adapters.adapted_model import AdaptedModel
 
         adapted = self.adapted or AdaptedModel(self._model.model, (), self._model.dtype)
         self._check_memory(adapted.bytes_with(adapter))

@@ -24,22 +24,22 @@ from ..loading.load import LoadedModel
 from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .adapter_set import load_into
-from .async_pooled_requests import AsyncPooledRequests, prepared, size
-from .async_request import Piece, Request
-from .chat_prompt import ChatPrompt
-from .engine_thread import EngineThread, Progress
-from .front_door import FrontDoor, check_process, check_unbroken, prompt_logprobs
-from .hooked_requests import Tracing
-from .input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, as_prompts
+from .client.async_request import Piece, Request
+from .client.engine_thread import EngineThread, Progress
+from .core.sequence import Sequence
+from .model_base import FrontDoor, check_process, check_unbroken, prompt_logprobs
 from .open_model import ModelInfo, OpenModel
-from .output_processor import FEED
 from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
-from .sequence import Sequence
+from .text.async_pooled_requests import AsyncPooledRequests, prepared, size
+from .text.chat_prompt import ChatPrompt
+from .text.hooked_requests import Tracing
+from .text.input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, as_prompts
+from .text.output_processor import FEED
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..cache.disk.handout import Handout
+    from ..cache.disk.kv_export import Handout
     from ..cache.kv_events import KVEventSink
     from ..interpret.places import Layers
     from ..interpret.trace import Trace

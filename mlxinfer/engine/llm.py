@@ -19,16 +19,16 @@ from ..loading.weights import Progress
 from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .adapter_set import load_into
-from .chat_prompt import ChatPrompt
-from .engine import Engine
-from .front_door import FrontDoor, prompt_logprobs
-from .hooked_requests import Tracing
-from .inproc_client import InprocClient
-from .input_processor import AnyPrompt, Messages, Prompt, as_prompts
+from .client.inproc_client import InprocClient
+from .core.engine import Engine
+from .core.sequence import Sequence
+from .model_base import FrontDoor, prompt_logprobs
 from .open_model import ModelInfo, OpenModel
-from .pooled_requests import PooledRequests, out_of_time
 from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
-from .sequence import Sequence
+from .text.chat_prompt import ChatPrompt
+from .text.hooked_requests import Tracing
+from .text.input_processor import AnyPrompt, Messages, Prompt, as_prompts
+from .text.pooled_requests import PooledRequests, out_of_time
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -17,33 +17,33 @@ from ..cache.attention.select import fallback_lines
 from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
 from ..cache.paged import PagedCache
 from ..config import EngineArgs, EngineConfig, default_params
-from ..device import DeviceMemory
 from ..errors import SettingError
+from ..loading.draft_head import head_in
+from ..loading.find.resolve import prefix_dir
 from ..loading.fingerprint import content_fingerprint, fingerprint
-from ..loading.head import head_in
-from ..loading.kv_choice import kv_format
 from ..loading.load import LoadedModel, PreparedModel, prepare
-from ..loading.memory_budget import BUDGET, Reservation, shares
-from ..loading.memory_plan import GOOD_CONTEXT, MemoryPlan, plan_memory
-from ..loading.resolve import prefix_dir
+from ..loading.memory.budget import BUDGET, Reservation, shares
+from ..loading.memory.kv_choice import kv_format
+from ..loading.memory.plan import GOOD_CONTEXT, MemoryPlan, plan_memory
 from ..loading.weights import Progress
 from ..models.config_reader import check_ignored
 from ..models.decoder import Model
-from ..nn import row_products
-from ..records import dataclass
-from ..sampling import cuts
+from ..nn import small_batch_matmul as row_products
+from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import SamplingParams
+from ..util.dataclass import dataclass
+from ..util.device import DeviceMemory
 from .adapter_set import AdapterSet
-from .engine import Engine
-from .input_processor import InputProcessor
+from .core.engine import Engine
 from .spec_decode.draft_model import Drafter, check_draft
+from .text.input_processor import InputProcessor
 
 if TYPE_CHECKING:
-    from ..adapters.adapted import AdaptedModel, LoadedAdapter
+    from ..adapters.adapted_model import AdaptedModel, LoadedAdapter
     from ..adapters.update import Adapter
-    from ..cache.disk.source import PageSource
+    from ..cache.disk.backend import PageSource
 
 _log = logging.getLogger(__name__)
 _KEY_THERE = "MLXINFER_PREFILL_API_KEY"
@@ -124,7 +124,7 @@ class OpenModel:
         """Plan the memory for the model, its draft model and the cache, then read the weights, those of a part of the model where `others`
         have the rest. Raises `MLXInferError`s."""
         if args.tool_format is not None:
-            from ..output_format.derive import check_format_name
+            from ..output_format.detect import check_format_name
 
             check_format_name(args.tool_format)
         with prepared(args) as found:
@@ -226,7 +226,7 @@ class OpenModel:
     def _disk(self) -> PageSource | None:
         args = self.args
         if args.prefill_from:
-            from ..cache.disk.peer import PeerStorage
+            from ..cache.disk.remote import PeerStorage
 
             return PeerStorage(args.prefill_from, os.environ.get(_KEY_THERE, ""), note=_log.warning)
         if not args.prefix_disk_gb or not args.prefix_cache:
@@ -272,7 +272,7 @@ class Prepared:
         """The model with its adapters, whose numbers are read here; None without any."""
         if not self.adapters:
             return None
-        from ..adapters.adapted import AdaptedModel
+        from ..adapters.adapted_model import AdaptedModel
 
         return AdaptedModel(loaded.model, self.adapters, loaded.dtype)
 

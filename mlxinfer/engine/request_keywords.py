@@ -9,9 +9,9 @@ from typing import Any, TypedDict, TypeVar, cast
 
 from ..config import unknown_keyword
 from ..errors import SamplingError
-from ..records import dataclass
 from ..structure import Structure
 from ..types import SamplingParams
+from ..util.dataclass import dataclass
 
 _LONGEST_NAME = 256
 _MOST_SECONDS = 10 * 365 * 86400.0

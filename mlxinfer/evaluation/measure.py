@@ -15,18 +15,18 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from ..device import device_memory
 from ..engine.llm import LLM
 from ..errors import EvaluationError, MemoryPlanError, TokenizerError
+from ..loading.find.resolve import cache_dir, resolve
 from ..loading.fingerprint import fingerprint
 from ..loading.formats import parse_dtype
 from ..loading.load import load_tokenizer, open_checkpoint
-from ..loading.resolve import cache_dir, resolve
 from ..tokenizer.no_tokenizer import NoTokenizer
+from ..util.device import device_memory
 from .figures import Difference, Figures, Scores, difference, figures
 from .probabilities import kl_divergence, logprobs_of
+from .reference_logprobs import Teacher
 from .streamed import can_stream, streamed_logits
-from .teacher import Teacher
 from .texts import SHIPPED_NAME, Windows, cut, read_texts, shipped
 
 POSITIONS, LENGTH = 4_096, 256

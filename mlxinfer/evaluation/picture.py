@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ..errors import EvaluationError
-from ..installing import install_line
+from ..util.installing import install_line
 from .figures import Figures
 
 KINDS = (".svg", ".png", ".pdf")

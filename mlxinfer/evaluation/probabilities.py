@@ -6,7 +6,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 
-from ..device import is_gpu
+from ..util.device import is_gpu
 
 
 def logprobs_of(logits: mx.array) -> mx.array:

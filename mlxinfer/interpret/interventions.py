@@ -11,7 +11,7 @@ from ..cache.base import AttentionParams, AttentionSpec, Segment
 from ..errors import SettingError
 from ..models.decoder import Decoder, Model
 from ..models.hooks import HEADS, RESIDUAL, Hooks
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .places import Layers, checked_heads, checked_layers, native, place_to_change
 
 if TYPE_CHECKING:

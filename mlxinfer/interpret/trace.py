@@ -13,8 +13,8 @@ from ..models.decoder import Decoder
 from ..models.hooks import ATTENTION_OUT, HEADS, MLP, RESIDUAL, ROUTER
 from ..nn.moe import MixtureOfExperts
 from ..nn.norms import RMSNorm
-from ..records import dataclass
-from ..words import counted
+from ..util.dataclass import dataclass
+from ..util.words import counted
 from .places import ATTENTION, KV, LOGITS, TRACED, Layers, attends, checked_layers, checked_names
 from .recorder import Recorder
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import CheckpointError
-from ..plain_file import open_plain, read_plain
+from ..util.plain_file import open_plain, read_plain
 
 _FLOAT_TAG = "__float__"
 _PIECE = 8 << 20

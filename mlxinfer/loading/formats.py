@@ -7,12 +7,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ..device import default_dtype
 from ..errors import CheckpointError, UnsupportedModelError
 from ..nn.weights import Format
+from ..util.device import default_dtype
 from .checkpoint import Checkpoint
 from .gguf import GGUFCheckpoint
-from .gguf.packings import PACKINGS
+from .gguf.mlx_formats import PACKINGS
 
 _NAMES = {
     "float32": mx.float32, "fp32": mx.float32, "f32": mx.float32,

@@ -13,32 +13,32 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..cache.kv_format import KVFormat
-from ..device import is_gpu
 from ..errors import DraftError, UnsupportedModelError
-from ..garbage import no_garbage_collection
 from ..models import Model, build, build_blocks, supports
 from ..models.decoder import BlockStack
-from ..models.mtp import Head
-from ..models.stack import Part
+from ..models.heads.mtp import Head
+from ..models.pipeline_stage import Part
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
-from ..records import dataclass
 from ..tokenizer import tokenizer as tokenizers
 from ..tokenizer.no_tokenizer import NoTokenizer, has_tokenizer
 from ..tokenizer.tokenizer import Tokenizer
+from ..util.dataclass import dataclass
+from ..util.device import is_gpu
+from ..util.garbage import no_garbage_collection
 from .checkpoint import Checkpoint
-from .embedding_recipe import EmbeddingRecipe, read_recipe
+from .draft_head import WithHead, is_of_head, with_head
 from .files import read_json_if_there
+from .find.resolve import resolve
 from .formats import check_format, compute_dtype, dtype_name, format_text
 from .gguf import GGUFCheckpoint
-from .gguf_on_gpu import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
-from .head import WithHead, is_of_head, with_head
-from .memory_plan import plan_memory, usable_memory
+from .gguf.gpu_formats import pack_for_gpu, rounding_notes, scale_dtype, speeds_file
+from .memory.plan import plan_memory, usable_memory
+from .memory.weight_sizes import SizeChange, size_changes
+from .recipes.embedding import EmbeddingRecipe, read_recipe
+from .recipes.rerank import RerankRecipe, read_reranking
 from .repack_cache import RepackCache, open_copies
-from .rerank_recipe import RerankRecipe, read_reranking
-from .resolve import resolve
 from .summary import Summary, summarize
-from .weight_sizes import SizeChange, size_changes
 from .weights import CheckpointWeights, MetaWeights, Progress
 
 if TYPE_CHECKING:

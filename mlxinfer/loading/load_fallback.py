@@ -8,8 +8,8 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from ..errors import UnsupportedModelError, WeightsError
-from ..models import mlx_lm_fallback as zoo
 from ..models.decoder import Model
+from ..models.fallback import mlx_lm as zoo
 from ..nn.weights import Blocks, Dense, Quantized, RawBlocks, numbers
 from .checkpoint import Checkpoint
 from .directory import SafetensorsCheckpoint

@@ -17,8 +17,8 @@ import mlx.core as mx
 import numpy as np
 
 from ..errors import CheckpointError
-from ..plain_file import open_plain
-from ..records import dataclass
+from ..util.dataclass import dataclass
+from ..util.plain_file import open_plain
 
 MAX_HEADER = 100_000_000
 """Bytes; the limit of the reference implementation."""

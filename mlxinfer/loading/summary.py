@@ -10,7 +10,7 @@ from typing import Literal
 import mlx.core as mx
 
 from ..nn.weights import Format
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .checkpoint import Checkpoint
 from .formats import dtype_name
 from .gguf import GGUFCheckpoint

@@ -9,11 +9,11 @@ from typing import Literal
 import mlx.core as mx
 
 from .. import kernels_cpu
-from ..device import is_gpu
 from ..errors import WeightsError
 from ..nn.packing import arrays
 from ..nn.weights import FLOAT8, Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe
-from ..records import dataclass
+from ..util.dataclass import dataclass
+from ..util.device import is_gpu
 from .checkpoint import Checkpoint
 from .formats import FIXED, dtype_name, loses_precision, packed_shapes
 from .gguf.types import BLOCK_BYTES

@@ -13,8 +13,8 @@ from ..errors import DraftError, UnsupportedModelError
 from ..nn.weights import Weights
 from .config_reader import ignored_note
 from .decoder import Architecture, BlockStack, Decoder, Model, keep_lazy
-from .mtp import HeadPlan
-from .stack import Part
+from .heads.mtp import HeadPlan
+from .pipeline_stage import Part
 from .vlm_text import NOTE, TEXT_MODELS, TEXT_ONLY, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
@@ -33,9 +33,9 @@ FAMILIES = {
     "olmo2": "olmo2",
     "mixtral": "mixtral",
     "gpt_oss": "gpt_oss",
-    "qwen3_next": "qwen_hybrid",
-    "qwen3_5_text": "qwen_hybrid",
-    "qwen3_5_moe_text": "qwen_hybrid",
+    "qwen3_next": "hybrid.qwen_hybrid",
+    "qwen3_5_text": "hybrid.qwen_hybrid",
+    "qwen3_5_moe_text": "hybrid.qwen_hybrid",
     "ministral3": "ministral3",
     "olmo3": "olmo2",
     "glm4": "glm4",
@@ -53,12 +53,12 @@ FAMILIES = {
     "glm4_moe_lite": "deepseek",
     "mistral4": "deepseek",
     "minicpm3": "deepseek",
-    "kimi_linear": "kimi_linear",
-    "falcon_h1": "falcon_h1",
-    "nemotron_h": "nemotron_h",
-    "granitemoehybrid": "granite_hybrid",
-    "lfm2": "lfm2",
-    "lfm2_moe": "lfm2",
+    "kimi_linear": "hybrid.kimi_linear",
+    "falcon_h1": "hybrid.falcon_h1",
+    "nemotron_h": "hybrid.nemotron_h",
+    "granitemoehybrid": "hybrid.granite_hybrid",
+    "lfm2": "hybrid.lfm2",
+    "lfm2_moe": "hybrid.lfm2",
 }
 """`model_type` to the module under `families` that has a function of that name."""
 
@@ -97,7 +97,7 @@ def build_blocks(config: dict[str, Any], weights: Weights, part: Part, ready: Ca
 def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tuple[Architecture, Weights]:
     """What the config says, and the weights under the names of the family, those of a share of the blocks where `part` says so."""
     if part is not None and part.shares > 1:
-        from .share import Share, ShareWeights, shared_config
+        from .tensor_parallel import Share, ShareWeights, shared_config
 
         share = Share(part.share, part.shares)
         config, weights = shared_config(config, share), ShareWeights(weights, share)
@@ -118,7 +118,7 @@ def _head(plan: Architecture, renamed: Weights, weights: Weights, mtp: bool | Ma
     if mtp is False:
         return None
     if isinstance(mtp, Mapping):
-        from .separate_heads import head_plan
+        from .heads.kinds import head_plan
 
         other = head_plan(mtp, model_type, plan)
         return replace(other, load=lambda _, places: other.load(weights, places))

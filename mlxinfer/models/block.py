@@ -11,9 +11,9 @@ from ..cache.base import AttentionSpec, BidirectionalSpec, Rotation, Step
 from ..nn.activations import Gate, fused
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
-from ..nn.residual import Stream
+from ..nn.residual_stream import Stream
 from ..nn.weights import Weights
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .common import Sizes
 from .config_reader import ConfigReader
 

@@ -18,7 +18,7 @@ from ..nn.packing import holders, settle
 from ..nn.weights import Dense
 from .block import AnyBlock
 from .decoder import Architecture, LayerInputs, OutputLayer
-from .stack import layers_of, only
+from .pipeline_stage import layers_of, only
 
 BATCH = 4096
 """Tokens that go through a block at once, or one text if it is longer."""

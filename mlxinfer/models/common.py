@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..nn.attention import Heads
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .config_reader import ConfigReader
 
 FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention"

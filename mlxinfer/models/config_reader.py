@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import SettingError, UnsupportedModelError
-from ..typed_reader import TypedReader, shown
+from ..util.typed_reader import TypedReader, shown
 from .config_keys import harmless
 
 _MANY = 1 << 16

@@ -13,16 +13,16 @@ from ..cache.base import LayerSpec, Rotation, Step
 from ..nn.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
-from ..nn.residual import Stream, fallback_lines
+from ..nn.residual_stream import Stream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .fused_blocks import Run, runs
-from .mtp import AnyHead, Head, HeadPlan, Scores, with_vocabulary
-from .native_head import native_head
-from .stack import Part, Rest, layers_of, only, side_by_side
+from .heads.mtp import AnyHead, Head, HeadPlan, Scores, with_vocabulary
+from .native.fused_blocks import Run, runs
+from .native.head import native_head
+from .pipeline_stage import Part, Rest, layers_of, only, side_by_side
 
 if TYPE_CHECKING:
     from .hooks import Hooks

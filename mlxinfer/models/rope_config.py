@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import UnsupportedModelError
 from ..nn.rope import ROPE_TYPES, Rope, make_rope
-from ..typed_reader import is_number
+from ..util.typed_reader import is_number
 from .config_reader import ConfigReader, way_on
 
 _COMMON = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"})

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ..errors import UnsupportedModelError
 from ..nn.weights import Matrix, Recipe, Weights
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .config_reader import IGNORED_KEYS, ConfigReader
 
 TEXT_MODELS: dict[str, tuple[str, ...]] = {

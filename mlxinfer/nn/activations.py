@@ -8,9 +8,9 @@ from typing import cast
 
 import mlx.core as mx
 
-from ..device import is_gpu
 from ..errors import UnsupportedModelError
-from ..records import dataclass
+from ..util.dataclass import dataclass
+from ..util.device import is_gpu
 
 Elementwise = Callable[..., mx.array]
 

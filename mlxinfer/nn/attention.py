@@ -9,7 +9,7 @@ import numpy as np
 
 from ..cache.base import AttentionParams, HeadNorm, HeadSteps, Rotation, Segment, Step
 from ..kernels_cpu import Packed
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .linear import JoinedLinear, Linear, Projection
 from .norms import RMSNorm
 from .rope import Rope

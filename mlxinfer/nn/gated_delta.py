@@ -11,7 +11,7 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .activations import fused, silu
 from .kernel_trial import KernelTrial
 from .linear import JoinedLinear, Linear

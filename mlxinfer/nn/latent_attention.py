@@ -6,7 +6,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..cache.base import AttentionParams, AttentionSpec, Rotation, Step
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .attention import Temperature, paired_by_halves
 from .linear import Linear
 from .moe import ExpertLinear

@@ -10,10 +10,10 @@ import mlx.core as mx
 import numpy as np
 
 from ..kernels_cpu import Packed
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .activations import Activated, Gate
 from .norms import RMSNorm
-from .row_products import block_product, block_rows, gated_product, halves, quantized_product
+from .small_batch_matmul import block_product, block_rows, gated_product, halves, quantized_product
 from .weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe, Weights, concat, map_rows
 
 

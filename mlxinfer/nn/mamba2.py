@@ -7,7 +7,7 @@ from math import isfinite
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .activations import fused, silu
 from .gated_delta import gated_by_silu
 from .linear import Linear

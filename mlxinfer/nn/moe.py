@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from ..device import is_gpu
 from ..kernels_cpu import Packed, Router
-from ..records import dataclass
+from ..util.dataclass import dataclass
+from ..util.device import is_gpu
 from .activations import Gate
-from .half_scales import is_mixed, narrowed, restored
 from .linear import JoinedLinear, Linear, Projection
+from .mixed_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
 from .weights import Dense, Quantized, Recipe, Weights
 

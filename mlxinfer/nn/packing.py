@@ -12,13 +12,13 @@ import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
-from ..device import is_gpu
 from ..errors import WeightsError
 from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
+from ..util.device import is_gpu
 from .activations import Activated
 from .linear import Embedding, Linear
 from .mlp import GatedMLP
-from .row_products import try_format
+from .small_batch_matmul import try_format
 from .weights import Blocks, Dense, Matrix, Quantized, RawBlocks
 
 

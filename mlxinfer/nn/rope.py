@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..cache.base import Rotation, Segment, Step
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 Parameters = Mapping[str, Any]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .linear import Linear
 from .norms import RMSNorm
 

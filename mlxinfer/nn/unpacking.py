@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 import mlx.core as mx
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .linear import Embedding, Linear
 from .packing import holders
-from .row_products import UNPACKED_BYTES, block_rows, multiplies_blocks
+from .small_batch_matmul import UNPACKED_BYTES, block_rows, multiplies_blocks
 from .weights import Blocks, Dense
 
 

@@ -19,7 +19,7 @@ import mlx.core as mx
 import numpy as np
 
 from ..kernels_metal.quantized_matmul.reference import columns_of_bytes, dequantized
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

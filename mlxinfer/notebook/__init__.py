@@ -7,11 +7,11 @@ from .cache_errors import CacheErrors, cache_errors
 from .cache_map import CacheMap, cache_map
 from .compare import Comparison, compare
 from .display import stream
-from .engine_pictures import cache_errors_picture, cache_picture, timeline_picture
 from .formats import Html, show
 from .frames import to_pandas
-from .picture import Picture
-from .pictures import attention_picture, attribution_picture, heat_picture, lens_picture, logprobs_picture, surprise_picture
+from .plots.engine import cache_errors_picture, cache_picture, timeline_picture
+from .plots.figure import Picture
+from .plots.tokens import attention_picture, attribution_picture, heat_picture, lens_picture, logprobs_picture, surprise_picture
 from .timeline import Timeline, recorded
 
 __all__ = [

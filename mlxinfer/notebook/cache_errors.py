@@ -13,8 +13,8 @@ from ..cache.kv_quantization import seal_keys, seal_values, unseal_keys, unseal_
 from ..cache.pages import PAGE
 from ..errors import SettingError
 from ..interpret.places import KV
-from ..records import dataclass
-from ..words import counted
+from ..util.dataclass import dataclass
+from ..util.words import counted
 from .formats import table
 from .frames import frame
 

@@ -11,17 +11,17 @@ from ..cache.kv_format import KVFormat
 from ..cache.pages import PAGE, AttentionGroup
 from ..cache.store import LayerStore
 from ..errors import MLXInferError
-from ..records import dataclass
-from ..words import counted
+from ..util.dataclass import dataclass
+from ..util.words import counted
 from .formats import table
 from .frames import frame
 
 if TYPE_CHECKING:
     from ..cache.paged import PagedCache
     from ..cache.prefix_tree import Node
-    from ..engine.engine import Engine
+    from ..engine.core.engine import Engine
+    from ..engine.core.sequence import Sequence
     from ..engine.llm import LLM
-    from ..engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

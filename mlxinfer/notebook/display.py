@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Union
 
 from ..errors import MLXInferError
 from ..types import Chunk, Completion, SamplingParams, Usage
-from ..words import counted
+from ..util.words import counted
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM

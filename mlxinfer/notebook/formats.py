@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SettingError
 from ..types import Completion, EngineStats, TokenLogprob
-from ..words import counted
+from ..util.words import counted
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM

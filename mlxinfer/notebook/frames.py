@@ -8,9 +8,9 @@ from math import exp
 from typing import Any
 
 from ..errors import MLXInferError, SettingError
-from ..installing import install_line
 from ..interpret.trace import LogitLens
 from ..types import Completion
+from ..util.installing import install_line
 
 
 def frame(rows: Iterable[Mapping[str, object]]) -> Any:

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from ..engine.events import StepReport, Token
+from ..engine.core.events import StepReport, Token
 from ..errors import MLXInferError
-from ..records import dataclass
-from ..words import counted
+from ..util.dataclass import dataclass
+from ..util.words import counted
 from .cache_map import engine_of
 from .formats import table
 from .frames import frame
 
 if TYPE_CHECKING:
+    from ..engine.core.sequence import Sequence
     from ..engine.llm import LLM
-    from ..engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """What a model writes in a chat: reasoning, content and calls of tools, told apart."""
 
-from .derive import output_format
+from .detect import output_format
 from .format import CallFormat, OutputEvent, OutputFormat, ReasoningFormat
 from .history import messages_for_template
 from .reader import OutputReader

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from ..tools import Tools
 from .call_reader import CallReader, Emit, ObjectCallReader, as_object
 from .format import CallFormat, EventKind
-from .literals import skip_whitespace
-from .values import ValueReader
+from .streaming_json import ValueReader
+from .streaming_match import skip_whitespace
 
 FENCE = "```"
 _TAGS = "tool_calls?|tools?|function_calls?|functions?|response|json|JSON|xml"

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 from ..tools import Tools
 from .format import CallFormat, EventKind
-from .literals import MISS, MORE, literal, skip_whitespace
-from .values import JSON, PYTHON, Dialect, ValueReader
+from .streaming_json import JSON, PYTHON, Dialect, ValueReader
+from .streaming_match import MISS, MORE, literal, skip_whitespace
 
 Emit = Callable[[EventKind, str], None]
 

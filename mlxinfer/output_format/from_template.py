@@ -13,7 +13,7 @@ from ..errors import MLXInferError, TemplateError
 from ..structure import Schema
 from ..tools import Tool, Tools
 from .format import CallFormat
-from .literals import ID, KEY
+from .streaming_match import ID, KEY
 
 USER, CONTENT, RESULT = "userQuux", "contZeta", "resultDelta"
 NAMES, KEYS = ("fnAlpha", "fnOmega"), ("keyBeta", "keyDelta")

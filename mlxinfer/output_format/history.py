@@ -11,7 +11,7 @@ from ..errors import PromptError
 from ..tools import Tools
 from ..types import ToolCall
 from .format import HERMES, OutputFormat
-from .writing import Call, describe, write_calls
+from .render_calls import Call, describe, write_calls
 
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
 """What clients, and templates, call the reasoning of an earlier answer."""

@@ -10,7 +10,7 @@ from ..tools import Tools
 from .bare_calls import FENCE, FIRST, BareCallsReader
 from .call_reader import CallReader, NamedCallReader, ObjectCallReader
 from .format import CallFormat, EventKind, OutputEvent, OutputFormat
-from .literals import MISS, MORE, Literal, literal, overlap, skip_whitespace
+from .streaming_match import MISS, MORE, Literal, literal, overlap, skip_whitespace
 from .tagged_reader import TaggedCallReader
 
 _READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "tagged": TaggedCallReader}

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .values import PYTHON, ValueReader
+from .streaming_json import PYTHON, ValueReader
 
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
 _DEEPEST = 8

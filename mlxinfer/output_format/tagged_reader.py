@@ -7,9 +7,9 @@ import json
 from ..tools import Tools
 from .call_reader import CallReader, Emit, find_name
 from .format import CallFormat
-from .literals import KEY, MISS, MORE, Literal, literal, overlap, skip_whitespace
 from .schema_types import json_of, types_of
-from .values import escaped
+from .streaming_json import escaped
+from .streaming_match import KEY, MISS, MORE, Literal, literal, overlap, skip_whitespace
 
 _LONGEST_KEY = 256
 _CDATA = "<![CDATA["

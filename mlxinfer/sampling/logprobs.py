@@ -6,7 +6,7 @@ from typing import cast
 
 import mlx.core as mx
 
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 _BLOCK = 256
 

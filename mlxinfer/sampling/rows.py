@@ -8,8 +8,8 @@ from dataclasses import field
 import mlx.core as mx
 import numpy as np
 
-from ..records import dataclass
 from ..types import NEUTRAL, SamplingParams
+from ..util.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

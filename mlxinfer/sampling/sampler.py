@@ -15,12 +15,12 @@ import numpy as np
 
 from .. import kernels_cpu
 from ..nn.activations import fused
-from ..records import dataclass
 from ..types import SamplingParams
-from .cuts import Cuts
+from ..util.dataclass import dataclass
 from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of
 from .penalties import Penalties
 from .rows import Drafts, PickedRows, RaggedRows, Row, column, values
+from .top_k_top_p import Cuts
 
 SAMPLED_ROWS_AT_ONCE = 16
 """Rows that go through the stages of sampling together, at most: what these need in addition to the logits is bounded by it."""

@@ -18,14 +18,16 @@ from typing_extensions import TypedDict
 
 from .._version import __version__
 from ..errors import MLXInferError
-from . import anthropic, kv_transfer, log, ollama, openai, page, worker
-from .auth import Auth, has_key, is_unix
+from . import anthropic, log, ollama, openai, page
+from .access.auth import Auth, has_key, is_unix
+from .access.origins import Origins
+from .did_you_mean import KnownPaths
 from .errors import APIError, of_error, server_failed, stopping
-from .keeping.keeper import Keeper
 from .metrics import Metrics, WithVLLMNames
-from .models import Registry
-from .origins import Origins
-from .paths import KnownPaths
+from .model_manager.manager import Keeper
+from .model_manager.registry import Registry
+from .routers import introspection as worker
+from .routers import kv_transfer
 from .routing import Dialect, Doc, Endpoint, RequestContext, Server, document_routes
 from .settings import ServerSettings
 from .sse import ClientGone

@@ -11,11 +11,11 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ..device import device_memory, memory_in_use
 from ..types import Chunk, Completion, EngineStats, Usage
-from .keeping.collector import ModelCollector
-from .keeping.keeper import Keeper
-from .models import Registry
+from ..util.device import device_memory, memory_in_use
+from .model_manager.collector import ModelCollector
+from .model_manager.manager import Keeper
+from .model_manager.registry import Registry
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)

@@ -19,13 +19,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._version import __version__
 from . import sse
-from .auth import is_unix, peer, read_json
+from .access.auth import is_unix, peer, read_json
 from .errors import APIError, of_validation, timed_out
-from .keeping.keeper import Keeper
-from .keeping.slot import Slot
 from .log import notice_once
 from .metrics import Metrics
-from .models import Entry, Registry, ServedModel
+from .model_manager.manager import Keeper
+from .model_manager.model_slot import Slot
+from .model_manager.registry import Entry, Registry, ServedModel
 from .settings import Limits, ServerSettings
 from .validation import StrictModel
 

@@ -9,20 +9,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..engine.chat_prompt import continued
+from ..engine.text.chat_prompt import continued
 from ..errors import MLXInferError, PromptError, SamplingError, TemplateError
 from ..output_format.history import REASONING_NAMES
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
 from .errors import APIError, invalid, of_error, stopping, timed_out
 from .metrics import RequestMetrics
-from .models import ServedModel
+from .model_manager.registry import ServedModel
 from .routing import RequestContext
-from .structure import refused
-from .tools import NO_TOOLS, Offer, schema_refused
+from .shared.structure import refused
+from .shared.tools import NO_TOOLS, Offer, schema_refused
 
 if TYPE_CHECKING:
-    from ..engine.chat_prompt import ChatPrompt
     from ..engine.request_keywords import RequestKeywords
+    from ..engine.text.chat_prompt import ChatPrompt
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import ServerError
+from .access.origins import checked_origin
 from .log import LogFormat
-from .origins import checked_origin
 
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"

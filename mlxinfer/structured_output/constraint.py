@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from ..errors import one_line
-from ..records import dataclass
-from .numbers import BEGINNING, in_string
+from ..util.dataclass import dataclass
+from .number_limits import BEGINNING, in_string
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from .habits import Habits
-    from .numbers import NumberLimit
+    from .formatting_drafts import Habits
+    from .number_limits import NumberLimit
 
 CERTAIN = 0.999
 """The chance that a token comes about which a structure leaves no choice."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import field
 
 from ..errors import SamplingError
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .lark_limits import check_count
 
 _TOKEN = re.compile(

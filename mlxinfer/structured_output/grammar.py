@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import SamplingError, one_line
-from ..records import dataclass
 from ..structure import Choice, Lark, Regex, Schema, Structure
 from ..tokenizer.tokenizer import Tokenizer
+from ..util.dataclass import dataclass
 from .constraint import GrammarConstraint, JSONText
 from .deadline import Deadline, TooLongError
+from .formatting_drafts import Habits
 from .gbnf import gbnf_to_lark, quoted
-from .habits import Habits
 from .lark_limits import check_lark
-from .numbers import NumberLimit
+from .number_limits import NumberLimit
 from .schema import MAX_DEPTH, fault_path, normalized
 from .schema_limits import forced_size
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from typing import Any
 
 from ..errors import SamplingError
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .reference_chain import longest_chain
 from .schema import normalized
 

@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 from ..errors import SamplingError
-from ..records import dataclass
 from ..structure import LISTED, MAX_GRAMMAR_BYTES, NAMED
+from ..util.dataclass import dataclass
 
 DATA = frozenset({"const", "default", "enum", "examples"})
 """Keywords whose values are not schemas."""

@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import Tokenizer, decoders, processors
 
 from ..errors import TokenizerError, one_line
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .search import TokenSearch
 
 DEFAULT_TEMPLATE = "default"

@@ -16,9 +16,9 @@ from typing import Protocol
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ..background import Stop, later
 from ..errors import TokenizerError
-from ..records import dataclass
+from ..util.background import Stop, later
+from ..util.dataclass import dataclass
 from .backend import TokenizersBackend, encode_parts, frame_texts, tokenizer_errors
 from .pretokenizers import PreTokenization
 from .vocab import CUT_OUT, TokenType, Vocabulary, split_merges

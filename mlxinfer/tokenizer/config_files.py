@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 
 from ..errors import TokenizerError
-from ..plain_file import open_plain, read_plain
+from ..util.plain_file import open_plain, read_plain
 from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import TokenizerError
-from ..typed_reader import TypedReader
+from ..util.typed_reader import TypedReader
 from .backend import DEFAULT_TEMPLATE, Backend, TokenizerParts, TokenizersBackend, frame_texts, tokenizer_errors
 from .byte_level import ByteLevelBackend, WrittenMerges
 from .pretokenizers import PreTokenization, pre_tokenization

@@ -13,7 +13,7 @@ from itertools import pairwise
 from tokenizers import Regex, normalizers, pre_tokenizers
 
 from ..errors import TokenizerError
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import TokenizerError
-from ..typed_reader import TypedReader, shown
+from ..util.typed_reader import TypedReader, shown
 from .backend import TokenizerParts
 from .byte_level import ByteLevelBackend
 from .config_files import ConfigFiles, read_bytes

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import TokenizerError
-from ..records import dataclass
+from ..util.dataclass import dataclass
 from .backend import TokenizerParts
 from .byte_level import ByteLevelBackend
 from .config_files import ConfigFiles, read_bytes

@@ -9,7 +9,7 @@ import numpy as np
 from tokenizers import AddedToken
 
 from ..errors import TokenizerError
-from ..records import dataclass
+from ..util.dataclass import dataclass
 
 _NO_SEPARATORS = bytes(set(range(256)) - {0, ord(" ")})
 """All bytes but those between merges and between their halves."""

@@ -9,23 +9,23 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import random_changes, write_peft
-from support.drafting import Free
-from support.families import GOLDEN, NAMES, config, reference
-from support.heads import HEAD, Prompter, model_with_head
-from support.plain_step import PlainCache
-from support.plain_weights import PlainWeights
-from support.tiny_engine import request, run, tiny_model
+from support.engines.drafting import Free
+from support.engines.tiny_engine import request, run, tiny_model
+from support.models.adapters import random_changes, write_peft
+from support.models.families import GOLDEN, NAMES, config, reference
+from support.models.heads import HEAD, Prompter, model_with_head
+from support.models.plain_weights import PlainWeights
+from support.oracles.plain_step import PlainCache
 
-from mlxinfer.adapters.adapted import AdaptedModel, LoadedAdapter
+from mlxinfer.adapters.adapted_model import AdaptedModel, LoadedAdapter
 from mlxinfer.adapters.files import open_adapter
 from mlxinfer.adapters.places import places
 from mlxinfer.adapters.update import key_of
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.interpret.interventions import steering
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model

@@ -12,13 +12,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import Changes, random_changes, shapes_of, write_gguf_adapter, write_mlx_lm, write_peft
-from support.gguf_file import array_tensor
-from support.tiny_directory import tiny_directory
-from support.tiny_engine import tiny_model
+from support.engines.tiny_engine import tiny_model
+from support.formats.gguf_file import array_tensor
+from support.models.adapters import Changes, random_changes, shapes_of, write_gguf_adapter, write_mlx_lm, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
-from mlxinfer.adapters.adapted import AdaptedModel
+from mlxinfer.adapters.adapted_model import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
 from mlxinfer.errors import AdapterError, MLXInferError, UnsupportedModelError
 

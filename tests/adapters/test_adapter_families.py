@@ -7,12 +7,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import random_changes, write_peft
-from support.families import GOLDEN, NAMES, config, reference
-from support.plain_step import PlainCache
-from support.plain_weights import PlainWeights
+from support.models.adapters import random_changes, write_peft
+from support.models.families import GOLDEN, NAMES, config, reference
+from support.models.plain_weights import PlainWeights
+from support.oracles.plain_step import PlainCache
 
-from mlxinfer.adapters.adapted import AdaptedModel
+from mlxinfer.adapters.adapted_model import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
 from mlxinfer.adapters.places import places
 from mlxinfer.adapters.update import key_of

@@ -7,16 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.adapters import (
-    Changes,
-    merge,
-    random_changes,
-    shapes_of,
-    write_gguf_adapter,
-    write_mlx_lm,
-    write_peft,
-)
-from support.tiny_directory import tiny_directory
+from support.models.adapters import Changes, merge, random_changes, shapes_of, write_gguf_adapter, write_mlx_lm, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
 

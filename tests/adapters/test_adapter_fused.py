@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.gguf_file import Tensor, Typed, array_tensor, write
+from support.formats.gguf_file import Tensor, Typed, array_tensor, write
 
 from mlxinfer.adapters.files import open_adapter
 

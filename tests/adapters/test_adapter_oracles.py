@@ -8,9 +8,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import random_changes, shapes_of, write_mlx_lm
-from support.optional import Later
-from support.tiny_directory import tiny_directory
+from support.models.adapters import random_changes, shapes_of, write_mlx_lm
+from support.models.tiny_directory import tiny_directory
+from support.processes.optional import Later
 
 from mlxinfer import LLM
 from mlxinfer.adapters.places import places

@@ -9,9 +9,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import merge, random_changes, shapes_of, weights_of, write_gguf_adapter, write_mlx_lm, write_peft
-from support.tiny_gguf import write_tiny_gguf
-from support.tiny_kquants import write_tiny_kquants
+from support.formats.tiny_gguf import write_tiny_gguf
+from support.formats.tiny_kquants import write_tiny_kquants
+from support.models.adapters import merge, random_changes, shapes_of, weights_of, write_gguf_adapter, write_mlx_lm, write_peft
 
 from mlxinfer import LLM
 from mlxinfer.loading.gguf import GGUFCheckpoint

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.adapters import merge, random_changes, shapes_of, write_mlx_lm, write_peft
-from support.drafting import Guesser
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
-from support.tiny_engine import UNMEASURED
+from support.engines.drafting import Guesser
+from support.engines.tiny_engine import UNMEASURED
+from support.models.adapters import merge, random_changes, shapes_of, write_mlx_lm, write_peft
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, Choice, SamplingParams
-from mlxinfer.adapters import stacked
-from mlxinfer.engine.engine import Engine
+from mlxinfer.adapters import batched_lora as stacked
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.engine.open_model import OpenModel
 from mlxinfer.engine.request_keywords import RequestOptions
-from mlxinfer.engine.sequence import Sequence
 from mlxinfer.errors import SamplingError, SettingError
 
 NAMES = (None, "a", "b", "c", "d")

@@ -8,11 +8,11 @@ from shutil import copytree
 
 import numpy as np
 import pytest
-from support.adapters import merge, random_changes, shapes_of, write_peft
+from support.models.adapters import merge, random_changes, shapes_of, write_peft
 
 from mlxinfer import LLM, SamplingParams
-from mlxinfer.engine.embedding import Embedder
 from mlxinfer.engine.request_keywords import RequestOptions
+from mlxinfer.engine.text.embedding import Embedder
 from mlxinfer.errors import SamplingError
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"

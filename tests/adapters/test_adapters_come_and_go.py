@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
-from support.tiny_directory import tiny_directory
+from support.models.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.errors import AdapterError, MemoryPlanError, SamplingError, SettingError

@@ -6,17 +6,17 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.tiny_directory import tiny_directory
-from support.tiny_engine import tiny_engine
+from support.engines.tiny_engine import tiny_engine
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.bench import measure as measuring
 from mlxinfer.bench.machine import Machine
 from mlxinfer.bench.measure import Bench, Measurement, Workload, measure
 from mlxinfer.bench.roofline import Cost
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.sequence import Sequence
 
 FOREVER = Workload(prefill=(5, 70), depths=(0, 65), batches=(1, 3), repeat=2, steps=6, max_seconds=0)
 LLAMA = {"hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -7,8 +7,8 @@ import mlx.core as mx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.checkpoints import config_of, random_checkpoint
-from support.tiny_engine import GOLDEN, tiny_model
+from support.engines.tiny_engine import GOLDEN, tiny_model
+from support.models.checkpoints import config_of, random_checkpoint
 
 from mlxinfer.bench.roofline import Cost, Footprint, Weights, _Attention, footprint
 from mlxinfer.loading.load import load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 from click.testing import CliRunner
-from support.emulated import emulated, needs_emulator
+from support.kernels.emulated import emulated, needs_emulator
 
 from benchmarks import attention_gpu
 from benchmarks.__main__ import main

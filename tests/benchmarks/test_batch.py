@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support.golden_tokenizers import golden_tokenizer
-from support.optional import needs
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.processes.optional import needs
+from support.tokenizers.golden_tokenizers import golden_tokenizer
 
 from benchmarks.__main__ import main
 from benchmarks.batch import report

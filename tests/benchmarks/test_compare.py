@@ -16,7 +16,7 @@ from benchmarks.process import Process, WorkerError
 from benchmarks.samples import Sample
 from benchmarks.workloads import Work, context_of, works
 
-FAKE = Path(__file__).parents[1] / "support" / "fake_worker.py"
+FAKE = Path(__file__).parents[1] / "support" / "http" / "fake_worker.py"
 WORKS = (
     Work("decode at 0", "decode", depth=0, steps=8),
     Work("decode at 0, 8 together", "decode", depth=0, streams=8, steps=8),

@@ -10,7 +10,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from benchmarks.conversions import likelihoods
 from benchmarks.conversions.likelihoods import log_likelihoods

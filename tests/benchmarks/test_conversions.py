@@ -10,8 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.tiny_directory import tiny_directory
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.tiny_directory import tiny_directory
 
 from benchmarks import ggml_quantizers
 from benchmarks.conversions import beyond, step, study
@@ -22,7 +22,7 @@ from benchmarks.conversions.report import paired, table
 from benchmarks.conversions.source import _tokenizer, _unpack, samples, write_samples
 from benchmarks.conversions.ways import Way, _layers, ways
 from mlxinfer.convert import convert
-from mlxinfer.convert.gptq import factorize
+from mlxinfer.convert.encode.gptq import factorize
 
 
 def _result(way: str, bpw: float, windows: list[float]) -> dict:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from benchmarks.engines import MODULES, create
 from benchmarks.engines.base import Engine, random_tokens
@@ -54,7 +54,7 @@ def test_mlx_lm(tmp_path: Path) -> None:
 @pytest.mark.model
 def test_llama_cpp() -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed (pip install '.[bench]')")
-    from mlxinfer.loading.resolve import resolve
+    from mlxinfer.loading.find.resolve import resolve
 
     engine = create("llama.cpp")
     assert engine.load(str(resolve("smollm2").path), threads=1, context=100, prompt="The capital of France is") == " Paris"

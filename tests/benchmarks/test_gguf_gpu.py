@@ -10,8 +10,8 @@ import pytest
 from benchmarks import gguf_gpu
 from benchmarks.gguf_gpu import KINDS, Row, keep, read, table
 from benchmarks.options import RESULTS
-from mlxinfer.loading.gguf.packings import PACKINGS
-from tests.support.tiny_kquants import random_blocks, write_tiny_kquants
+from mlxinfer.loading.gguf.mlx_formats import PACKINGS
+from tests.support.formats.tiny_kquants import random_blocks, write_tiny_kquants
 
 MEASURED = read(RESULTS / "gguf_gpu.csv")
 MOST = {"Q4_K": 1e-4, "Q5_K": 1e-4, "Q6_K": 2e-3}

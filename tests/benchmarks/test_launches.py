@@ -10,7 +10,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from support.once_per_run import once_per_run
+from support.processes.once_per_run import once_per_run
 
 from benchmarks.launches import chips, cost, layout, products
 from benchmarks.launches.command import counted as count

@@ -4,7 +4,7 @@ import io
 from pathlib import Path
 
 import pytest
-from support.optional import needs
+from support.processes.optional import needs
 
 from benchmarks.report import document, notes, table
 from benchmarks.samples import Results, Sample, Spread, Writer, read

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.live_server import LiveServer, live_server
-from support.tiny_directory import tiny_directory
+from support.http.live_server import LiveServer, live_server
+from support.models.tiny_directory import tiny_directory
 
 from benchmarks.batch.workloads import LLAMA_SERVER, OURS
 from benchmarks.samples import SECONDS, Results, Sample

@@ -1,7 +1,7 @@
 """The pairs of held and free answers, on a tiny model."""
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from benchmarks.structured import pairs, table
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from benchmarks.interrupted import Interrupted
 from benchmarks.interrupted import table as interrupts

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from benchmarks.walk import report, walks
 from mlxinfer import kernels_cpu

@@ -4,13 +4,13 @@ import random
 
 import mlx.core as mx
 import pytest
-from support.tiny_engine import request, run, tiny_engine, tiny_model
+from support.engines.tiny_engine import request, run, tiny_engine, tiny_model
 
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_events import DISK, GPU, AllBlocksCleared, BlockRemoved, BlockStored, block_hash
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 
 
 class Replay:

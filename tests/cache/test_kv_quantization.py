@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support import sealed, sealed_pages
-from support.examples import examples
+from support.oracles import sealed, sealed_pages
+from support.processes.examples import examples
 
 from mlxinfer.cache.base import PAGE, AttentionSpec
 from mlxinfer.cache.kv_format import KVFormat

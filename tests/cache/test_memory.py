@@ -5,7 +5,7 @@ from functools import cache
 
 import mlx.core as mx
 import pytest
-from support.active_memory import active_memory
+from support.processes.active_memory import active_memory
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.attention.reference import PlainAttention
@@ -14,7 +14,7 @@ from mlxinfer.cache.base import PAGE, AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.store import LayerStore
-from mlxinfer.loading.step_memory import growth
+from mlxinfer.loading.memory.step import growth
 
 LAYERS, TOKENS, CHUNK = 8, 3000, 256
 SPECS = [AttentionSpec(2, 64, 64)] * LAYERS

@@ -3,15 +3,15 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny import random_tokens
-from support.tiny_engine import tiny_engine, tiny_model
+from support.engines.tiny_engine import tiny_engine, tiny_model
+from support.models.tiny import random_tokens
 
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.attention.select import attention_backend
 from mlxinfer.cache.base import AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.types import SamplingParams
 
 TOKENS = random_tokens(1000)

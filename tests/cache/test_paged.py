@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.active_memory import active_memory
-from support.cache_sequences import PLAIN, SPECS, Sequence, run_step
-from support.examples import examples
+from support.oracles.cache_sequences import PLAIN, SPECS, Sequence, run_step
+from support.processes.active_memory import active_memory
+from support.processes.examples import examples
 
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.attention.select import attention_backend

@@ -8,12 +8,13 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.active_memory import active_memory
+from support.processes.active_memory import active_memory
 
-from mlxinfer.cache.attention import plain_parts, reference
+from mlxinfer.cache.attention import reference
+from mlxinfer.cache.attention import reference_chunks as plain_parts
 from mlxinfer.cache.attention.metal import METAL
-from mlxinfer.cache.attention.plain_parts import PlainSize
 from mlxinfer.cache.attention.reference import PlainAttention
+from mlxinfer.cache.attention.reference_chunks import PlainSize
 from mlxinfer.cache.base import PAGE, AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache

@@ -6,7 +6,7 @@ import sys
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.cache.pool import PageDemand, PagePool

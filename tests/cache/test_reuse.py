@@ -5,8 +5,8 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny import random_tokens
-from support.tiny_engine import tiny_model
+from support.engines.tiny_engine import tiny_model
+from support.models.tiny import random_tokens
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import PAGE, Segment

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.adapters import merge, random_changes, shapes_of, write_peft
-from support.tiny_directory import tiny_directory
+from support.models.adapters import merge, random_changes, shapes_of, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import AsyncLLM
-from mlxinfer.cli.options import adapter_paths
+from mlxinfer.cli.common.options import adapter_paths
 from mlxinfer.config import EngineArgs
 from mlxinfer.errors import ServerError
-from mlxinfer.server.listing import Listing
+from mlxinfer.server.model_manager.listing import Listing
 
 GREEDY = ("--temperature", "0", "--max-tokens", "12", "--dtype", "float32")
 

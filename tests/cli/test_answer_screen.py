@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from mlxinfer.cli.answers import WordStream
-from mlxinfer.cli.waiting import Progress
+from mlxinfer.cli.common.answers import WordStream
+from mlxinfer.cli.common.waiting import Progress
 
 TEXT = "The quick brown fox jumps over the lazy dog, and couldn't disappear."
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
-from mlxinfer.device import default_dtype
+from mlxinfer.util.device import default_dtype
 
 QUICK = ("--prefill", "7,40", "--decode-depth", "0,70", "--batch", "1,2", "--repeat", "2", "--steps", "5")
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli.repl import commands
@@ -14,7 +14,7 @@ from mlxinfer.cli.repl.commands import COMMANDS, Leave, Session
 from mlxinfer.cli.repl.conversation import Conversation
 from mlxinfer.cli.repl.terminal import bar, meter
 from mlxinfer.errors import MLXInferError, PromptError, SamplingError
-from mlxinfer.installing import install_line
+from mlxinfer.util.installing import install_line
 
 PARAMS = SamplingParams(temperature=0, max_tokens=8)
 GREEDY = ("--temperature", "0", "--max-tokens", "8")
@@ -346,7 +346,7 @@ def test_what_is_no_text_is_told_and_fails(call, chat_model, monkeypatch, data, 
 
 
 def test_chat_alone_talks_with_the_small_model_or_says_how_to_get_it(call, monkeypatch):
-    from mlxinfer.loading.resolve import Alias
+    from mlxinfer.loading.find.resolve import Alias
 
     monkeypatch.setattr(Alias, "installed", lambda self: [])
     result = call("chat")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.terminal import end
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.processes.terminal import end
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli.repl import commands

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli.repl.conversation import Conversation

@@ -12,10 +12,10 @@ import pexpect
 import pytest
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, MLXInferError, SamplingParams
-from mlxinfer.cli import waiting
+from mlxinfer.cli.common import waiting
 from mlxinfer.cli.repl.commands import COMMANDS, Session, obey
 from mlxinfer.cli.repl.conversation import Conversation
 from mlxinfer.cli.repl.reader import _CommandCompleter
@@ -106,7 +106,7 @@ def test_what_follows_a_command_is_completed(own_home, tmp_path, monkeypatch, fo
         list(conversation.ask("abc"))
     Archive().keep(conversation.snapshot())
     assert offered("/history ") == ["1"]
-    monkeypatch.setattr("mlxinfer.loading.resolve.Alias.installed", lambda self: True, raising=False)
+    monkeypatch.setattr("mlxinfer.loading.find.resolve.Alias.installed", lambda self: True, raising=False)
     assert "smollm2" in offered("/model sm")
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.terminal import end
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.processes.terminal import end
 
 from mlxinfer.cli.repl.tools import ToolRunner, tools_of_file
 from mlxinfer.errors import PromptError

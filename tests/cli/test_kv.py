@@ -3,7 +3,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 GREEDY = ("--temperature", "0", "--max-tokens", "80")
 

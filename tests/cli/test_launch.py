@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.live_server import LiveServer, live_server
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.cli.agents import AGENTS
 from mlxinfer.engine.async_llm import AsyncLLM

@@ -13,7 +13,7 @@ import pytest
 from mlxinfer import __version__
 from mlxinfer.cli import cli
 from mlxinfer.cli.agents import AGENTS
-from mlxinfer.installing import install_line
+from mlxinfer.util.installing import install_line
 
 
 def test_help_and_version(call):
@@ -32,7 +32,7 @@ def test_usage_errors_are_one_line(call, arguments):
 
 
 def test_a_bug_of_ours_keeps_its_traceback(call, monkeypatch):
-    from mlxinfer.cli import diagnosis
+    from mlxinfer.cli.health import diagnosis
 
     monkeypatch.setattr(diagnosis, "device_memory", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
@@ -159,7 +159,7 @@ def test_a_misspelled_model_comes_with_a_suggestion(call, typed, told):
 
 
 def test_a_model_whose_package_is_missing_says_how_to_get_it(call, monkeypatch):
-    from mlxinfer.loading.resolve import Alias
+    from mlxinfer.loading.find.resolve import Alias
 
     monkeypatch.setattr(Alias, "find", lambda self: None)
     for command in (("run", "smollm2", "hi"), ("models", "pull", "smollm2")):

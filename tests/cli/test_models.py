@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.cli.console import human_bytes
+from mlxinfer.cli.common.console import human_bytes
 
 
 @pytest.fixture

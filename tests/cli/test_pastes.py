@@ -9,7 +9,7 @@ import sys
 
 import pexpect
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.cli.repl import terminal
 from mlxinfer.cli.repl.pastes import Pastes, UnfoldedFileHistory, folded, is_long

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlxinfer import __version__
-from mlxinfer.cli import private, report
-from mlxinfer.cli.private import settings_of, without_private
+from mlxinfer.cli.health import private, report
+from mlxinfer.cli.health.private import settings_of, without_private
 
 SECTIONS = ["machine", "versions", "memory", "settings", "server", "attention", "plan", "speed"]
 

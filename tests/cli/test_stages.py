@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from mlxinfer.cli.stages import FIRST_S, Stages, human_time, stages
-from mlxinfer.words import counted
+from mlxinfer.cli.common.stages import FIRST_S, Stages, human_time, stages
+from mlxinfer.util.words import counted
 
 
 class Clock:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pexpect
 import pytest
-from support.terminal import end
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.processes.terminal import end
 
 CTRL_C, CTRL_D, ALT_ENTER = "\x03", "\x04", "\x1b\r"
 BRACKETED_PASTE = "\x1b[200~{}\x1b[201~"

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.cli.console import did_you_mean, human_bytes, printable, usage_line, wrapped
+from mlxinfer.cli.common.console import did_you_mean, human_bytes, printable, usage_line, wrapped
 from mlxinfer.types import RequestStats, Usage
 
 

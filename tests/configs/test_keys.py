@@ -14,12 +14,12 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from support.tiny_engine import GOLDEN
+from support.engines.tiny_engine import GOLDEN
 
 from mlxinfer.models import FAMILIES, architecture, supports
 from mlxinfer.models.config_keys import harmless
 from mlxinfer.models.config_reader import ConfigReader
-from mlxinfer.models.families.kimi_linear import PUBLISHED_KEYS
+from mlxinfer.models.families.hybrid.kimi_linear import PUBLISHED_KEYS
 from tests.configs.published import published
 
 TABLE = Path(__file__).parent / "keys.json"

@@ -9,8 +9,9 @@ import pytest
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.directory import read_config
-from mlxinfer.models import architecture, mlx_lm_fallback, supports
+from mlxinfer.models import architecture, supports
 from mlxinfer.models.config_reader import with_ignored
+from mlxinfer.models.fallback import mlx_lm as mlx_lm_fallback
 from tests.configs.published import FILE, NO_GRAPH, REFUSED, published
 
 pytestmark = pytest.mark.smoke

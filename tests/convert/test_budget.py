@@ -9,19 +9,20 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.destroyed import destroyed
-from support.families import GOLDEN, NAMES
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.destroyed import destroyed
+from support.models.families import GOLDEN, NAMES
 
 from mlxinfer import LLM
-from mlxinfer.convert import convert, sensitivity
-from mlxinfer.convert.budget import FORMATS, Choice, Item, hull, items_of, make_plan
-from mlxinfer.convert.calibration import Calibration
-from mlxinfer.convert.mapper import plan
-from mlxinfer.convert.plain_step import PlainStep
-from mlxinfer.convert.quantization_plan import NAME, QuantizationPlan, read_plan
-from mlxinfer.convert.sensitivity import _tap, sensitivities
-from mlxinfer.convert.stream import load_part
+from mlxinfer.convert import convert
+from mlxinfer.convert.calibrate.blockwise import load_part
+from mlxinfer.convert.calibrate.plain_step import PlainStep
+from mlxinfer.convert.calibrate.texts import Calibration
+from mlxinfer.convert.plan import sensitivity
+from mlxinfer.convert.plan.budget import FORMATS, Choice, Item, hull, items_of, make_plan
+from mlxinfer.convert.plan.quantization_plan import NAME, QuantizationPlan, read_plan
+from mlxinfer.convert.plan.sensitivity import _tap, sensitivities
+from mlxinfer.convert.plan.weight_map import plan
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.load import open_checkpoint

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.checkpoints import GOLDEN
+from support.models.checkpoints import GOLDEN
 
-from mlxinfer.convert import calibration as module
-from mlxinfer.convert.calibration import calibration, default_tokens, from_text, own_samples, random_ids
+from mlxinfer.convert.calibrate import texts as module
+from mlxinfer.convert.calibrate.texts import calibration, default_tokens, from_text, own_samples, random_ids
 from mlxinfer.errors import TextError
 from mlxinfer.evaluation.texts import SHIPPED_NAME, cut, read_texts, shared_share, shipped
 

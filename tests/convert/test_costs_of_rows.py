@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.checkpoints import config_of, random_checkpoint
+from support.models.checkpoints import config_of, random_checkpoint
 
-from mlxinfer.convert.budget import _costs
-from mlxinfer.convert.mapper import plan
-from mlxinfer.convert.sensitivity import sensitivities
+from mlxinfer.convert.plan.budget import _costs
+from mlxinfer.convert.plan.sensitivity import sensitivities
+from mlxinfer.convert.plan.weight_map import plan
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.nn.weights import Format
 

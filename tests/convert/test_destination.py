@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxinfer.convert.destination import check_destination, check_room, made_parents, staged
+from mlxinfer.convert.write.destination import check_destination, check_room, made_parents, staged
 from mlxinfer.errors import DestinationError
 
 

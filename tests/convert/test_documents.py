@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.convert import Report, TensorReport, convert, quality
-from mlxinfer.convert.documents import base_model, model_card, report_object
 from mlxinfer.convert.quality import tokens_to_measure
+from mlxinfer.convert.write.model_card import base_model, model_card, report_object
 
 CARD = """---
 license: apache-2.0

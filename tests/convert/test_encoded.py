@@ -8,12 +8,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import GOLDEN, config_of, random_checkpoint
+from support.models.checkpoints import GOLDEN, config_of, random_checkpoint
 
-from mlxinfer.convert import convert, encoded
-from mlxinfer.convert.calibration import Calibration
-from mlxinfer.convert.encoded import _Inputs
-from mlxinfer.convert.journal import Journal
+from mlxinfer.convert import convert
+from mlxinfer.convert.calibrate.texts import Calibration
+from mlxinfer.convert.encode import gptq_pipeline as encoded
+from mlxinfer.convert.encode.gptq_pipeline import _Inputs
+from mlxinfer.convert.write.journal import Journal
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.nn.weights import Quantized, numbers

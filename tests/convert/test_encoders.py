@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxinfer import kernels_cpu
-from mlxinfer.convert import encoders
-from mlxinfer.convert.encoders import check_encoder, fit, pack_codes
-from mlxinfer.convert.mapper import Output
-from mlxinfer.convert.quantizer import Quantizer
+from mlxinfer.convert.encode import affine as encoders
+from mlxinfer.convert.encode.affine import check_encoder, fit, pack_codes
+from mlxinfer.convert.encode.quantizer import Quantizer
+from mlxinfer.convert.plan.weight_map import Output
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.weights import TensorRequest, quantize
 from mlxinfer.nn.weights import Dense, Format, Quantized

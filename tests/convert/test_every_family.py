@@ -7,12 +7,12 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.families import GOLDEN, NAMES
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.families import GOLDEN, NAMES
 
 from mlxinfer import LLM
 from mlxinfer.convert import convert, pipeline
-from mlxinfer.convert.calibration import Calibration
+from mlxinfer.convert.calibrate.texts import Calibration
 from mlxinfer.convert.report import Report
 from mlxinfer.evaluation.probabilities import kl_divergence, logprobs_of
 from mlxinfer.evaluation.streamed import streamed_logits

@@ -6,7 +6,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxinfer.convert.encoders import fit
+from mlxinfer.convert.encode.affine import fit
 from mlxinfer.loading.weights import quantize
 from mlxinfer.nn.weights import Format, Quantized
 

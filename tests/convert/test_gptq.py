@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from mlxinfer import kernels_cpu
-from mlxinfer.convert import gptq
-from mlxinfer.convert.encoders import fit_parts
-from mlxinfer.convert.gptq import encode, factorize
-from mlxinfer.convert.products import add_gram
+from mlxinfer.convert.calibrate.products import add_gram
+from mlxinfer.convert.encode import gptq
+from mlxinfer.convert.encode.affine import fit_parts
+from mlxinfer.convert.encode.gptq import encode, factorize
 from mlxinfer.errors import ConversionError
 from mlxinfer.nn.weights import Format
 

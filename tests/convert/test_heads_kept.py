@@ -7,8 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.heads import HEAD, head_directory, model_with_head, with_random_head
-from support.tiny_directory import tiny_directory
+from support.models.heads import HEAD, head_directory, model_with_head, with_random_head
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cache.base import Segment

@@ -8,13 +8,13 @@ from functools import partial
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.families import GOLDEN, NAMES
+from support.models.families import GOLDEN, NAMES
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.convert import stream
-from mlxinfer.convert.importance import Moments, measure, random_texts
-from mlxinfer.convert.places import places_of, tensors_of
+from mlxinfer.convert.calibrate import blockwise as stream
+from mlxinfer.convert.calibrate.importance import Moments, measure, random_texts
+from mlxinfer.convert.calibrate.places import places_of, tensors_of
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.loading.weights import CheckpointWeights, MetaWeights

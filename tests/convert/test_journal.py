@@ -5,7 +5,7 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxinfer.convert.journal import Journal, Span, digest_of
+from mlxinfer.convert.write.journal import Journal, Span, digest_of
 from mlxinfer.errors import DestinationError
 
 KEY = {"options": {"bits": 4, "mode": "affine"}, "files": {"a": [1, 2], "b": [3]}, "version": "1"}

@@ -7,8 +7,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_step import PlainCache
-from support.tiny_kquants import write_tiny_kquants
+from support.formats.tiny_kquants import write_tiny_kquants
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.convert import Report, convert
 from mlxinfer.errors import ConversionError

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.adapters import random_changes, shapes_of, write_gguf_adapter, write_mlx_lm, write_peft
-from support.tiny_directory import tiny_directory
-from support.tiny_gguf import HEADS, KV_HEADS, write_tiny_gguf
+from support.formats.tiny_gguf import HEADS, KV_HEADS, write_tiny_gguf
+from support.models.adapters import random_changes, shapes_of, write_gguf_adapter, write_mlx_lm, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
 from mlxinfer.convert import convert

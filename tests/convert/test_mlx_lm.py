@@ -10,9 +10,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import GOLDEN, config_of, random_checkpoint
-from support.optional import Later
-from support.plain_step import PlainCache
+from support.models.checkpoints import GOLDEN, config_of, random_checkpoint
+from support.oracles.plain_step import PlainCache
+from support.processes.optional import Later
 
 from mlxinfer.convert import convert
 from mlxinfer.loading.load import load

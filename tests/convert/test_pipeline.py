@@ -12,12 +12,13 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.checkpoints import GOLDEN, config_of, grow, random_checkpoint
-from support.examples import examples
-from support.peak_rss import peak_rss
-from support.tiny_directory import tiny_directory
+from support.models.checkpoints import GOLDEN, config_of, grow, random_checkpoint
+from support.models.tiny_directory import tiny_directory
+from support.processes.examples import examples
+from support.processes.peak_rss import peak_rss
 
-from mlxinfer.convert import Report, convert, reader
+from mlxinfer.convert import Report, convert
+from mlxinfer.convert.write import reader
 from mlxinfer.errors import (
     CheckpointError,
     ConversionError,
@@ -28,8 +29,8 @@ from mlxinfer.errors import (
     WeightsError,
 )
 from mlxinfer.loading.directory import INDEX, SafetensorsCheckpoint
+from mlxinfer.loading.find.resolve import resolve
 from mlxinfer.loading.load import load, load_tokenizer, open_checkpoint
-from mlxinfer.loading.resolve import resolve
 from mlxinfer.nn.packing import arrays
 from mlxinfer.nn.weights import Dense, Format, Quantized, numbers
 
@@ -343,7 +344,7 @@ def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
     source = random_checkpoint(tmp_path / "source", config)
     grow(source / "model.safetensors", "model.embed_tokens.weight", (1 << 18, 128))
     edit_config(source, vocab_size=1 << 18)
-    script = "from mlxinfer.convert import convert, reader\nreader.BLOCK = 1 << 18\n"
+    script = "from mlxinfer.convert import convert; from mlxinfer.convert.write import reader\nreader.BLOCK = 1 << 18\n"
     before, _ = peak_rss(script)
     peak, _ = peak_rss(script + "convert(sys.argv[1], sys.argv[2], bits=4, measure=False)", str(source), str(tmp_path / "out"))
     assert (tmp_path / "out" / "model.safetensors").stat().st_size > 18e6

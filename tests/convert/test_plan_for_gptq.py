@@ -7,14 +7,14 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import config_of, random_checkpoint
+from support.models.checkpoints import config_of, random_checkpoint
 
-from mlxinfer.convert import budget
-from mlxinfer.convert.budget import items_of
-from mlxinfer.convert.gptq import encode
-from mlxinfer.convert.head import rounded
-from mlxinfer.convert.mapper import plan
-from mlxinfer.convert.sensitivity import Sensitivities, sensitivities
+from mlxinfer.convert.encode.gptq import encode
+from mlxinfer.convert.plan import budget
+from mlxinfer.convert.plan.budget import items_of
+from mlxinfer.convert.plan.head_cost import rounded
+from mlxinfer.convert.plan.sensitivity import Sensitivities, sensitivities
+from mlxinfer.convert.plan.weight_map import plan
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.nn.weights import Format, numbers
 

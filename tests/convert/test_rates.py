@@ -7,11 +7,11 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.checkpoints import config_of, random_checkpoint
+from support.models.checkpoints import config_of, random_checkpoint
 
 from mlxinfer import kernels_cpu
-from mlxinfer.convert import rates, resources
-from mlxinfer.convert.mapper import ConversionPlan, plan
+from mlxinfer.convert.plan import rates, resources
+from mlxinfer.convert.plan.weight_map import ConversionPlan, plan
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.nn.weights import Format
 

@@ -8,19 +8,22 @@ from unittest.mock import patch
 
 import mlx.core as mx
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.peak_rss import peak_rss
+from support.models.checkpoints import config_of, random_checkpoint
+from support.processes.peak_rss import peak_rss
 
 from mlxinfer.cli.convert import _say
-from mlxinfer.convert import convert, quantizer, reader, resources
-from mlxinfer.convert.importance import measure
-from mlxinfer.convert.mapper import plan
-from mlxinfer.convert.resources import Estimate, estimate, pieces
-from mlxinfer.device import default_dtype
+from mlxinfer.convert import convert
+from mlxinfer.convert.calibrate.importance import measure
+from mlxinfer.convert.encode import quantizer
+from mlxinfer.convert.plan import resources
+from mlxinfer.convert.plan.resources import Estimate, estimate, pieces
+from mlxinfer.convert.plan.weight_map import plan
+from mlxinfer.convert.write import reader
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.nn.weights import Format
+from mlxinfer.util.device import default_dtype
 
 WIDE: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8, "head_dim": 64}
 

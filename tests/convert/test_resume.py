@@ -14,11 +14,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.tiny_directory import tiny_directory
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.tiny_directory import tiny_directory
 
-from mlxinfer.convert import convert, stream, tensors, writer
-from mlxinfer.convert.journal import Journal
+from mlxinfer.convert import convert
+from mlxinfer.convert.calibrate import blockwise as stream
+from mlxinfer.convert.write import tensors, writer
+from mlxinfer.convert.write.journal import Journal
 from mlxinfer.errors import CheckpointError, DestinationError
 
 OPTIONS: dict[str, Any] = {"bits": 4, "group_size": 32, "shard_bytes": 60000, "measure": False}
@@ -41,7 +43,16 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def killed(source: Path, target: Path, place: str, count: int, **options: Any) -> bool:
     """Whether the conversion reached the place, and died there."""
-    command = [sys.executable, "-m", "support.kill_conversion", str(source), str(target), place, str(count), json.dumps(OPTIONS | options)]
+    command = [
+        sys.executable,
+        "-m",
+        "support.processes.kill_conversion",
+        str(source),
+        str(target),
+        place,
+        str(count),
+        json.dumps(OPTIONS | options),
+    ]
     path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr

@@ -10,10 +10,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.foreign import CASES, Case, Part, write_safetensors
-from support.optional import Later
-from support.plain_step import PlainCache
+from support.formats.foreign import CASES, Case, Part, write_safetensors
+from support.models.checkpoints import config_of, random_checkpoint
+from support.oracles.plain_step import PlainCache
+from support.processes.optional import Later
 
 from mlxinfer.convert import Report, convert
 from mlxinfer.errors import ConversionError, UnsupportedModelError, WeightsError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.ranked_vocabularies import ranked, write_ranks, write_tekken
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.tokenizers.ranked_vocabularies import ranked, write_ranks, write_tekken
 
 from mlxinfer.convert import convert
 from mlxinfer.loading.load import load_tokenizer, open_checkpoint

@@ -6,8 +6,8 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxinfer.convert.mapper import Output
-from mlxinfer.convert.quantizer import Quantizer, _squares
+from mlxinfer.convert.encode.quantizer import Quantizer, _squares
+from mlxinfer.convert.plan.weight_map import Output
 from mlxinfer.loading.weights import TensorRequest
 from mlxinfer.nn.weights import Dense, Format
 

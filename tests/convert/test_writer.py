@@ -7,10 +7,10 @@ import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
-from mlxinfer.convert.mapper import Part
-from mlxinfer.convert.writer import Writer
+from mlxinfer.convert.plan.weight_map import Part
+from mlxinfer.convert.write.writer import Writer
 from mlxinfer.loading.directory import INDEX, SafetensorsCheckpoint
 
 NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}

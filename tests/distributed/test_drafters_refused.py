@@ -1,8 +1,8 @@
 """A drafter that reads pages which other machines have is refused before a weight is read."""
 
 import pytest
-from support.heads import assistant
-from support.tiny_engine import GOLDEN
+from support.engines.tiny_engine import GOLDEN
+from support.models.heads import assistant
 
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.distributed.plan import plan_shares, plan_split

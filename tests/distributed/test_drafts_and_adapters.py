@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
-from support.heads import EAGLE3, HEAD, eagle3_directory, head_directory, with_random_head
-from support.pair import Scenario, run_pair
-from support.ports import free_port
-from support.tiny_directory import tiny_directory
+from support.engines.pair import Scenario, run_pair
+from support.http.ports import free_port
+from support.models.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
+from support.models.heads import EAGLE3, HEAD, eagle3_directory, head_directory, with_random_head
+from support.models.tiny_directory import tiny_directory
 
 pytestmark = pytest.mark.slow  # two processes that load fourteen models
 TRUNK = [(i * 7) % 90 + 3 for i in range(100)]

@@ -12,8 +12,8 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from support.ports import free_port
-from support.tiny_directory import tiny_directory
+from support.http.ports import free_port
+from support.models.tiny_directory import tiny_directory
 
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90

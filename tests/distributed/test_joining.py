@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.ports import free_port
+from support.http.ports import free_port
 
 from mlxinfer.distributed.nodes import Node, Nodes
 from mlxinfer.distributed.ring import name_ring

@@ -9,12 +9,12 @@ from threading import Event, Thread
 
 import mlx.core as mx
 import pytest
-from support.ports import free_port
+from support.http.ports import free_port
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.distributed.agreement import Hello, model_digest
+from mlxinfer.distributed.control_channel import Kind, Link, Pulse
 from mlxinfer.distributed.group import Group
-from mlxinfer.distributed.link import Kind, Link, Pulse
 from mlxinfer.distributed.messages import Journal, Op, StepMessage, messages, pack_pages, unpack_pages
 from mlxinfer.distributed.nodes import Node, Nodes, read_nodes
 from mlxinfer.distributed.supervise import Supervisor

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.pair import Scenario, run_pair
-from support.ports import free_port
-from support.wide import wide_directory
+from support.engines.pair import Scenario, run_pair
+from support.http.ports import free_port
+from support.models.wide import wide_directory
 
 TRUNK = [(i * 7) % 90 + 3 for i in range(100)]
 PROMPTS = [TRUNK, [*TRUNK[:70], 9], [5, 6, 7] * 20]

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.distributed.checkup import examine, plan_lines
 from mlxinfer.distributed.cost import Job, Link, pipeline_bytes, pipeline_tokens_s, tensor_bytes, tensor_tokens_s
 from mlxinfer.distributed.nodes import Node, Nodes
 from mlxinfer.distributed.plan import allowed_cuts, best_cuts, plan_split
+from mlxinfer.distributed.preflight import examine, plan_lines
 from mlxinfer.errors import MLXInferError, NodesError
 from mlxinfer.loading.load import prepare
 

@@ -9,8 +9,8 @@ from threading import Thread, Timer
 import pytest
 
 from mlxinfer.distributed import supervise
+from mlxinfer.distributed.control_channel import Kind, Link
 from mlxinfer.distributed.group import Group
-from mlxinfer.distributed.link import Kind, Link
 from mlxinfer.distributed.nodes import Node, Nodes
 from mlxinfer.distributed.supervise import Supervisor, _refuse
 from mlxinfer.errors import GroupLostError

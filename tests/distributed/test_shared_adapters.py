@@ -7,13 +7,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import random_changes, shapes_of, write_peft
-from support.shares import parts_of, through
-from support.tiny_engine import GOLDEN
+from support.engines.shares import parts_of, through
+from support.engines.tiny_engine import GOLDEN
+from support.models.adapters import random_changes, shapes_of, write_peft
 
-from mlxinfer.adapters.adapted import AdaptedModel
+from mlxinfer.adapters.adapted_model import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
-from mlxinfer.adapters.shares import of_share
+from mlxinfer.adapters.sharding import of_share
 from mlxinfer.adapters.update import Adapter
 from mlxinfer.errors import AdapterError
 from mlxinfer.models.decoder import BlockStack

@@ -5,14 +5,14 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.shares import parts_of, through
-from support.tiny_engine import GOLDEN
+from support.engines.shares import parts_of, through
+from support.engines.tiny_engine import GOLDEN
 
 from mlxinfer.distributed.plan import plan_shares
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import prepare
 from mlxinfer.loading.safetensors import SafetensorsFile
-from mlxinfer.models.share import FAMILIES, Share, _columns, shared_config
+from mlxinfer.models.tensor_parallel import FAMILIES, Share, _columns, shared_config
 from mlxinfer.nn.weights import FLOAT8, Format, Quantized
 
 CONFIGS = {path.name: json.loads((path / "config.json").read_text()) for path in sorted(GOLDEN.iterdir())}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
-from support.pair import Scenario, run_pair
-from support.ports import free_port
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.engines.pair import Scenario, run_pair
+from support.http.ports import free_port
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 TRUNK = [(i * 7) % 90 + 3 for i in range(100)]

@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 from threading import Thread
 
 import pytest
-from support.ports import free_port
+from support.http.ports import free_port
 
 from mlxinfer.distributed import reception
 from mlxinfer.distributed.agreement import Hello, Orders
+from mlxinfer.distributed.control_channel import HEADER, Kind, Link
 from mlxinfer.distributed.group import Group
-from mlxinfer.distributed.link import HEADER, Kind, Link
 from mlxinfer.distributed.nodes import Node, Nodes
 from mlxinfer.distributed.reception import LONGEST_HELLO, MOST_STRANGERS
 from mlxinfer.errors import NodesError

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import click
 import pytest
-from support.documents import PAGES, ROOT, anchors, blocks, commands, links
+from support.processes.documents import PAGES, ROOT, anchors, blocks, commands, links
 
 from benchmarks.__main__ import main as benchmarks
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.cli import cli
-from mlxinfer.cli.options import complete_model
+from mlxinfer.cli.common.options import complete_model
 from mlxinfer.engine.request_keywords import GenerateKeywords
-from mlxinfer.loading.resolve import ALIASES
+from mlxinfer.loading.find.resolve import ALIASES
 
 LAZY = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
 

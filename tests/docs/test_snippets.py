@@ -8,7 +8,7 @@ import inspect
 from pathlib import Path
 
 import pytest
-from support.documents import PAGES, ROOT, blocks
+from support.processes.documents import PAGES, ROOT, blocks
 
 RUNNING = [page for page in PAGES if any(block.runs for block in blocks(page))]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.documents import ROOT, Block, blocks
+from support.processes.documents import ROOT, Block, blocks
 
 COMPILED = ROOT / "swift/MLXInferClient/Tests/MLXInferClientTests/Live/Snippets.swift"
 PAGES = [ROOT / "docs/swift.md", ROOT / "swift/MLXInferClient/README.md"]

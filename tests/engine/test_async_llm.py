@@ -12,10 +12,10 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 from mlxinfer.errors import EngineError, ModelNotFoundError, PromptError, SamplingError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

@@ -6,11 +6,11 @@ import json
 from typing import Literal
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, SamplingParams, Schema
+from mlxinfer.engine.core.scheduler import Schedule
 from mlxinfer.engine.request_keywords import RequestOptions
-from mlxinfer.engine.scheduler import Schedule
 from mlxinfer.errors import PromptError, SamplingError, SettingError
 from mlxinfer.structure import Lark
 from mlxinfer.tools import offered
@@ -142,7 +142,7 @@ def test_a_named_tool_alone_may_be_called(llm):
 def test_free_text_is_not_disturbed(llm, temperature, monkeypatch):
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=80)
     offering = llm.chat(HELLO, params, tools=[turn_on])
-    monkeypatch.setattr("mlxinfer.structured_output.answer.AnswerRules.constraint", lambda *_: None)
+    monkeypatch.setattr("mlxinfer.structured_output.answer_constraint.AnswerRules.constraint", lambda *_: None)
     assert llm.chat(HELLO, params, tools=[turn_on]).token_ids == offering.token_ids
 
 

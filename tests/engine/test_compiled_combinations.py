@@ -9,17 +9,17 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import random_changes, write_peft
-from support.drafting import Free
-from support.replayed import built, choices_of_a_gpu, engine, steps
-from support.tiny_engine import GOLDEN, request, run, tiny_model
+from support.engines.drafting import Free
+from support.engines.replayed import built, choices_of_a_gpu, engine, steps
+from support.engines.tiny_engine import GOLDEN, request, run, tiny_model
+from support.models.adapters import random_changes, write_peft
 
-from mlxinfer.adapters.adapted import AdaptedModel
+from mlxinfer.adapters.adapted_model import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
 from mlxinfer.cache.attention.metal import METAL
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.scheduler import Schedule
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.models.hooks import RESIDUAL
 from mlxinfer.nn import kernel_trial
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from support.replayed import choices_of_a_gpu, engine, steps
+from support.engines.replayed import choices_of_a_gpu, engine, steps
 
-from mlxinfer.engine.compiled_step import CompiledSteps
+from mlxinfer.engine.runner.compiled_step import CompiledSteps
 from mlxinfer.models.decoder import Decoder
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.replayed import built, choices_of_a_gpu, engine, steps
-from support.tiny_engine import GOLDEN, request
+from support.engines.replayed import built, choices_of_a_gpu, engine, steps
+from support.engines.tiny_engine import GOLDEN, request
 
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.events import Token
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.events import Token
+from mlxinfer.engine.core.sequence import Sequence
 
 RANDOM = np.random.default_rng(3)
 PROMPTS = [RANDOM.integers(3, 90, n).tolist() for n in (70, 9, 125, 33, 50, 3, 17, 44)]

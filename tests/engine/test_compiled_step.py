@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import traceable_attention
-from support.replayed import built, choices_of_a_gpu, engine, steps
-from support.tiny_engine import request, run
+from support.engines.replayed import built, choices_of_a_gpu, engine, steps
+from support.engines.tiny_engine import request, run
+from support.oracles import traceable_attention
 
-from mlxinfer.engine import compiled_step
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.events import Token
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.events import Token
+from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.engine.runner import compiled_step
 
 RANDOM = np.random.default_rng(3)
 PROMPTS = [RANDOM.integers(3, 96, n).tolist() for n in (70, 9, 130, 33, 64, 1)]

@@ -3,12 +3,12 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.parrot import VOCABULARY, parrot
-from support.tiny_engine import request
+from support.engines.parrot import VOCABULARY, parrot
+from support.engines.tiny_engine import request
 
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 
 ROWS, OWN = 8, VOCABULARY // 8
 

@@ -8,13 +8,13 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_weights import PlainWeights
-from support.tiny_engine import GOLDEN, request
+from support.engines.tiny_engine import GOLDEN, request
+from support.models.plain_weights import PlainWeights
 
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.events import Token
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.events import Token
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
 from mlxinfer.nn.linear import Embedding

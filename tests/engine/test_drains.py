@@ -7,18 +7,18 @@ from itertools import pairwise
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny_engine import greedy, request, run, tiny_engine
+from support.engines.tiny_engine import greedy, request, run, tiny_engine
 
 from mlxinfer.cache.attention import select
 from mlxinfer.cache.base import PAGE
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.store import LayerStore
-from mlxinfer.engine import prefill_budget
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.events import Event
-from mlxinfer.engine.model_runner import PendingStep
-from mlxinfer.engine.prefill_budget import PrefillBudget
-from mlxinfer.engine.step_times import StepTimes
+from mlxinfer.engine.core import prefill_budget
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.events import Event
+from mlxinfer.engine.core.prefill_budget import PrefillBudget
+from mlxinfer.engine.core.step_times import StepTimes
+from mlxinfer.engine.runner.model_runner import PendingStep
 
 PROMPT = np.random.default_rng(5).integers(3, 96, 4096).tolist()
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.tiny_engine import GOLDEN, all_logits, greedy, request, run, tiny_engine
+from support.engines.tiny_engine import GOLDEN, all_logits, greedy, request, run, tiny_engine
+from support.processes.examples import examples
 
 from mlxinfer.errors import MemoryPlanError
 

@@ -2,13 +2,13 @@
 
 import mlx.core as mx
 import pytest
-from support.tiny import random_tokens
-from support.tiny_engine import request, run, tiny_model
+from support.engines.tiny_engine import request, run, tiny_model
+from support.models.tiny import random_tokens
 
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 
 TOKENS = random_tokens(300)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.config import CHAT_TEMPERATURE, OLDER_NAMES, EngineArgs, chat_params, default_params, settings, settings_table
@@ -271,7 +271,7 @@ def test_what_only_some_need_is_not_imported_at_the_start():
         "transformers",
         "asyncio",
         "mlxinfer.cache.attention.metal",
-        "mlxinfer.engine.reranking",
+        "mlxinfer.engine.text.reranking",
     }
     script = f"import sys; from mlxinfer import LLM; print(*{late} & set(sys.modules))"
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 import pytest
-from support.function_sets import FOLDER, MOST, function_sets
+from support.schemas.function_sets import FOLDER, MOST, function_sets
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.tools import Tools, offered

@@ -8,14 +8,15 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.on_gpu import pretend_gpu
-from support.tiny_kquants import write_tiny_kquants
+from support.formats.tiny_kquants import write_tiny_kquants
+from support.kernels.on_gpu import pretend_gpu
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.kernels_metal.quantized_matmul import launcher
 from mlxinfer.kernels_metal.quantized_matmul.reference import dequantized
-from mlxinfer.nn import packing, row_products, unpacking
-from mlxinfer.nn.row_products import Choice
+from mlxinfer.nn import packing, unpacking
+from mlxinfer.nn import small_batch_matmul as row_products
+from mlxinfer.nn.small_batch_matmul import Choice
 from mlxinfer.nn.weights import Blocks, Dense, Format
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

@@ -6,11 +6,11 @@ import time
 from itertools import islice
 
 import pytest
-from support.hostile_grammars import hostile
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.hostile.grammars import hostile
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import AsyncLLM, SamplingParams
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 from mlxinfer.errors import SamplingError
 from mlxinfer.structured_output.grammar import GrammarCompiler
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.live_server import live_server
-from support.tiny_directory import tiny_directory
-from support.tiny_engine import UNMEASURED
+from support.engines.tiny_engine import UNMEASURED
+from support.http.live_server import live_server
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.cache.attention import metal, select, trial
 from mlxinfer.cache.attention.metal import MetalAttention
 from mlxinfer.cache.attention.reference import PlainAttention
-from mlxinfer.engine import engine_thread
+from mlxinfer.engine.client import engine_thread
 from mlxinfer.errors import EngineError
 from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part
 from mlxinfer.kernels_metal.append_rows.reference import appended

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny_directory import tiny_directory
-from support.tiny_engine import GOLDEN, greedy
+from support.engines.tiny_engine import GOLDEN, greedy
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, MLXInferError, SamplingParams
 from mlxinfer.errors import PromptError, TemplateError, UnsupportedModelError

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from support.tiny_directory import tiny_directory
-from support.tiny_engine import UNMEASURED
+from support.engines.tiny_engine import UNMEASURED
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, MLXInferError, SamplingParams
-from mlxinfer.engine.inproc_client import FairLock
+from mlxinfer.engine.client.inproc_client import FairLock
 from mlxinfer.errors import EngineError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from mlxinfer.engine.async_request import Outbox, Request
+from mlxinfer.engine.client.async_request import Outbox, Request
 from mlxinfer.errors import EngineError
 from mlxinfer.types import Chunk
 

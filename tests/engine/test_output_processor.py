@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from support.golden_tokenizers import golden_tokenizer
+from support.tokenizers.golden_tokenizers import golden_tokenizer
 
-from mlxinfer.engine.events import Token
-from mlxinfer.engine.output_processor import RequestOutput
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.events import Token
+from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.engine.text.output_processor import RequestOutput
 from mlxinfer.types import SamplingParams
 
 

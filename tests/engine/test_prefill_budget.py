@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
-from mlxinfer.engine.prefill_budget import PrefillBudget
-from mlxinfer.engine.step_times import StepTimes
+from mlxinfer.engine.core.prefill_budget import PrefillBudget
+from mlxinfer.engine.core.step_times import StepTimes
 
 Device = Callable[[int, int, int], float]
 DEVICES: dict[str, Device] = {

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.counting_engine import sequence
+from support.engines.counting_engine import sequence
 
-from mlxinfer.engine.request_queue import RequestQueue, VirtualTokenCounter
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.request_queue import RequestQueue, VirtualTokenCounter
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.errors import QueueFullError
 
 CLIENTS = "abcd"

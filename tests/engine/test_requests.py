@@ -6,11 +6,11 @@ import asyncio
 import json
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
-from mlxinfer.engine.input_processor import message_ends, with_message
 from mlxinfer.engine.request_keywords import RequestOptions
+from mlxinfer.engine.text.input_processor import message_ends, with_message
 from mlxinfer.errors import DraftError, QueueFullError, SamplingError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)

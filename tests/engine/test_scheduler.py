@@ -8,15 +8,15 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.counting_engine import CountingEngine, sequence
-from support.examples import examples
+from support.engines.counting_engine import CountingEngine, sequence
+from support.processes.examples import examples
 
 from mlxinfer.cache.pages import PAGE
-from mlxinfer.engine.chunk_policy import ChunkPolicy, DeterministicChunks
-from mlxinfer.engine.prefill_budget import PrefillBudget
-from mlxinfer.engine.request_queue import RequestQueue
-from mlxinfer.engine.scheduler import Scheduler
-from mlxinfer.engine.step_times import StepTimes
+from mlxinfer.engine.core.chunk_policy import ChunkPolicy, DeterministicChunks
+from mlxinfer.engine.core.prefill_budget import PrefillBudget
+from mlxinfer.engine.core.request_queue import RequestQueue
+from mlxinfer.engine.core.scheduler import Scheduler
+from mlxinfer.engine.core.step_times import StepTimes
 
 PAGES = 8
 REQUEST = st.fixed_dictionaries(
@@ -188,6 +188,6 @@ def test_too_small_a_budget_is_refused() -> None:
 
 
 def test_none_of_it_imports_mlx() -> None:
-    script = "import sys, mlxinfer.engine.scheduler, mlxinfer.engine.sequence; print(*{'mlx', 'numpy'} & set(sys.modules))"
+    script = "import sys, mlxinfer.engine.core.scheduler, mlxinfer.engine.core.sequence; print(*{'mlx', 'numpy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not done.stdout.split()

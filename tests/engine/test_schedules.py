@@ -4,11 +4,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.schedules import Kind, kinds, play
-from support.tiny_engine import run, tiny_engine
+from support.engines.schedules import Kind, kinds, play
+from support.engines.tiny_engine import run, tiny_engine
 
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 
 FAMILIES = {"full": "llama", "sliding": "gemma3_text", "experts": "qwen3_moe", "hybrid": "qwen3_next"}
 FORMATS = ("16", "4")

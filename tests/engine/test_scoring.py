@@ -7,11 +7,11 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
-from mlxinfer.engine import output_processor
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.llm import LLM
+from mlxinfer.engine.text import output_processor
 from mlxinfer.errors import PromptError
 from mlxinfer.sampling.logprobs import logprobs_of
 from mlxinfer.types import SamplingParams, TokenLogprob

@@ -7,11 +7,11 @@ import mlx.core as mx
 import numpy as np
 import psutil
 import pytest
-from support.active_memory import active_memory
-from support.schedules import kinds, play
-from support.tiny_engine import UNMEASURED, request, tiny_engine
+from support.engines.schedules import kinds, play
+from support.engines.tiny_engine import UNMEASURED, request, tiny_engine
+from support.processes.active_memory import active_memory
 
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 
 
 def live_arrays() -> int:

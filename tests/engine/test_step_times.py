@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.engine.step_times import Curve, StepTimes
+from mlxinfer.engine.core.step_times import Curve, StepTimes
 
 SIZES = st.integers(1, 600)
 

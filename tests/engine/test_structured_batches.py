@@ -6,15 +6,15 @@ from itertools import islice, zip_longest
 from time import process_time
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, SamplingParams, Schema
-from mlxinfer.engine.scheduler import Schedule
+from mlxinfer.engine.core.scheduler import Schedule
 from mlxinfer.errors import SamplingError
 from mlxinfer.structured_output.grammar import GrammarCompiler
 
 jsonschema = pytest.importorskip("jsonschema")
-corpus = pytest.importorskip("support.schema_corpus").corpus
+corpus = pytest.importorskip("support.schemas.corpus").corpus
 BATCH = 16
 """Answers at once: two each of half as many schemas."""
 PARTS = 28

@@ -4,14 +4,14 @@ import json
 import re
 
 import pytest
-from support.drafting import eager_engine, noisy_model
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
-from support.tiny_engine import run, tiny_engine
+from support.engines.drafting import eager_engine, noisy_model
+from support.engines.tiny_engine import run, tiny_engine
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, Choice, Regex, SamplingParams, Schema
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.scheduler import Schedule
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.errors import EngineError, SamplingError
 from mlxinfer.sampling import sample_seed
 from mlxinfer.structured_output.constraint import GrammarConstraint

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from support.tiny_engine import request, run, tiny_engine
+from support.engines.tiny_engine import request, run, tiny_engine
 
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 
 CONVERSATIONS, TURNS, BEGINNING, QUESTION = 8, 4, 192, 24
 ROOM = 1024

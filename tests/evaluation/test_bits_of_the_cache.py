@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
 from mlxinfer.cache.kv_format import KVFormat
@@ -15,7 +15,7 @@ from mlxinfer.errors import EvaluationError
 from mlxinfer.evaluation import kv
 from mlxinfer.evaluation.kv import KVLoss, choose, evaluate_kv
 from mlxinfer.evaluation.measure import Reading
-from mlxinfer.loading.kv_choice import kv_format, save_choice
+from mlxinfer.loading.memory.kv_choice import kv_format, save_choice
 
 READING = Reading(positions=200, length=100)
 

@@ -8,14 +8,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.tiny_directory import CHARACTERS, tiny_directory
+from support.models.tiny_directory import CHARACTERS, tiny_directory
 
 from mlxinfer import LLM
 from mlxinfer.errors import EvaluationError, TextError, TokenizerError
-from mlxinfer.evaluation import measure, teacher
+from mlxinfer.evaluation import measure
+from mlxinfer.evaluation import reference_logprobs as teacher
 from mlxinfer.evaluation.measure import Reading, compare, perplexity
 from mlxinfer.evaluation.probabilities import kl_divergence, logprobs_of
-from mlxinfer.evaluation.teacher import Teacher
+from mlxinfer.evaluation.reference_logprobs import Teacher
 
 QUICK = Reading(positions=160, length=40)
 

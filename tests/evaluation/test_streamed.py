@@ -10,9 +10,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.destroyed import destroyed
-from support.families import GOLDEN, LIMIT, NAMES, reference
-from support.tiny_directory import tiny_directory
+from support.models.destroyed import destroyed
+from support.models.families import GOLDEN, LIMIT, NAMES, reference
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
 from mlxinfer.errors import MemoryPlanError, UnsupportedModelError

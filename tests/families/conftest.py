@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 
 import pytest
-from support.models_page import Cell, Page
+from support.models.models_page import Cell, Page
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

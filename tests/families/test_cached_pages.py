@@ -7,7 +7,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.families import LIMIT, Pages, column, error, loaded_model, reference
+from support.models.families import LIMIT, Pages, column, error, loaded_model, reference
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import PAGE, AttentionSpec

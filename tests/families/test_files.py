@@ -7,21 +7,21 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.families import GOLDEN, LIMIT, NAMES, column, config, error, reference
-from support.plain_step import PlainCache
-from support.plain_weights import PlainWeights
-from support.planned import MB
-from support.step_peak import measured_peak
-from support.tiny import logits_of
-from support.tiny_directory import tiny_directory
+from support.engines.step_peak import measured_peak
+from support.models.families import GOLDEN, LIMIT, NAMES, column, config, error, reference
+from support.models.plain_weights import PlainWeights
+from support.models.planned import MB
+from support.models.tiny import logits_of
+from support.models.tiny_directory import tiny_directory
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.convert import convert
-from mlxinfer.device import DeviceMemory
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load
-from mlxinfer.loading.memory_plan import plan_memory
+from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.models import build
+from mlxinfer.util.device import DeviceMemory
 
 GGUF = Path(__file__).parents[1] / "golden" / "gguf"
 ARCHITECTURES = {

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.families import column, loaded_model, reference
-from support.heads import HEAD, OWN_HEADS, Prompter, config_of, engine_with, model_with_head
-from support.tiny_engine import request, run
+from support.engines.tiny_engine import request, run
+from support.models.families import column, loaded_model, reference
+from support.models.heads import HEAD, OWN_HEADS, Prompter, config_of, engine_with, model_with_head
 
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.sequence import Sequence
 
 LIMIT = 12
 

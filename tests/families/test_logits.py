@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from support.families import GOLDEN, LIMIT, Pages, column, config, error, old_keys, reference
-from support.plain_weights import PlainWeights
-from support.tiny import logits_of, open_model
+from support.models.families import GOLDEN, LIMIT, Pages, column, config, error, old_keys, reference
+from support.models.plain_weights import PlainWeights
+from support.models.tiny import logits_of, open_model
 
 from mlxinfer.models import build
 

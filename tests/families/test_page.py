@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.families import GOLDEN, LIMIT, NAMES
-from support.models_page import PAGE, errors, rows, titles
+from support.models.families import GOLDEN, LIMIT, NAMES
+from support.models.models_page import PAGE, errors, rows, titles
 
 from mlxinfer.models import FAMILIES
 

@@ -7,15 +7,15 @@ from functools import cache
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.drafting import Free, Guesser, noisy_model
-from support.families import column, loaded_model, reference
-from support.tiny_engine import request, run
+from support.engines.drafting import Free, Guesser, noisy_model
+from support.engines.tiny_engine import request, run
+from support.models.families import column, loaded_model, reference
 
 from mlxinfer.cache.base import RecurrentSpec
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.scheduler import Schedule
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.engine.spec_decode.draft_model import Drafter
 
 LIMIT = 12

@@ -13,9 +13,9 @@ import tempfile
 
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "support"))
-from fallback_cases import BASE, CASES
-from fallback_golden import GOLDEN, KINDS, made_tensor
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+from support.fallback.cases import BASE, CASES
+from support.fallback.golden import GOLDEN, KINDS, made_tensor
 
 SMALL = {"vocab_size": 48, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
 TOKENS = 60

@@ -23,7 +23,7 @@ from mistral_common.tokens.tokenizers.tekken import Tekkenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
-from support.ranked_vocabularies import CHATS, LONG, VERSIONS, kimi_specials, tekken
+from support.tokenizers.ranked_vocabularies import CHATS, LONG, VERSIONS, kimi_specials, tekken
 
 OUT = pathlib.Path(__file__).parent / "tokenizer" / "ranked.json"
 TEXTS = [

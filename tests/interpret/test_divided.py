@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.tiny_engine import tiny_model
+from support.engines.tiny_engine import tiny_model
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.interpret.interventions import steering

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.optional import Later, needs
+from support.processes.optional import Later, needs
 
 from mlxinfer import LLM
-from mlxinfer.loading.resolve import resolve
+from mlxinfer.loading.find.resolve import resolve
 
 torch = Later("torch")
 needs("gguf")

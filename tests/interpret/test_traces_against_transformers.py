@@ -8,8 +8,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.optional import Later
-from support.tiny_engine import tiny_model
+from support.engines.tiny_engine import tiny_model
+from support.processes.optional import Later
 
 from mlxinfer import LLM
 from mlxinfer.errors import UnsupportedModelError

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_pages import FORMS, TOLERANCE, Cache, History, Setting, check, rounded
-from support.examples import examples
-from support.packed_matrices import DTYPES
+from support.oracles.attention_pages import FORMS, TOLERANCE, Cache, History, Setting, check, rounded
+from support.oracles.packed_matrices import DTYPES
+from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 
@@ -137,7 +137,7 @@ def test_bits_do_not_depend_on_cut_or_neighbours(setting):
 
 def test_bits_do_not_depend_on_the_number_of_threads():
     code = (
-        "import hashlib, sys; sys.path.insert(0, 'tests'); from support.attention_pages import *\n"
+        "import hashlib, sys; sys.path.insert(0, 'tests'); from support.oracles.attention_pages import *\n"
         "setting = Setting(3, 3, 64, 64); h = History(setting, 900, 3); c = Cache(setting, 1, 15)\n"
         "outs = [c.step([(0, h, 0, 800)]), c.step([(0, h, 800, 1)]), c.step([(0, h, 801, 40)])]\n"
         "print(hashlib.sha256(b''.join(o.tobytes() for o in outs)).hexdigest())"

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.attention_pages import PAGE, Cache, History, Setting, check
-from support.examples import examples
-from support.packed_matrices import DTYPES
+from support.oracles.attention_pages import PAGE, Cache, History, Setting, check
+from support.oracles.packed_matrices import DTYPES
+from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.native_blocks import Block, blocks
-from support.packed_matrices import DTYPES, draw, random
+from support.kernels.native_blocks import Block, blocks
+from support.oracles.packed_matrices import DTYPES, draw, random
+from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.kv_quantization import seal_keys, seal_values

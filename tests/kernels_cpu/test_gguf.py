@@ -12,7 +12,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 

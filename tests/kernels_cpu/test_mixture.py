@@ -5,7 +5,7 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.packed_matrices import DTYPES
+from support.oracles.packed_matrices import DTYPES
 
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import Program, Projection, Router, run_blocks

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.packed_matrices import DTYPES, FORMATS, UNIT, assert_within, draw, normed, product, random, to_numpy
+from support.oracles.packed_matrices import DTYPES, FORMATS, UNIT, assert_within, draw, normed, product, random, to_numpy
+from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 
@@ -233,7 +233,7 @@ DIGEST = """
 import hashlib, sys
 sys.path.insert(0, "tests")
 import numpy as np
-from support.packed_matrices import FORMATS, draw, random
+from support.oracles.packed_matrices import FORMATS, draw, random
 digest = hashlib.sha256()
 for i, form in enumerate(FORMATS):
     rng = np.random.default_rng(i)

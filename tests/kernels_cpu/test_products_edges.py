@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.packed_matrices import DTYPES, FORMATS, assert_within, draw, product, random, to_numpy
+from support.oracles.packed_matrices import DTYPES, FORMATS, assert_within, draw, product, random, to_numpy
 
 from mlxinfer import kernels_cpu
 

@@ -3,7 +3,7 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.packed_matrices import DTYPES
+from support.oracles.packed_matrices import DTYPES
 
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import Program, run_blocks

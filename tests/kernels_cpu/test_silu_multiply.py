@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.packed_matrices import DTYPES, UNIT, assert_within, random, to_numpy
+from support.oracles.packed_matrices import DTYPES, UNIT, assert_within, random, to_numpy
+from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 

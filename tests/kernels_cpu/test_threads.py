@@ -7,7 +7,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.packed_matrices import draw, random
+from support.oracles.packed_matrices import draw, random
 
 from mlxinfer import kernels_cpu
 

@@ -10,8 +10,8 @@ from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.add_norm import reference
 from mlxinfer.kernels_metal.add_norm.launcher import add_norm
-from tests.support.emulated import emulated, needs_emulator
-from tests.support.sealed_pages import to_float
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles.sealed_pages import to_float
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 EPS_AFTER, EPS_BEFORE = 1e-3, 1e-6

@@ -8,10 +8,10 @@ import pytest
 
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_append
-from tests.support.append_scenes import AppendScene
-from tests.support.appended_attention import AppendedAttention
-from tests.support.emulated import emulated, needs_emulator
-from tests.support.sealed_pages import to_float
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles.append_scenes import AppendScene
+from tests.support.oracles.appended_attention import AppendedAttention
+from tests.support.oracles.sealed_pages import to_float
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 ROUNDING = {F32: 2.0**-20, F16: 2.0**-10, BF16: 2.0**-7}

@@ -9,9 +9,9 @@ import pytest
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.append_rows.launcher import Part, append_rows
 from mlxinfer.kernels_metal.append_rows.plan import RECENT, NewRows, plan_append
-from tests.support.append_scenes import AppendScene
-from tests.support.emulated import emulated, needs_emulator
-from tests.support.sealed_pages import to_float
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles.append_scenes import AppendScene
+from tests.support.oracles.sealed_pages import to_float
 
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 ROUNDING = {F32: 2.0**-21, F16: 2.0**-11, BF16: 2.0**-8}

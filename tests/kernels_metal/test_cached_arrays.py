@@ -10,7 +10,8 @@ from pathlib import Path
 import mlx.core as mx
 import pytest
 
-from mlxinfer.cache import recent, steady
+from mlxinfer.cache import recent_rows as recent
+from mlxinfer.cache import replayable_step as steady
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.kernels_metal.add_norm import launcher as add_norm
 from mlxinfer.kernels_metal.append_rows import launcher as append_rows
@@ -26,11 +27,11 @@ KEPT: dict[str, Callable[[], mx.array]] = {
     "kernels_metal/append_rows/launcher.py:_numbers": lambda: append_rows._numbers(1, 2, 3),
     "kernels_metal/append_rows/launcher.py:_settings": lambda: append_rows._settings(0.5, 1e-6),
     "kernels_metal/paged_attention/launcher.py:_numbers": lambda: paged_attention._numbers(1, 2, 3),
-    "mlxinfer/cache/recent.py:_heads": lambda: recent._heads(3),
-    "mlxinfer/cache/steady.py:_blank": lambda: steady._blank(AttentionSpec(2, 8, 8), mx.bfloat16, 1, 16)[0],
-    "mlxinfer/cache/steady.py:_nothing": lambda: steady._nothing(),
+    "mlxinfer/cache/recent_rows.py:_heads": lambda: recent._heads(3),
+    "mlxinfer/cache/replayable_step.py:_blank": lambda: steady._blank(AttentionSpec(2, 8, 8), mx.bfloat16, 1, 16)[0],
+    "mlxinfer/cache/replayable_step.py:_nothing": lambda: steady._nothing(),
     "mlxinfer/nn/gated_delta.py:_equal": lambda: gated_delta._equal(8, 0.5),
-    "mlxinfer/cache/recent.py:_places": lambda: recent._places(((0, 1, 3),))[0],
+    "mlxinfer/cache/recent_rows.py:_places": lambda: recent._places(((0, 1, 3),))[0],
 }
 
 

@@ -7,14 +7,15 @@ import re
 import mlx.core as mx
 import numpy as np
 import pytest
-from support import cuda_cpu, nvrtc, sealed_pages
-from support.append_scenes import AppendScene
-from support.cuda_compiled import PTX, QUICK, Compiled, needs_nvrtc
-from support.decode_scenes import Scene
-from support.emulated import emulated, needs_emulator
-from support.prefill_scenes import PrefillScene
-from support.quantized_products import matrix, rows_of_x
-from support.sealed_pages import to_float
+from support.kernels import cuda_cpu, nvrtc
+from support.kernels.cuda_compiled import PTX, QUICK, Compiled, needs_nvrtc
+from support.kernels.emulated import emulated, needs_emulator
+from support.oracles import sealed_pages
+from support.oracles.append_scenes import AppendScene
+from support.oracles.decode_scenes import Scene
+from support.oracles.prefill_scenes import PrefillScene
+from support.oracles.quantized_products import matrix, rows_of_x
+from support.oracles.sealed_pages import to_float
 
 from mlxinfer.kernels_metal.add_norm.launcher import add_norm
 from mlxinfer.kernels_metal.cuda import CudaKernel, translate

@@ -5,14 +5,14 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from support import cuda_cpu
-from support.append_scenes import AppendScene
-from support.appended_attention import AppendedAttention
-from support.cuda_compiled import PTX, QUICK, Compiled, needs_nvrtc
-from support.emulated import emulated, needs_emulator
-from support.gated_products import check_gated, gated
-from support.quantized_products import matrix, rows_of_x
-from support.sealed_pages import to_float
+from support.kernels import cuda_cpu
+from support.kernels.cuda_compiled import PTX, QUICK, Compiled, needs_nvrtc
+from support.kernels.emulated import emulated, needs_emulator
+from support.oracles.append_scenes import AppendScene
+from support.oracles.appended_attention import AppendedAttention
+from support.oracles.gated_products import check_gated, gated
+from support.oracles.quantized_products import matrix, rows_of_x
+from support.oracles.sealed_pages import to_float
 
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.quantized_matmul.block_formats import BLOCKS

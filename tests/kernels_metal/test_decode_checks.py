@@ -12,9 +12,9 @@ from _pytest.mark import ParameterSet
 
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.paged_attention.tiles import row_class
-from tests.support.decode_scenes import Scene
-from tests.support.emulated import emulated, needs_emulator
-from tests.support.sealed_pages import to_float
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles.decode_scenes import Scene
+from tests.support.oracles.sealed_pages import to_float
 
 pytestmark = needs_emulator
 

@@ -25,9 +25,9 @@ from mlxinfer.kernels_metal.paged_attention.tiles import (
     decode_tile,
     row_classes,
 )
-from tests.support.decode_scenes import Scene, largest
-from tests.support.emulated import emulated, needs_emulator
-from tests.support.sealed_pages import to_float
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles.decode_scenes import Scene, largest
+from tests.support.oracles.sealed_pages import to_float
 
 SHAPE = Shape(mx.float16, 8, 2, 64, 64, 4, 4)
 POOLS = Pools(pages=10, first_pages=1, slots=3)

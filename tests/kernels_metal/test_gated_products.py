@@ -5,10 +5,10 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.emulated import emulated, needs_emulator
-from support.gated_products import check_gated, gated
-from support.quantized_products import matrix, rows_of_x
-from support.sealed_pages import to_float
+from support.kernels.emulated import emulated, needs_emulator
+from support.oracles.gated_products import check_gated, gated
+from support.oracles.quantized_products import matrix, rows_of_x
+from support.oracles.sealed_pages import to_float
 
 from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator

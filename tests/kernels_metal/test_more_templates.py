@@ -6,9 +6,9 @@ import re
 
 import mlx.core as mx
 import pytest
-from support.append_scenes import AppendScene
-from support.appended_attention import AppendedAttention
-from support.emulated import needs_emulator
+from support.kernels.emulated import needs_emulator
+from support.oracles.append_scenes import AppendScene
+from support.oracles.appended_attention import AppendedAttention
 
 from mlxinfer.kernels_metal.add_norm.launcher import add_norm
 from mlxinfer.kernels_metal.executors import run_with
@@ -18,7 +18,7 @@ from mlxinfer.kernels_metal.sampling_threshold.launcher import threshold
 from mlxinfer.kernels_metal.source import ROOT
 from mlxinfer.kernels_metal.unseal_pages.launcher import RAW, SEALED, plan_unseal, unseal_pages
 
-mlx_templates = pytest.importorskip("support.mlx_templates")
+mlx_templates = pytest.importorskip("support.kernels.mlx_templates")
 
 ELSEWHERE = {
     "test_templates.py": {"paged_attention_decode", "paged_attention_combine", "paged_attention_prefill", "seal_keys", "seal_values"},

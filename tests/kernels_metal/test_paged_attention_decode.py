@@ -13,10 +13,10 @@ import pytest
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
 from mlxinfer.kernels_metal.paged_attention.plan import plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
-from tests.support.decode_scenes import Scene, largest
-from tests.support.emulated import emulated, needs_emulator
-from tests.support.pairwise import pairwise
-from tests.support.sealed_pages import Array, to_float
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles.decode_scenes import Scene, largest
+from tests.support.oracles.sealed_pages import Array, to_float
+from tests.support.processes.pairwise import pairwise
 
 BITS = (16, 8, 6, 5, 4, 3, 2)
 PASTS = (0, 1, 63, 64, 65, 301, 4096)

@@ -9,10 +9,10 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.emulated import emulated, needs_emulator
-from support.examples import examples
-from support.prefill_scenes import PrefillScene
-from support.sealed_pages import to_float
+from support.kernels.emulated import emulated, needs_emulator
+from support.oracles.prefill_scenes import PrefillScene
+from support.oracles.sealed_pages import to_float
+from support.processes.examples import examples
 
 from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from support.emulated import needs_emulator
-from support.quantized_products import matrix, rows_of_x
+from support.kernels.emulated import needs_emulator
+from support.oracles.quantized_products import matrix, rows_of_x
 
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.quantized_matmul.block_formats import BLOCKS
 from mlxinfer.kernels_metal.quantized_matmul.launcher import GATED_ROWS, ROWS, block_dequantize, quantized_matmul
 
-mlx_templates = pytest.importorskip("support.mlx_templates")
+mlx_templates = pytest.importorskip("support.kernels.mlx_templates")
 
 
 @needs_emulator

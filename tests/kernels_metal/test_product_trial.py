@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from support.emulated import emulated, needs_emulator
+from support.kernels.emulated import emulated, needs_emulator
 
 from mlxinfer.kernels_metal.quantized_matmul.block_formats import BLOCKS
 from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS

@@ -12,7 +12,7 @@ from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.sampling_threshold import reference
 from mlxinfer.kernels_metal.sampling_threshold.launcher import threshold
-from tests.support.emulated import emulated, needs_emulator
+from tests.support.kernels.emulated import emulated, needs_emulator
 
 Limit = tuple[int, float]
 """top_k (0: none) and top_p."""

@@ -11,8 +11,8 @@ from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.formats import v_group
 from mlxinfer.kernels_metal.seal_page import reference
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
-from tests.support import sealed_pages as plain
-from tests.support.emulated import emulated, needs_emulator
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles import sealed_pages as plain
 
 BITS = (8, 6, 5, 4, 3, 2)
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)

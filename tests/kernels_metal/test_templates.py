@@ -6,10 +6,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.decode_scenes import Scene
-from support.emulated import needs_emulator
-from support.mlx_templates import Templates, declarations, errors
-from support.prefill_scenes import PrefillScene
+from support.kernels.emulated import needs_emulator
+from support.kernels.mlx_templates import Templates, declarations, errors
+from support.oracles.decode_scenes import Scene
+from support.oracles.prefill_scenes import PrefillScene
 
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with

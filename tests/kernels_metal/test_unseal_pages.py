@@ -8,9 +8,9 @@ import pytest
 
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.unseal_pages.launcher import FILLED, SEALED, plan_unseal, unseal_pages
-from tests.support.emulated import emulated, needs_emulator
-from tests.support.prefill_scenes import PrefillScene
-from tests.support.sealed_pages import to_float
+from tests.support.kernels.emulated import emulated, needs_emulator
+from tests.support.oracles.prefill_scenes import PrefillScene
+from tests.support.oracles.sealed_pages import to_float
 
 SCENES = {
     "4 and 3 bits": PrefillScene(((200, 130),), 4, 3, 64, dtype=mx.bfloat16, first16=True),

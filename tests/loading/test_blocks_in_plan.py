@@ -6,9 +6,9 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxinfer.loading import step_memory
+from mlxinfer.loading.memory import step as step_memory
 from mlxinfer.nn.linear import Linear
-from mlxinfer.nn.row_products import UNPACKED_BYTES
+from mlxinfer.nn.small_batch_matmul import UNPACKED_BYTES
 from mlxinfer.nn.weights import Blocks, Dense, Format, RawBlocks
 
 Q6_K, Q3_K = Format(6, 16, "Q6_K"), Format(3, 16, "Q3_K")

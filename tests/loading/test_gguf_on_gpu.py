@@ -10,18 +10,18 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from support.gguf_file import Tensor, header
-from support.on_gpu import pretend_gpu
-from support.plain_step import PlainCache
-from support.tiny_gguf import write_tiny_gguf
-from support.tiny_kquants import TypeOf, write_tiny_kquants
+from support.formats.gguf_file import Tensor, header
+from support.formats.tiny_gguf import write_tiny_gguf
+from support.formats.tiny_kquants import TypeOf, write_tiny_kquants
+from support.kernels.on_gpu import pretend_gpu
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.engine.llm import LLM
 from mlxinfer.errors import WeightsError
+from mlxinfer.loading.find.resolve import ALIASES
 from mlxinfer.loading.formats import compute_dtype
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import LoadedModel, load, prepare
-from mlxinfer.loading.resolve import ALIASES
 from mlxinfer.nn.linear import Embedding, Linear
 from mlxinfer.nn.packing import objects
 from mlxinfer.nn.weights import Blocks, Dense, Format, Quantized

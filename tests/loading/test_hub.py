@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hub_server import hub
+from support.http.hub_server import hub
 
-from mlxinfer.loading.hub import HubId
+from mlxinfer.loading.find.hub import HubId
 
 FILES = {
     "config.json": b'{"model_type": "llama"}',
@@ -33,7 +33,7 @@ REPOS = {
 SCRIPT = """
 import sys
 from mlxinfer.errors import MLXInferError
-from mlxinfer.loading.resolve import resolve
+from mlxinfer.loading.find.resolve import resolve
 for what in sys.argv[1:]:
     try:
         print(resolve(what).path)

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_engine import GOLDEN
+from support.engines.tiny_engine import GOLDEN
 
 from mlxinfer import LLM
 from mlxinfer.convert import convert
 from mlxinfer.errors import MLXInferError, SettingError, UnsupportedModelError
-from mlxinfer.loading.catalog import describe
+from mlxinfer.loading.find.catalog import describe
 from mlxinfer.loading.load import load, open_checkpoint
 from mlxinfer.models.config_reader import check_ignored, ignored_note
-from tests.support.gguf_golden import rewritten
+from tests.support.formats.gguf_golden import rewritten
 
 
 def changed(folder: Path, name: str = "llama", **keys: Any) -> Path:

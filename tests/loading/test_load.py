@@ -8,15 +8,14 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from support.checkpoints import GOLDEN, config_of, grow, random_checkpoint
-from support.peak_rss import peak_rss
-from support.plain_step import PlainCache
-from support.tiny_directory import tiny_directory
-from support.tiny_gguf import write_tiny_gguf
+from support.formats.tiny_gguf import write_tiny_gguf
+from support.models.checkpoints import GOLDEN, config_of, grow, random_checkpoint
+from support.models.tiny_directory import tiny_directory
+from support.oracles.plain_step import PlainCache
+from support.processes.peak_rss import peak_rss
 
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.convert import convert
-from mlxinfer.device import default_dtype
 from mlxinfer.errors import (
     CheckpointError,
     MemoryPlanError,
@@ -30,6 +29,7 @@ from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
 from mlxinfer.nn.packing import arrays
 from mlxinfer.nn.weights import Quantized
+from mlxinfer.util.device import default_dtype
 
 
 def logits(loaded: LoadedModel, ids: np.ndarray) -> np.ndarray:

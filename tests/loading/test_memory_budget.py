@@ -6,14 +6,14 @@ import gc
 from dataclasses import dataclass
 
 import pytest
-from support.planned import MB, Tiny
-from support.tiny_engine import tiny_model
+from support.engines.tiny_engine import tiny_model
+from support.models.planned import MB, Tiny
 
-from mlxinfer.device import DeviceMemory
 from mlxinfer.errors import MemoryPlanError
-from mlxinfer.loading import memory_budget
-from mlxinfer.loading.memory_budget import MemoryBudget, shares
-from mlxinfer.loading.memory_plan import plan_memory
+from mlxinfer.loading.memory import budget as memory_budget
+from mlxinfer.loading.memory.budget import MemoryBudget, shares
+from mlxinfer.loading.memory.plan import plan_memory
+from mlxinfer.util.device import DeviceMemory
 
 MEMORY = DeviceMemory(400 * MB, 200 * MB)
 

@@ -11,26 +11,26 @@ import mlx.core as mx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.active_memory import active_memory
-from support.examples import examples
-from support.planned import MB, Tiny
-from support.step_peak import measured_peak
-from support.tiny_directory import tiny_directory
-from support.tiny_engine import tiny_model
-from support.tiny_gguf import write_tiny_gguf
+from support.engines.step_peak import measured_peak
+from support.engines.tiny_engine import tiny_model
+from support.formats.tiny_gguf import write_tiny_gguf
+from support.models.planned import MB, Tiny
+from support.models.tiny_directory import tiny_directory
+from support.processes.active_memory import active_memory
+from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
-from mlxinfer.device import DeviceMemory
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.llm import LLM
 from mlxinfer.errors import DraftError, MemoryPlanError, PromptError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load, meta_model
-from mlxinfer.loading.memory_plan import plan_memory
+from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.nn.weights import RawBlocks
+from mlxinfer.util.device import DeviceMemory
 
 FAMILIES = ["llama", "gemma2", "mixtral", "gpt_oss", "qwen3_5_text", "qwen3_next"]
 
@@ -154,7 +154,7 @@ def test_no_way_to_load_goes_round_the_plan(tmp_path, monkeypatch, opens):
     """On a device without memory nothing is read, whoever asks."""
     model = tiny_directory(tmp_path)
     _refuse_reads(monkeypatch)
-    monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (10 * MB, "physical memory"))
+    monkeypatch.setattr("mlxinfer.util.device.memory_limit", lambda: (10 * MB, "physical memory"))
     with pytest.raises(MemoryPlanError, match=r"may be used \(physical memory\)"):
         opens(model)
 
@@ -180,7 +180,7 @@ def test_two_models_in_a_process_share_its_memory(tmp_path, monkeypatch):
     held = active_memory()
     total = 2500 * MB + held
     usable = total * 4 // 5
-    monkeypatch.setattr("mlxinfer.device.memory_limit", lambda: (total, "physical memory"))
+    monkeypatch.setattr("mlxinfer.util.device.memory_limit", lambda: (total, "physical memory"))
     with LLM(model, memory_gb=1.0) as first:
         with LLM(model) as second:
             assert first.plan.used + second.plan.used <= usable

@@ -6,17 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.errors import MLXInferError
-from mlxinfer.loading.catalog import describe
 from mlxinfer.loading.files import read_json
+from mlxinfer.loading.find.catalog import describe
 from mlxinfer.loading.gguf.reader import GGUFFile
 from mlxinfer.loading.safetensors import SafetensorsFile
-from mlxinfer.plain_file import open_plain, read_plain
 from mlxinfer.tokenizer.config_files import read_bytes
 from mlxinfer.tokenizer.config_files import read_json as read_tokenizer_json
 from mlxinfer.tokenizer.sentencepiece import _parse
+from mlxinfer.util.plain_file import open_plain, read_plain
 
 READERS = [read_json, SafetensorsFile, GGUFFile, read_tokenizer_json, read_bytes, _parse]
 

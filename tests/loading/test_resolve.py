@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mlxinfer.errors import CheckpointError, MLXInferError, ModelNotFoundError
-from mlxinfer.loading.resolve import ALIASES, Alias, Resolved, models_dir, resolve
+from mlxinfer.loading.find.resolve import ALIASES, Alias, Resolved, models_dir, resolve
 
 
 @pytest.fixture(autouse=True)
@@ -149,6 +149,6 @@ def test_a_cache_that_cannot_be_written(installed: Path, home: Path) -> None:
 
 
 def test_resolving_imports_nothing_heavy() -> None:
-    script = "import sys, mlxinfer.loading.resolve\nprint(*{m.split('.')[0] for m in sys.modules})"
+    script = "import sys, mlxinfer.loading.find.resolve\nprint(*{m.split('.')[0] for m in sys.modules})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert not {"mlx", "numpy", "huggingface_hub", "tokenizers"} & set(done.stdout.split())

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer.errors import CheckpointError
 from mlxinfer.loading.safetensors import DTYPES, SafetensorsFile

@@ -8,8 +8,8 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.families import GOLDEN
-from support.tiny import logits_of
+from support.models.families import GOLDEN
+from support.models.tiny import logits_of
 
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import Packed

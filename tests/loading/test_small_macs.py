@@ -8,17 +8,20 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.mac_models import GEMMA3_4B_TEXT, QWEN3_8B, MetaMatrices
+from support.models.mac_models import GEMMA3_4B_TEXT, QWEN3_8B, MetaMatrices
 
-from mlxinfer.cache.attention import metal, plain_parts, prefill_way, select
+from mlxinfer.cache.attention import metal, select
+from mlxinfer.cache.attention import prefill_choice as prefill_way
+from mlxinfer.cache.attention import reference_chunks as plain_parts
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.device import DeviceMemory
 from mlxinfer.errors import MemoryPlanError
 from mlxinfer.kernels_metal import executors
-from mlxinfer.loading import memory_plan, step_memory
-from mlxinfer.loading.memory_plan import MemoryPlan, plan_memory
+from mlxinfer.loading.memory import plan as memory_plan
+from mlxinfer.loading.memory import step as step_memory
+from mlxinfer.loading.memory.plan import MemoryPlan, plan_memory
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
+from mlxinfer.util.device import DeviceMemory
 
 MAC_8GB = DeviceMemory(8_590_000_000, 5_730_000_000, "recommended working set", 100_000)
 MAC_16GB = DeviceMemory(17_180_000_000, 11_450_000_000, "recommended working set", 200_000)

@@ -3,12 +3,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.checkpoints import GOLDEN, config_of, random_checkpoint
-from support.tiny_directory import tiny_directory
-from support.tiny_gguf import write_tiny_gguf
+from support.formats.tiny_gguf import write_tiny_gguf
+from support.models.checkpoints import GOLDEN, config_of, random_checkpoint
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.convert import convert
-from mlxinfer.loading.catalog import describe
+from mlxinfer.loading.find.catalog import describe
 from mlxinfer.loading.load import load
 
 

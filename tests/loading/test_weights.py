@@ -6,7 +6,7 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.active_memory import active_memory
+from support.processes.active_memory import active_memory
 
 from mlxinfer.errors import WeightsError
 from mlxinfer.loading.directory import SafetensorsCheckpoint

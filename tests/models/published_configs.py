@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from support.published_hybrids import GEMMA4_31B, GRANITE4_H_SMALL, KIMI_LINEAR_48B, LFM2_350M, NEMOTRON3_NANO
+from support.models.published_hybrids import GEMMA4_31B, GRANITE4_H_SMALL, KIMI_LINEAR_48B, LFM2_350M, NEMOTRON3_NANO
 
 LLAMA_31_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.tiny import VOCAB, logits_of, open_model, random_tokens, transformers_logits, write_with_transformers
+from support.models.tiny import VOCAB, logits_of, open_model, random_tokens, transformers_logits, write_with_transformers
 
 pytestmark = pytest.mark.torch
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.head_oracle import attention, llama_layer, mlp, rms, turned
-from support.heads import EAGLE3, EAGLE3_TOKENS, config_of, eagle3_directory, model_with_head
-from support.tiny_engine import GOLDEN
+from support.engines.tiny_engine import GOLDEN
+from support.models.heads import EAGLE3, EAGLE3_TOKENS, config_of, eagle3_directory, model_with_head
+from support.oracles.head_oracle import attention, llama_layer, mlp, rms, turned
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.errors import MLXInferError
 from mlxinfer.loading.load import prepare
-from mlxinfer.models.eagle3 import Eagle3
+from mlxinfer.models.heads.eagle3 import Eagle3
 from mlxinfer.nn.weights import Dense
 
 TOKENS = np.random.default_rng(3).integers(3, 96, 150).tolist()

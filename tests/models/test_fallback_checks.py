@@ -9,16 +9,16 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.fallback_cases import CASES, RENAMED, WHOLE, WRAPPED
-from support.fallback_golden import KINDS, golden
-from support.fallback_page import PAGE, table
-from support.optional import Later
-from support.plain_step import PlainCache
+from support.fallback.cases import CASES, RENAMED, WHOLE, WRAPPED
+from support.fallback.golden import KINDS, golden
+from support.fallback.page import PAGE, table
+from support.oracles.plain_step import PlainCache
+from support.processes.optional import Later
 
 from mlxinfer.errors import UnsupportedModelError
-from mlxinfer.models import mlx_lm_fallback as zoo
 from mlxinfer.models import supports
-from mlxinfer.models.fallback_checks import CHECKS, check_of, note_of
+from mlxinfer.models.fallback import mlx_lm as zoo
+from mlxinfer.models.fallback.checks import CHECKS, check_of, note_of
 
 
 def logits(model: zoo.FallbackModel, tokens: np.ndarray, chunks: tuple[int, ...]) -> np.ndarray:
@@ -97,4 +97,4 @@ def test_a_model_carries_the_note() -> None:
 
 
 def test_the_page_has_the_table() -> None:
-    assert table() in PAGE.read_text(encoding="utf-8"), "python -m support.fallback_page, from tests"
+    assert table() in PAGE.read_text(encoding="utf-8"), "python -m support.fallback.page, from tests"

@@ -7,9 +7,9 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from mlx.utils import tree_flatten
-from support.optional import Later
+from support.processes.optional import Later
 
-from mlxinfer.models import mlx_lm_fallback as zoo
+from mlxinfer.models.fallback import mlx_lm as zoo
 
 starcoder2 = Later("mlx_lm.models.starcoder2")
 

@@ -5,8 +5,8 @@ import json
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_weights import PlainWeights
-from support.tiny_engine import GOLDEN
+from support.engines.tiny_engine import GOLDEN
+from support.models.plain_weights import PlainWeights
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import Segment

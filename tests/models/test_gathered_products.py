@@ -9,9 +9,9 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support import families
-from support.families import GOLDEN, Pages, config, reference
-from support.plain_weights import PlainWeights
+from support.models import families
+from support.models.families import GOLDEN, Pages, config, reference
+from support.models.plain_weights import PlainWeights
 
 from mlxinfer.models import build
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.heads import assistant, model_with_assistant
+from support.models.heads import assistant, model_with_assistant
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.errors import DraftError, MLXInferError
-from mlxinfer.models.gemma4_assistant import Assistant
+from mlxinfer.models.heads.gemma4_assistant import Assistant
 
 NAMES = ["gemma4_text", "gemma4_text_shared"]
 
@@ -95,7 +95,7 @@ def test_for_another_family_it_is_refused():
 
 def test_files_that_are_not_whole_are_told(tmp_path: Path):
     """From directories, before any weights are read: one line each."""
-    from support.tiny_engine import GOLDEN
+    from support.engines.tiny_engine import GOLDEN
 
     from mlxinfer.loading.load import prepare
 

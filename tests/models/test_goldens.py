@@ -8,10 +8,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.families import GOLDEN, LIMIT, config, reference
-from support.plain_step import PlainCache
-from support.plain_weights import PlainWeights
-from support.tiny import logits_of, open_model
+from support.models.families import GOLDEN, LIMIT, config, reference
+from support.models.plain_weights import PlainWeights
+from support.models.tiny import logits_of, open_model
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model

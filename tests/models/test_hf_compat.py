@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mlxinfer.models import FAMILIES, architecture
-from mlxinfer.models.hf_compat import lost_in_old_style, to_old_style
+from mlxinfer.models.fallback.hf_compat import lost_in_old_style, to_old_style
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir())

@@ -10,19 +10,20 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.emulated import needs_emulator
-from support.plain_step import PlainCache
-from support.plain_weights import PlainWeights
-from support.tiny_engine import GOLDEN, request, run
+from support.engines.tiny_engine import GOLDEN, request, run
+from support.kernels.emulated import needs_emulator
+from support.models.plain_weights import PlainWeights
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.cache.attention.select import SWITCH
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import Launch, run_with
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
-from mlxinfer.nn import kernel_trial, residual
+from mlxinfer.nn import kernel_trial
+from mlxinfer.nn import residual_stream as residual
 from mlxinfer.nn.norms import RMSNorm
 
 TOKENS = [(7 * i + 3) % 96 for i in range(9)]

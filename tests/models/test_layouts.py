@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_weights import PlainWeights
-from support.tiny import logits_of
+from support.models.plain_weights import PlainWeights
+from support.models.tiny import logits_of
 
 from mlxinfer.models import build
 from mlxinfer.models.experts import MXFP4

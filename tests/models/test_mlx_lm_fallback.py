@@ -9,13 +9,13 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_step import PlainCache
-from support.plain_weights import PlainWeights
-from support.tiny import logits_of, random_tokens
+from support.models.plain_weights import PlainWeights
+from support.models.tiny import logits_of, random_tokens
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.errors import UnsupportedModelError, WeightsError
 from mlxinfer.models import build
-from mlxinfer.models import mlx_lm_fallback as zoo
+from mlxinfer.models.fallback import mlx_lm as zoo
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 AGREES = ["granite", "llama", "llama3_rope", "llama_linear", "mixtral", "olmo2", "phi3", "phi3_longrope", "qwen2", "qwen3"]

@@ -8,15 +8,15 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.fallback_written import variants, written
-from support.plain_step import PlainCache
-from support.tiny import random_tokens
+from support.fallback.written import variants, written
+from support.models.tiny import random_tokens
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.errors import UnsupportedModelError, WeightsError
-from mlxinfer.models import mlx_lm_fallback as zoo
 from mlxinfer.models import supports
-from mlxinfer.models.fallback_checks import check_of
-from mlxinfer.models.hf_compat import to_old_style
+from mlxinfer.models.fallback import mlx_lm as zoo
+from mlxinfer.models.fallback.checks import check_of
+from mlxinfer.models.fallback.hf_compat import to_old_style
 
 pytestmark = pytest.mark.torch
 

@@ -10,12 +10,12 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from mlx.utils import tree_flatten
-from support.fallback_golden import golden
-from support.plain_step import PlainCache
+from support.fallback.golden import golden
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.errors import UnsupportedModelError
-from mlxinfer.models import mlx_lm_fallback as zoo
-from mlxinfer.models.mlx_lm_ropes import DEFAULTS, check_bases, with_both_spellings
+from mlxinfer.models.fallback import mlx_lm as zoo
+from mlxinfer.models.fallback.ropes import DEFAULTS, check_bases, with_both_spellings
 
 Config = dict[str, Any]
 

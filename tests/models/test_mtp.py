@@ -5,8 +5,8 @@ from dataclasses import replace
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.head_oracle import latent_layer, llama_layer, nemotron_layer, pairs, qwen_layer, rms
-from support.heads import HEAD, OWN_HEADS, config_of, model_with_head
+from support.models.heads import HEAD, OWN_HEADS, config_of, model_with_head
+from support.oracles.head_oracle import latent_layer, llama_layer, nemotron_layer, pairs, qwen_layer, rms
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import Segment

@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from support.plain_weights import PlainWeights
-from support.tiny_engine import GOLDEN
+from support.engines.tiny_engine import GOLDEN
+from support.models.plain_weights import PlainWeights
 
 from mlxinfer import kernels_cpu
 from mlxinfer.models import build

@@ -7,8 +7,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_weights import PlainWeights, RandomWeights, unpacked
-from support.tiny import logits_of, random_tokens
+from support.models.plain_weights import PlainWeights, RandomWeights, unpacked
+from support.models.tiny import logits_of, random_tokens
 
 from mlxinfer.models import FAMILIES, build
 from mlxinfer.nn.packing import arrays

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 
 import pytest
-from support.families import LIMIT, ModelPages, error
-from support.plain_weights import PlainWeights
-from support.random_settings import BASE, FAMILIES, Draw
-from support.tiny import logits_of, open_model, random_tokens, transformers_logits, write_with_transformers
+from support.models.families import LIMIT, ModelPages, error
+from support.models.plain_weights import PlainWeights
+from support.models.random_settings import BASE, FAMILIES, Draw
+from support.models.tiny import logits_of, open_model, random_tokens, transformers_logits, write_with_transformers
 
 from mlxinfer.models import build
 from mlxinfer.nn.packing import settle

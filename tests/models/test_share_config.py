@@ -3,7 +3,7 @@
 import pytest
 
 from mlxinfer.errors import UnsupportedModelError
-from mlxinfer.models.share import Share, shared_config
+from mlxinfer.models.tensor_parallel import Share, shared_config
 
 LLAMA = {"model_type": "llama", "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 64}
 

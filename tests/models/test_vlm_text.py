@@ -9,8 +9,8 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_weights import PlainWeights
-from support.tiny import logits_of, random_tokens, transformers_logits, write_with_transformers
+from support.models.plain_weights import PlainWeights
+from support.models.tiny import logits_of, random_tokens, transformers_logits, write_with_transformers
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import load

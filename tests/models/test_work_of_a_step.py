@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from support.heads import EAGLE3, EAGLE3_TOKENS, config_of, model_with_head
-from support.plain_weights import PlainWeights
-from support.tiny_engine import GOLDEN
+from support.engines.tiny_engine import GOLDEN
+from support.models.heads import EAGLE3, EAGLE3_TOKENS, config_of, model_with_head
+from support.models.plain_weights import PlainWeights
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.step import CacheStep
 from mlxinfer.models import build
-from mlxinfer.models.eagle3 import Eagle3
+from mlxinfer.models.heads.eagle3 import Eagle3
 from mlxinfer.nn.linear import Embedding
 from mlxinfer.nn.packing import settle
 

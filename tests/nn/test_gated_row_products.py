@@ -8,12 +8,13 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.emulated import needs_emulator
+from support.kernels.emulated import needs_emulator
 
 from mlxinfer.kernels_metal import emulator, executors
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Speed, Subject
-from mlxinfer.nn import activations, kernel_trial, packing, row_products
+from mlxinfer.nn import activations, kernel_trial, packing
+from mlxinfer.nn import small_batch_matmul as row_products
 from mlxinfer.nn.activations import gated
 from mlxinfer.nn.linear import JoinedLinear, Linear
 from mlxinfer.nn.mlp import GatedMLP

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_weights import RandomWeights, pack
+from support.models.plain_weights import RandomWeights, pack
 
 from mlxinfer.nn.linear import Embedding, JoinedLinear, Linear
 from mlxinfer.nn.weights import Dense, Format

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_weights import pack
+from support.models.plain_weights import pack
 
 from mlxinfer.nn.activations import gated
 from mlxinfer.nn.linear import JoinedLinear, Linear

@@ -8,7 +8,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.plain_step import PlainCache
+from support.oracles.plain_step import PlainCache
 
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.nn.rope import Rope, make_rope

@@ -11,13 +11,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.emulated import needs_emulator
-from support.quantized_products import matrix as random_matrix
+from support.kernels.emulated import needs_emulator
+from support.oracles.quantized_products import matrix as random_matrix
 
 from mlxinfer.kernels_metal import emulator, executors
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Speed, Subject
-from mlxinfer.nn import kernel_trial, packing, product_speeds, row_products
+from mlxinfer.nn import kernel_trial, packing, product_speeds
+from mlxinfer.nn import small_batch_matmul as row_products
 from mlxinfer.nn.linear import Embedding, JoinedLinear, Linear, multiply
 from mlxinfer.nn.weights import Blocks, Format, Quantized, concat
 

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from support.notebook_kernel import Cell, notebook_kernel
-from support.optional import needs
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.processes.notebook_kernel import Cell, notebook_kernel
+from support.processes.optional import needs
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.errors import PromptError

@@ -8,21 +8,13 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.optional import needs
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.processes.optional import needs
 
 from mlxinfer import LLM, AsyncLLM, Completion, MLXInferError, SamplingParams, TokenLogprob, Usage
 from mlxinfer.cache.kv_quantization import seal_keys, seal_values, unseal_keys, unseal_values
 from mlxinfer.errors import SettingError
-from mlxinfer.notebook import (
-    cache_errors,
-    cache_errors_picture,
-    cache_map,
-    cache_picture,
-    recorded,
-    timeline_picture,
-    to_pandas,
-)
+from mlxinfer.notebook import cache_errors, cache_errors_picture, cache_map, cache_picture, recorded, timeline_picture, to_pandas
 
 PROMPT = [3 + number % 40 for number in range(150)]
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)

@@ -6,7 +6,7 @@ import re
 from html import escape
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, Completion, SamplingParams, TokenLogprob, Usage
 from mlxinfer.errors import SettingError

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, Completion, SamplingParams, TokenLogprob, ToolCall, Usage
 from mlxinfer.convert.report import Quality

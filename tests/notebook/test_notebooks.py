@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from _pytest.mark import ParameterSet
-from support.optional import needs
+from support.processes.optional import needs
 
 NOTEBOOKS = sorted((Path(__file__).parents[2] / "notebooks").glob("*.ipynb"))
 SAYS = {

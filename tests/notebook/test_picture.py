@@ -3,13 +3,13 @@ from __future__ import annotations
 from math import exp, log
 
 import pytest
-from support.optional import needs
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.processes.optional import needs
 
 from mlxinfer import LLM
 from mlxinfer.errors import MLXInferError
 from mlxinfer.notebook import lens_picture, logprobs_picture
-from mlxinfer.notebook.pictures import MOST_TOKENS
+from mlxinfer.notebook.plots.tokens import MOST_TOKENS
 from mlxinfer.types import Completion, TokenLogprob, Usage
 
 needs("matplotlib")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.notebook import display, show, stream

@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
-from support.optional import needs
+from support.processes.optional import needs
 
 
 def _settled() -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.notebook_kernel import notebook_kernel
-from support.optional import needs
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
+from support.processes.notebook_kernel import notebook_kernel
+from support.processes.optional import needs
 
 from mlxinfer import Completion, Usage
 from mlxinfer.errors import SettingError

@@ -11,14 +11,14 @@ from mlxinfer.errors import PromptError
 from mlxinfer.output_format import OutputFormat, messages_for_template
 from mlxinfer.output_format.format import HERMES
 from mlxinfer.output_format.from_template import KEYS, NAMES, NUMBER, TEXT, _tagged
+from mlxinfer.output_format.render_calls import write_calls
 from mlxinfer.output_format.response_template import _named
 from mlxinfer.output_format.schema_types import types_of
 from mlxinfer.output_format.table import FAMILIES
-from mlxinfer.output_format.writing import write_calls
 from mlxinfer.structured_output.grammar_rules import GrammarRules
 from mlxinfer.structured_output.value_grammar import ArgumentRules
 from mlxinfer.types import ToolCall
-from tests.support.tool_chats import TOOLS
+from tests.support.schemas.tool_chats import TOOLS
 
 OUTPUT = OutputFormat(None, HERMES, "described")
 

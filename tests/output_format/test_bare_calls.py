@@ -10,7 +10,7 @@ import pytest
 from mlxinfer.output_format import OutputFormat, ReasoningFormat
 from mlxinfer.output_format.format import HERMES
 from mlxinfer.output_format.table import FAMILIES
-from tests.support.tool_chats import TOOLS, calls_in, check_every_cut, random_call, read
+from tests.support.schemas.tool_chats import TOOLS, calls_in, check_every_cut, random_call, read
 
 QWEN = OutputFormat(ReasoningFormat("<think>", "</think>"), HERMES, "described")
 ARGUMENTS = '{"city": "Pa\\"ris}"}'

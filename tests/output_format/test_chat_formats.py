@@ -11,9 +11,9 @@ import pytest
 from templates import NO_TOOLS, SHAPES
 
 from mlxinfer.errors import MLXInferError
-from mlxinfer.output_format.derive import derived
+from mlxinfer.output_format.detect import derived
 from mlxinfer.output_format.format import OutputFormat
-from tests.support.tool_chats import TemplateOnly, calls_in, calls_message, check_every_cut, random_calls, read, rendered_answer
+from tests.support.schemas.tool_chats import TemplateOnly, calls_in, calls_message, check_every_cut, random_calls, read, rendered_answer
 
 REAL = os.environ.get("MLXINFER_TEST_TEMPLATES")
 """A directory of chat templates (`*.jinja`), such as llama.cpp's `models/templates`."""

@@ -13,11 +13,11 @@ from tokenizers.models import WordLevel
 
 from mlxinfer.errors import SettingError
 from mlxinfer.output_format import output_format
-from mlxinfer.output_format.derive import derived
+from mlxinfer.output_format.detect import derived
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.tokenizer.backend import TokenizerParts, TokenizersBackend
 from mlxinfer.tokenizer.tokenizer import Tokenizer
-from tests.support.tool_chats import TemplateOnly
+from tests.support.schemas.tool_chats import TemplateOnly
 
 
 def _tokenizer(template: str | None) -> Tokenizer:

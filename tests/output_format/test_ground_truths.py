@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from mlxinfer.output_format import OutputFormat
+from mlxinfer.output_format.render_calls import write_calls
 from mlxinfer.output_format.table import FAMILIES
-from mlxinfer.output_format.writing import write_calls
 from mlxinfer.structure import Schema
 from mlxinfer.tools import Tool, Tools
-from tests.support.function_sets import FOLDER
-from tests.support.tool_chats import Call, calls_in, read
+from tests.support.schemas.function_sets import FOLDER
+from tests.support.schemas.tool_chats import Call, calls_in, read
 
 FORMATS = ("hermes", "llama3", "mistral-nemo", "mistral", "deepseek-r1", "kimi-k2", "qwen3-coder", "deepseek-v3.2", "gemma4", "pythonic")
 SINGLE_TURN = (

@@ -8,9 +8,9 @@ from typing import Any
 from templates import NO_TOOLS, SHAPES
 
 from mlxinfer.output_format import OutputFormat, messages_for_template
-from mlxinfer.output_format.derive import derived
+from mlxinfer.output_format.detect import derived
 from mlxinfer.output_format.format import HERMES
-from tests.support.tool_chats import TOOLS, TemplateOnly, calls_message
+from tests.support.schemas.tool_chats import TOOLS, TemplateOnly, calls_message
 
 KNOWS_ALL = OutputFormat(None, HERMES, "chat template")
 KNOWS_NOTHING = OutputFormat(None, HERMES, "described", tools_in_template=False, calls_in_template=False, results_in_template=False)

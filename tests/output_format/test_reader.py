@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from mlxinfer.output_format import CallFormat, OutputFormat, ReasoningFormat
 from mlxinfer.output_format.format import HERMES
+from mlxinfer.output_format.render_calls import write_calls
 from mlxinfer.output_format.table import FAMILIES
-from mlxinfer.output_format.writing import write_calls
-from tests.support.tool_chats import TOOLS, calls_in, check_every_cut, random_calls, read
+from tests.support.schemas.tool_chats import TOOLS, calls_in, check_every_cut, random_calls, read
 
 THINK = ReasoningFormat("<think>", "</think>")
 QWEN = OutputFormat(THINK, HERMES, "described")

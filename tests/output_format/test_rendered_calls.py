@@ -14,15 +14,15 @@ import pytest
 from templates import SHAPES
 
 from mlxinfer.errors import MLXInferError
-from mlxinfer.output_format.derive import derived
+from mlxinfer.output_format.detect import derived
 from mlxinfer.output_format.format import OutputFormat
 from mlxinfer.structure import Schema
-from mlxinfer.structured_output.answer import AnswerRules
+from mlxinfer.structured_output.answer_constraint import AnswerRules
 from mlxinfer.structured_output.constraint import Constraint
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.tools import Tool, ToolChoice
-from tests.support.byte_tokenizer import byte_tokenizer
-from tests.support.tool_chats import TOOLS, Call, TemplateOnly, calls_in, calls_message, random_calls, read, rendered_answer
+from tests.support.schemas.tool_chats import TOOLS, Call, TemplateOnly, calls_in, calls_message, random_calls, read, rendered_answer
+from tests.support.tokenizers.byte_tokenizer import byte_tokenizer
 
 REAL = os.environ.get("MLXINFER_TEST_TEMPLATES")
 """A directory of chat templates (`*.jinja`), such as llama.cpp's `models/templates`."""

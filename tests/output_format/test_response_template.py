@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from templates import SHAPES
 
-from mlxinfer.output_format.derive import derived
+from mlxinfer.output_format.detect import derived
 from mlxinfer.output_format.format import OutputFormat
+from mlxinfer.output_format.render_calls import write_calls
 from mlxinfer.output_format.response_template import read_response_template
-from mlxinfer.output_format.writing import write_calls
-from tests.support.tool_chats import TOOLS, TemplateOnly, calls_in, check_every_cut, random_calls, read
+from tests.support.schemas.tool_chats import TOOLS, TemplateOnly, calls_in, check_every_cut, random_calls, read
 
 THINK = {"open": "<think>", "close": "</think>", "content": "text"}
 NAMED = {"type": "function", "function": {"name": "{name}", "arguments": "{content}"}}

@@ -14,10 +14,10 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.sparse_checkpoints import tensors, write_sparse
+from support.models.sparse_checkpoints import tensors, write_sparse
 
 from mlxinfer import kernels_cpu
-from mlxinfer.cli.diagnosis import ModelDiagnosis, diagnose_model
+from mlxinfer.cli.health.diagnosis import ModelDiagnosis, diagnose_model
 from mlxinfer.errors import WeightsError
 from mlxinfer.loading.load import meta_model, prepare
 from mlxinfer.nn.weights import FLOAT8
@@ -64,7 +64,7 @@ def test_the_plan_is_the_files_size_or_says_why_not(name: str, tmp_path: Path, m
     assert stored == pytest.approx(file_gb * 1e9, rel=2e-3)
     opened = meta_model(path)
     assert set(opened.model.notes) == ({"only the text model is used: images are not understood"} if TOWERS in said else set())
-    monkeypatch.setattr("mlxinfer.cli.diagnosis.meta_model", lambda model, **options: opened)
+    monkeypatch.setattr("mlxinfer.cli.health.diagnosis.meta_model", lambda model, **options: opened)
     found, planned = diagnose_model(str(path), "16", first16=False), opened.weight_bytes
     assert planned == pytest.approx(stored, rel=0.01) or found.sizes, f"{planned} of {stored}"
     lines = [line for line in text(found).splitlines() if line.startswith("weights: ")]

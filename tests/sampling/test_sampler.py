@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.emulated import emulated, needs_emulator
-from support.examples import examples
+from support.kernels.emulated import emulated, needs_emulator
+from support.processes.examples import examples
 
 from mlxinfer import SamplingParams
 from mlxinfer.cache.attention.select import SWITCH
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.nn import kernel_trial
-from mlxinfer.sampling import Drafts, Row, SamplingBatch, cuts, noise, sample_seed, sampler
-from mlxinfer.sampling.cuts import Cuts
+from mlxinfer.sampling import Drafts, Row, SamplingBatch, noise, sample_seed, sampler
+from mlxinfer.sampling import top_k_top_p as cuts
+from mlxinfer.sampling.top_k_top_p import Cuts
 
 VOCAB = 61
 

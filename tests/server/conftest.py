@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.chromium import ANSWER, CALL, Chat, OpenPage, chromium
-from support.live_server import LiveServer, live_server, openai_client
-from support.scripted import scripted_directory
-from support.tiny_directory import tiny_directory
+from support.engines.scripted import scripted_directory
+from support.http.chromium import ANSWER, CALL, Chat, OpenPage, chromium
+from support.http.live_server import LiveServer, live_server, openai_client
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.adapters import random_changes, shapes_of, write_peft
-from support.hostile_cases import request
-from support.live_server import live_server
+from support.hostile.cases import request
+from support.http.live_server import live_server
+from support.models.adapters import random_changes, shapes_of, write_peft
 
 from mlxinfer import LLM, AsyncLLM
 

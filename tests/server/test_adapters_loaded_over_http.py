@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters import random_changes, shapes_of, write_peft
-from support.kept_models import kept_models
-from support.live_server import LiveServer, live_server
-from support.tiny_directory import tiny_directory
+from support.http.kept_models import kept_models
+from support.http.live_server import LiveServer, live_server
+from support.models.adapters import random_changes, shapes_of, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 
@@ -147,6 +147,6 @@ def test_one_stays_with_a_model_that_is_unloaded_and_loaded_again(folder, tmp_pa
 
 
 def raw(kept: Any, body: dict[str, Any]) -> Any:
-    from support.hostile_cases import request
+    from support.hostile.cases import request
 
     return kept.live.exchange(request("/v1/load_lora_adapter", json.dumps(body).encode(), "Content-Type: application/json"), unix=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
-from support.live_server import LiveServer, live_server
-from support.tiny_directory import tiny_directory
+from support.http.live_server import LiveServer, live_server
+from support.models.adapters import random_changes, shapes_of, write_mlx_lm, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
 from typing_extensions import TypedDict
 
 from mlxinfer.engine.async_llm import AsyncLLM

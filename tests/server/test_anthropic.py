@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import TypeAdapter
-from support.live_server import LiveServer, live_server
-from support.optional import needs
+from support.http.live_server import LiveServer, live_server
+from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import EngineError, QueueFullError

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.live_server import LiveServer, live_server, openai_client
-from support.optional import needs
-from support.scripted import scripted_directory
+from support.engines.scripted import scripted_directory
+from support.http.live_server import LiveServer, live_server, openai_client
+from support.processes.optional import needs
 
 from mlxinfer import LLM
 from mlxinfer.engine.async_llm import AsyncLLM

@@ -17,7 +17,7 @@ from pathlib import Path
 from threading import Lock
 
 import pytest
-from support.ports import free_port
+from support.http.ports import free_port
 
 pytest.importorskip("smg")
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/router/two_workers.py"))

@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.live_server import LiveServer
+from support.http.live_server import LiveServer
 
 from mlxinfer.server import log
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.live_server import LiveServer, live_server
-from support.scripted import scripted_directory
+from support.engines.scripted import scripted_directory
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.cli.agents import AGENTS, Served
 from mlxinfer.engine.async_llm import AsyncLLM

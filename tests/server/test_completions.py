@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.optional import needs
+from support.processes.optional import needs
 
 if TYPE_CHECKING:
     from openai import OpenAI

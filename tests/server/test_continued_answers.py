@@ -9,12 +9,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.kept_models import request
-from support.live_server import LiveServer, live_server
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.http.kept_models import request
+from support.http.live_server import LiveServer, live_server
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.engine.chat_prompt import ChatPrompt, continued
+from mlxinfer.engine.text.chat_prompt import ChatPrompt, continued
 from mlxinfer.output_format import OutputFormat, ReasoningFormat
 
 HELLO = [{"role": "user", "content": "Hello"}]

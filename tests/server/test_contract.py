@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer
+from support.hostile.cases import request
+from support.http.live_server import LiveServer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "wire.json"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}

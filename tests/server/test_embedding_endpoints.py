@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import TypeAdapter
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server, openai_client
-from support.optional import needs
-from support.tiny_directory import tiny_directory
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server, openai_client
+from support.models.tiny_directory import tiny_directory
+from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.openai.embeddings import Embeddings

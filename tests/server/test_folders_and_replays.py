@@ -10,8 +10,8 @@ import pytest
 from mlxinfer.config import EngineArgs
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import ServerError
-from mlxinfer.server import listing as listing_module
-from mlxinfer.server.listing import Listing, models_in
+from mlxinfer.server.model_manager import listing as listing_module
+from mlxinfer.server.model_manager.listing import Listing, models_in
 
 
 def listing(**given: object) -> Listing:
@@ -65,7 +65,7 @@ def test_a_replay_of_more_than_a_socket_holds_by_default(short_path: Path) -> No
     zmq = pytest.importorskip("zmq")
     pytest.importorskip("msgspec")
     from mlxinfer.cache.kv_events import AllBlocksCleared
-    from mlxinfer.server.kv_events import KVEventPublisher
+    from mlxinfer.server.routers.kv_events import KVEventPublisher
 
     count, endpoint = 4000, f"ipc://{short_path}/replay"
     with zmq.Context() as context, context.socket(zmq.DEALER) as ask, KVEventPublisher(f"ipc://{short_path}/events", endpoint) as publisher:

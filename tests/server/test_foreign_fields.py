@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer
+from support.hostile.cases import request
+from support.http.live_server import LiveServer
 
 from mlxinfer.server import log
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
-from support.live_server import LiveServer
+from support.http.live_server import LiveServer
 
 from mlxinfer.server.openai.chat import ChatCompletion
 from mlxinfer.server.openai.completions import TextCompletion

@@ -13,11 +13,11 @@ from typing import Any
 
 import psutil
 import pytest
-from support.hostile_cases import LIMITS, cases, request
-from support.hostile_client import Report, play
-from support.http_answers import statuses
-from support.live_server import LiveServer, live_server
-from support.tiny_directory import tiny_directory
+from support.hostile.cases import LIMITS, cases, request
+from support.hostile.client import Report, play
+from support.http.http_answers import statuses
+from support.http.live_server import LiveServer, live_server
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.settings import Limits

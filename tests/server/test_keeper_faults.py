@@ -13,9 +13,9 @@ import pytest
 from mlxinfer.config import EngineArgs
 from mlxinfer.errors import CheckpointError
 from mlxinfer.server.errors import APIError
-from mlxinfer.server.keeping.keeper import Keeper
-from mlxinfer.server.keeping.refusals import not_loaded, without_paths
-from mlxinfer.server.keeping.slot import Slot
+from mlxinfer.server.model_manager.manager import Keeper
+from mlxinfer.server.model_manager.model_slot import Slot
+from mlxinfer.server.model_manager.refusals import not_loaded, without_paths
 from mlxinfer.types import EngineStats
 
 

@@ -13,8 +13,8 @@ msgspec = pytest.importorskip("msgspec")
 zmq = pytest.importorskip("zmq")
 from mlxinfer.cache.kv_events import DISK, GPU, AllBlocksCleared, BlockRemoved, BlockStored  # noqa: E402
 from mlxinfer.errors import ServerError  # noqa: E402
-from mlxinfer.server import kv_events  # noqa: E402
-from mlxinfer.server.kv_events import KVEventPublisher  # noqa: E402
+from mlxinfer.server.routers import kv_events  # noqa: E402
+from mlxinfer.server.routers.kv_events import KVEventPublisher  # noqa: E402
 
 
 class Event(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):

@@ -13,15 +13,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.kept_models import tiny_models
+from support.http.kept_models import tiny_models
 
 from mlxinfer.cli import main
 from mlxinfer.config import EngineArgs
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.server.keeping.duration import seconds_of
-from mlxinfer.server.keeping.keeper import Keeper
-from mlxinfer.server.keeping.room import Room
-from mlxinfer.server.listing import Listing
+from mlxinfer.server.model_manager.duration import seconds_of
+from mlxinfer.server.model_manager.listing import Listing
+from mlxinfer.server.model_manager.manager import Keeper
+from mlxinfer.server.model_manager.memory_room import Room
 from mlxinfer.server.openai.models import _status
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.live_server import live_server
+from support.http.live_server import live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
-from support.load import Answer, Job, ask, kinds
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
+from support.http.load import Answer, Job, ask, kinds
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

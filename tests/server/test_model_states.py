@@ -11,9 +11,9 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.kept_models import ROOM_FOR_ONE, Kept, kept_models, read_all, tiny_models
-from support.live_server import openai_client
-from support.optional import needs
+from support.http.kept_models import ROOM_FOR_ONE, Kept, kept_models, read_all, tiny_models
+from support.http.live_server import openai_client
+from support.processes.optional import needs
 
 from mlxinfer.errors import CheckpointError
 from mlxinfer.server.settings import Limits

@@ -12,7 +12,7 @@ import pytest
 from mlxinfer.errors import TemplateError
 from mlxinfer.server.errors import APIError
 from mlxinfer.server.serving import encode_chat
-from mlxinfer.server.tools import as_object, made_tool
+from mlxinfer.server.shared.tools import as_object, made_tool
 
 
 @pytest.mark.parametrize("kind", ["string", ["string", "null"], None, 5])

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pydantic import TypeAdapter
-from support.live_server import LiveServer
-from support.optional import needs
+from support.http.live_server import LiveServer
+from support.processes.optional import needs
 
 from mlxinfer.server.ollama.generate import ChatReply, GenerateReply
 from mlxinfer.server.ollama.models import Running, Shown, Tags, Version

@@ -6,8 +6,8 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.live_server import LiveServer
-from support.optional import needs
+from support.http.live_server import LiveServer
+from support.processes.optional import needs
 
 if TYPE_CHECKING:
     from openai import OpenAI

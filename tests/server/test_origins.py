@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import ServerError

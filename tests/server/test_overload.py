@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.live_server import LiveServer, live_server, openai_client
-from support.optional import needs
+from support.http.live_server import LiveServer, live_server, openai_client
+from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 from mlxinfer.server.settings import Limits
 
 if TYPE_CHECKING:

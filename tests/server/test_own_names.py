@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.live_server import LiveServer, live_server
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.server import own_names
-from mlxinfer.server.auth import Auth
+from mlxinfer.server.access import own_names
+from mlxinfer.server.access.auth import Auth
+from mlxinfer.server.access.own_names import addresses_for_others
+from mlxinfer.server.access.sockets import tcp_socket
 from mlxinfer.server.errors import APIError
-from mlxinfer.server.own_names import addresses_for_others
 from mlxinfer.server.settings import ServerSettings
-from mlxinfer.server.sockets import tcp_socket
 
 KEY = "a key of the test"
 

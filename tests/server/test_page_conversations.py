@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.chromium import Chat
-from support.live_server import LiveServer
+from support.http.chromium import Chat
+from support.http.live_server import LiveServer
 
 pytestmark = pytest.mark.long
 

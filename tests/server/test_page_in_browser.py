@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from support.chromium import ANSWER, Chat, OpenPage
-from support.live_server import LiveServer, live_server
+from support.http.chromium import ANSWER, Chat, OpenPage
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support.chromium import Chat, chromium
-from support.live_server import LiveServer
+from support.http.chromium import Chat, chromium
+from support.http.live_server import LiveServer
 
 pytestmark = pytest.mark.long
 

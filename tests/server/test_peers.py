@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.server.auth import peer
+from mlxinfer.server.access.auth import peer
+from mlxinfer.server.access.sockets import listening, peer_pid
 from mlxinfer.server.settings import Limits, ServerSettings
-from mlxinfer.server.sockets import listening, peer_pid
 
 KEY = "a shared key"
 

@@ -15,12 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.live_server import live_server
-from support.tiny_directory import tiny_directory
+from support.http.live_server import live_server
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
-from mlxinfer.cache.disk import peer
-from mlxinfer.cache.disk.peer import PAGES, PREFILL, PeerStorage
+from mlxinfer.cache.disk import remote as peer
+from mlxinfer.cache.disk.remote import PAGES, PREFILL, PeerStorage
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.config import EngineArgs

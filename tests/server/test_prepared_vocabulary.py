@@ -5,13 +5,13 @@ import signal
 import threading
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import AsyncLLM
 from mlxinfer.config import EngineArgs
-from mlxinfer.server import serve
-from mlxinfer.server.keeping.slot import Slot
-from mlxinfer.server.models import Registry
+from mlxinfer.server import process as serve
+from mlxinfer.server.model_manager.model_slot import Slot
+from mlxinfer.server.model_manager.registry import Registry
 from mlxinfer.server.settings import ServerSettings
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.live_server import LiveServer, live_server, openai_client
-from support.optional import needs
+from support.http.live_server import LiveServer, live_server, openai_client
+from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

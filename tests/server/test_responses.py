@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.optional import needs
+from support.processes.optional import needs
 
 if TYPE_CHECKING:
     from openai import OpenAI

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 from server.test_keeper_faults import Model, Room, slot_of, within
-from support.hostile_cases import request
-from support.kept_models import kept_models, tiny_models
+from support.hostile.cases import request
+from support.http.kept_models import kept_models, tiny_models
 
 from mlxinfer.errors import CheckpointError
 from mlxinfer.server.errors import APIError, stopping
-from mlxinfer.server.keeping.keeper import Keeper
-from mlxinfer.server.keeping.revival import MOST_S, back_off_s, revive
-from mlxinfer.server.keeping.slot import Slot
+from mlxinfer.server.model_manager.manager import Keeper
+from mlxinfer.server.model_manager.model_slot import Slot
+from mlxinfer.server.model_manager.revival import MOST_S, back_off_s, revive
 
 
 def kill(slot: Slot) -> None:
@@ -34,7 +34,7 @@ async def until(slot: Slot, state: str) -> None:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for the seconds of a load that failed."""
-    monkeypatch.setattr("mlxinfer.server.keeping.slot._FIRST_BACK_OFF_S", 0.001)
+    monkeypatch.setattr("mlxinfer.server.model_manager.model_slot._FIRST_BACK_OFF_S", 0.001)
 
 
 def test_it_comes_back_after_longer_and_longer_waits() -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
-from support.optional import needs
-from support.tiny_directory import tiny_directory
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
+from support.models.tiny_directory import tiny_directory
+from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

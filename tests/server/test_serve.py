@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.cli import main
 
@@ -37,7 +37,7 @@ class Process:
         command = [sys.executable, "-m", "mlxinfer", "serve", *arguments]
         if limit_gb is not None:
             small = f"device.memory_limit = lambda: ({int(limit_gb * 1e9)}, 'physical memory')"
-            program = f"from mlxinfer import device; {small}; from mlxinfer.cli import main; main()"
+            program = f"from mlxinfer.util import device; {small}; from mlxinfer.cli import main; main()"
             command = [sys.executable, "-c", program, "serve", *arguments]
         if files is not None:
             hard = f"ulimit -Hn {most_files}; " if most_files else ""

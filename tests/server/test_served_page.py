@@ -10,8 +10,8 @@ from queue import Queue
 from typing import Any
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.cli import main
 from mlxinfer.engine.async_llm import AsyncLLM
@@ -158,7 +158,7 @@ def test_the_option_listens_on_tcp(
     tiny_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], host: str | None, opens: bool
 ) -> None:
     started: list[Any] = []
-    monkeypatch.setattr("mlxinfer.server.serve.run", lambda *arguments, **named: started.extend(arguments))
+    monkeypatch.setattr("mlxinfer.server.process.run", lambda *arguments, **named: started.extend(arguments))
     with pytest.raises(SystemExit) as ended:
         main(["serve", f"tiny={tiny_path}", "--socket", "/tmp/never.sock", *options])
     assert ended.value.code == 0

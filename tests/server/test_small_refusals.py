@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer, live_server
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.cli import main
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.errors import ServerError
+from mlxinfer.server.access.sockets import private_directory
 from mlxinfer.server.errors import timed_out
-from mlxinfer.server.sockets import private_directory
 
 KEY = "a key of the test"
 

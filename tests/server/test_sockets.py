@@ -11,13 +11,13 @@ from http.client import HTTPException
 from pathlib import Path
 
 import pytest
-from support.live_server import LiveServer
+from support.http.live_server import LiveServer
 
 from mlxinfer.errors import ServerError
-from mlxinfer.server import connection as server_connection
-from mlxinfer.server import sockets as server_sockets
+from mlxinfer.server.access import connection as server_connection
+from mlxinfer.server.access import sockets as server_sockets
+from mlxinfer.server.access.sockets import address, is_allowed, listening, passed_sockets, peer_uid, tcp_socket, unix_socket
 from mlxinfer.server.settings import ServerSettings
-from mlxinfer.server.sockets import address, is_allowed, listening, passed_sockets, peer_uid, tcp_socket, unix_socket
 
 
 def mode(path: Path) -> int:
@@ -68,7 +68,7 @@ def test_what_a_dead_server_left_is_replaced(place: Path) -> None:
     script = f"""
 import os
 from pathlib import Path
-from mlxinfer.server.sockets import unix_socket
+from mlxinfer.server.access.sockets import unix_socket
 with unix_socket(Path({str(place)!r})):
     os._exit(1)
 """
@@ -142,7 +142,7 @@ def test_both_at_once(place: Path) -> None:
 def test_sockets_from_systemd(place: Path) -> None:
     script = """
 import os, socket
-from mlxinfer.server.sockets import address, listening
+from mlxinfer.server.access.sockets import address, listening
 from mlxinfer.server.settings import ServerSettings
 os.environ["LISTEN_PID"] = str(os.getpid())
 with listening(ServerSettings(activated=True)) as sockets:

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.live_server import LiveServer, live_server
-from support.optional import needs
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.http.live_server import LiveServer, live_server
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.server.structure import StructuredOutputs
+from mlxinfer.server.shared.structure import StructuredOutputs
 from mlxinfer.structure import Schema
 
 if TYPE_CHECKING:

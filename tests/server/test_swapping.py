@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.kept_models import ROOM_FOR_ONE, Kept, kept_models, read_all, tiny_models
+from support.http.kept_models import ROOM_FOR_ONE, Kept, kept_models, read_all, tiny_models
 
 
 @pytest.fixture(scope="module")

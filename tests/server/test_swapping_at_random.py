@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.active_memory import active_memory
-from support.kept_models import ROOM_FOR_ONE, Kept, kept_models, tiny_models
-from support.peak_rss import rss
+from support.http.kept_models import ROOM_FOR_ONE, Kept, kept_models, tiny_models
+from support.processes.active_memory import active_memory
+from support.processes.peak_rss import rss
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.types import SamplingParams

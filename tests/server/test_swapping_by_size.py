@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.kept_models import kept_models, tiny_models
+from support.http.kept_models import kept_models, tiny_models
 
 
 @pytest.fixture(scope="module")

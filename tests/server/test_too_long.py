@@ -6,8 +6,8 @@ import re
 from typing import Any
 
 import pytest
-from support.live_server import LiveServer, openai_client
-from support.optional import needs
+from support.http.live_server import LiveServer, openai_client
+from support.processes.optional import needs
 
 pytestmark = pytest.mark.long
 

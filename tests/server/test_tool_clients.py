@@ -11,10 +11,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.live_server import LiveServer, live_server, openai_client
-from support.optional import needs
-from support.scripted import scripted_directory
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.engines.scripted import scripted_directory
+from support.http.live_server import LiveServer, live_server, openai_client
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 

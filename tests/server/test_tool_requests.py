@@ -19,8 +19,8 @@ from mlxinfer.server.openai.chat import ChatRequest
 from mlxinfer.server.openai.messages import for_template as of_chat
 from mlxinfer.server.openai.response_items import offer_of as offer_of_response
 from mlxinfer.server.openai.responses import ResponseRequest
-from mlxinfer.server.reasoning import Thinking
-from mlxinfer.server.tools import Offer, schema_refused
+from mlxinfer.server.shared.reasoning import Thinking
+from mlxinfer.server.shared.tools import Offer, schema_refused
 from mlxinfer.tools import ToolChoice
 from mlxinfer.types import SamplingParams
 

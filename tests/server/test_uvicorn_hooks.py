@@ -1,4 +1,4 @@
-"""What `server/connection.py` needs of uvicorn besides its public interface: the reason why pyproject.toml pins its minor version.
+"""What `server/access/connection.py` needs of uvicorn besides its public interface: the reason why pyproject.toml pins its minor version.
 
 When this fails after an upgrade, compare uvicorn's `h11_impl.py` with `Connection`, and move the pin only when the tests in test_cancel.py,
 test_hostile.py and test_sockets.py pass.
@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
-from mlxinfer.server.connection import Connection
+from mlxinfer.server.access.connection import Connection
 
 OVERRIDDEN = {
     "connection_made": ["self", "transport"],

@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.adapters import random_changes, shapes_of, write_peft
-from support.hostile_cases import request
-from support.live_server import LiveServer, Served, live_registry
-from support.tiny_directory import tiny_directory
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, Served, live_registry
+from support.models.adapters import random_changes, shapes_of, write_peft
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.request_keywords import RequestOptions
-from mlxinfer.server.keeping.keeper import Keeper
-from mlxinfer.server.keeping.room import Room
-from mlxinfer.server.keeping.slot import Slot
-from mlxinfer.server.models import Registry
+from mlxinfer.server.model_manager.manager import Keeper
+from mlxinfer.server.model_manager.memory_room import Room
+from mlxinfer.server.model_manager.model_slot import Slot
+from mlxinfer.server.model_manager.registry import Registry
 from mlxinfer.server.settings import Limits
 
 EMBEDDER = Path(__file__).parent.parent / "golden" / "embeddings" / "last"

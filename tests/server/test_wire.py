@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.live_server import LiveServer, live_server
+from support.http.live_server import LiveServer, live_server
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.settings import Limits

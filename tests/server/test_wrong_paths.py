@@ -6,11 +6,11 @@ import json
 from typing import Any
 
 import pytest
-from support.hostile_cases import request
-from support.live_server import LiveServer
+from support.hostile.cases import request
+from support.http.live_server import LiveServer
 
 from mlxinfer.server import log
-from mlxinfer.server.paths import KnownPaths
+from mlxinfer.server.did_you_mean import KnownPaths
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

@@ -3,13 +3,13 @@
 import json
 
 import pytest
-from support.byte_tokenizer import byte_tokenizer
+from support.tokenizers.byte_tokenizer import byte_tokenizer
 from test_phases import TOOLS, follow
 
 from mlxinfer.output_format.format import OutputFormat
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.structure import Choice, Schema
-from mlxinfer.structured_output.answer import AnswerRules
+from mlxinfer.structured_output.answer_constraint import AnswerRules
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.structured_output.phased import has
 from mlxinfer.tools import ToolChoice

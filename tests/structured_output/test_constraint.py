@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.structure import Regex, Schema
 from mlxinfer.structured_output.grammar import GrammarCompiler
-from mlxinfer.structured_output.numbers import BEGINNING, MOST_DIGITS, MOST_EXPONENT_DIGITS, NumberLimit
+from mlxinfer.structured_output.number_limits import BEGINNING, MOST_DIGITS, MOST_EXPONENT_DIGITS, NumberLimit
 from mlxinfer.tokenizer.tokenizer import from_directory
 
 VOCAB = 96

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.byte_tokenizer import byte_tokenizer
-from support.function_sets import FOLDER, MOST, function_sets
+from support.schemas.function_sets import FOLDER, MOST, function_sets
+from support.tokenizers.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.output_format.format import OutputFormat
 from mlxinfer.output_format.table import FAMILIES

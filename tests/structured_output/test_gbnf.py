@@ -1,7 +1,7 @@
 """GBNF as llama.cpp's clients send it: what it allows, and what is wrong with it."""
 
 import pytest
-from support.byte_tokenizer import byte_tokenizer
+from support.tokenizers.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.errors import SamplingError
 from mlxinfer.structure import Lark

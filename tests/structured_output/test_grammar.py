@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.byte_tokenizer import byte_tokenizer
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.tokenizers.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.errors import SamplingError
 from mlxinfer.structure import JSON_OBJECT, Choice, Lark, Regex, Schema

@@ -9,7 +9,7 @@ import tracemalloc
 from threading import Event
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import AsyncLLM, Lark, Schema
 from mlxinfer.errors import SamplingError

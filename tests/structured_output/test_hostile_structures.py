@@ -6,13 +6,13 @@ from random import Random
 
 import numpy as np
 import pytest
-from support.hostile_grammars import hostile
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.hostile.grammars import hostile
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.errors import SamplingError
+from mlxinfer.loading.find.resolve import ALIASES
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load_tokenizer
-from mlxinfer.loading.resolve import ALIASES
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.tokenizer.tokenizer import from_directory
 

@@ -8,7 +8,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, Choice, Lark, Regex, SamplingParams, Schema
 from mlxinfer.errors import SamplingError

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from support.byte_tokenizer import byte_tokenizer
+from support.tokenizers.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.output_format.format import HERMES, OutputFormat, ReasoningFormat
 from mlxinfer.structure import Choice
-from mlxinfer.structured_output.answer import AnswerRules
+from mlxinfer.structured_output.answer_constraint import AnswerRules
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.tools import ToolChoice, offered
 

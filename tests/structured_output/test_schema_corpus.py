@@ -5,18 +5,18 @@ import re
 from collections import Counter
 
 import pytest
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer.errors import SamplingError
+from mlxinfer.loading.find.resolve import ALIASES
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.load import load_tokenizer
-from mlxinfer.loading.resolve import ALIASES
 from mlxinfer.structure import Schema
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.tokenizer.tokenizer import from_directory
 
 pytest.importorskip("jsonschema")
-schema_corpus = pytest.importorskip("support.schema_corpus")
+schema_corpus = pytest.importorskip("support.schemas.corpus")
 
 TOLD = r"structure: the schema cannot be held( at [^\n]+)?: [^\n]*(oneOf|uniqueItems|dependen|not|propertyNames|if|look-around)[^\n]*"
 """Where the fault lies, unless it is the whole, and the keyword."""

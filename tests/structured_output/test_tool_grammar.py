@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.byte_tokenizer import byte_tokenizer
+from support.tokenizers.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.errors import PromptError, SamplingError
 from mlxinfer.output_format.format import HERMES, CallFormat, OutputFormat
+from mlxinfer.output_format.render_calls import write_calls
 from mlxinfer.output_format.table import FAMILIES
-from mlxinfer.output_format.writing import write_calls
 from mlxinfer.structure import Choice, Lark, Regex, Schema
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.structured_output.tool_grammar import ToolGrammars

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.golden_tokenizers import golden, golden_metadata
+from support.processes.examples import examples
+from support.tokenizers.golden_tokenizers import golden, golden_metadata
 
-from mlxinfer.background import finish_background_work, later
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import Tokenizer, byte_level, from_gguf
 from mlxinfer.tokenizer.byte_level import ByteLevelBackend, _Unread
+from mlxinfer.util.background import finish_background_work, later
 
 NAMES = [name for name, found in golden()["vocabularies"].items() if found["metadata"]["tokenizer.ggml.model"] == "gpt2"]
 CONTROL = 3

@@ -5,8 +5,8 @@ import json
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.golden_tokenizers import golden, golden_tokenizer
+from support.processes.examples import examples
+from support.tokenizers.golden_tokenizers import golden, golden_tokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from mlxinfer.errors import TokenizerError

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
-from support.tokenizer_complaints import complaint_about
+from support.processes.examples import examples
+from support.tokenizers.golden_tokenizers import golden, golden_metadata, golden_tokenizer
+from support.tokenizers.tokenizer_complaints import complaint_about
 
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import from_gguf

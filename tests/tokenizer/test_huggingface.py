@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.tokenizer_complaints import complaint
+from support.processes.examples import examples
+from support.tokenizers.tokenizer_complaints import complaint
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from mlxinfer.errors import PromptError, TokenizerError

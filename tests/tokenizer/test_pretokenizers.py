@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
+from support.tokenizers.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import from_gguf

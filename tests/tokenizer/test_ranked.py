@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.ranked_vocabularies import CHATS, KIMI, LONG, VERSIONS, ranked, tekken, write_ranks, write_tekken
-from support.tokenizer_complaints import complaint
+from support.processes.examples import examples
+from support.tokenizers.ranked_vocabularies import CHATS, KIMI, LONG, VERSIONS, ranked, tekken, write_ranks, write_tekken
+from support.tokenizers.tokenizer_complaints import complaint
 
 from mlxinfer.errors import TemplateError, TokenizerError
-from mlxinfer.output_format.derive import output_format
+from mlxinfer.output_format.detect import output_format
 from mlxinfer.structure import Regex
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.tokenizer import StopStrings, Tokenizer, byte_level, config_files, from_directory

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
-from support.golden_tokenizers import golden
+from support.processes.examples import examples
+from support.tokenizers.golden_tokenizers import golden
 
+from mlxinfer.loading.find.resolve import resolve
 from mlxinfer.loading.load import load_tokenizer, open_checkpoint
-from mlxinfer.loading.resolve import resolve
 from mlxinfer.tokenizer import Tokenizer, byte_level
 from mlxinfer.tokenizer.byte_level import ByteLevelBackend, _Unread
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from support.golden_tokenizers import golden, golden_metadata, golden_tokenizer
+from support.tokenizers.golden_tokenizers import golden, golden_metadata, golden_tokenizer
 
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import from_directory, from_gguf

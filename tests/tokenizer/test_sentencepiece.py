@@ -15,8 +15,8 @@ import sentencepiece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2 as schema
-from support.examples import examples
-from support.golden_tokenizers import golden
+from support.processes.examples import examples
+from support.tokenizers.golden_tokenizers import golden
 
 from mlxinfer.errors import TokenizerError
 from mlxinfer.tokenizer import Tokenizer, from_directory, from_gguf

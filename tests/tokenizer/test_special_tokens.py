@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.tiny_directory import tiny_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.tokenizer import Tokenizer, from_directory
 from mlxinfer.tokenizer.chat_template import SpecialTokens

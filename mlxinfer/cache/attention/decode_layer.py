@@ -10,7 +10,7 @@ import mlx.core as mx
 from ...kernels_metal.append_rows.launcher import Norm, Part
 from ...kernels_metal.paged_attention.arrays import nothing, sink_logits
 from ...kernels_metal.paged_attention.tiles import Shape
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from ..base import AttentionParams, AttentionSpec, HeadNorm, HeadSteps
 from ..store import LayerStore
 

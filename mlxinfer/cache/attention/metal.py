@@ -20,13 +20,13 @@ from ..base import PAGE, AttentionParams, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
-from ..recent import RecentRows, Spans
+from ..recent_rows import RecentRows, Spans
 from ..store import Filled, LayerStore
 from .decode_layer import DecodeLayer, decode_layer, shape_of
 from .native import Full, StepAttention
-from .prefill_way import may_unseal, most_unsealed_bytes, unsealed_bytes
+from .prefill_choice import may_unseal, most_unsealed_bytes, unsealed_bytes
+from .prefill_dequantized import attend_unsealed
 from .reference import PlainStep, separate
-from .unsealed import attend_unsealed
 
 Alike = tuple[int, int, tuple[int, int, int], int]
 """What layers have in common whose decode kernels are launched alike in a step: `DecodeLayer.kind`, the rotation, the sizes of pools, the

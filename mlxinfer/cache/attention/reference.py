@@ -9,13 +9,13 @@ from functools import partial
 import mlx.core as mx
 
 from ...kernels_metal.paged_attention.reference import attention
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..pages import AttentionGroup
 from ..store import ALL, Filled, LayerStore, Pages, part_of
 from .native import Full, StepAttention
-from .plain_parts import LONG_BYTES, heads_at_once, is_fused, rows_at_once
+from .reference_chunks import LONG_BYTES, heads_at_once, is_fused, rows_at_once
 
 
 def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) -> tuple[mx.array, mx.array, mx.array]:

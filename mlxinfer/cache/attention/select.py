@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import mlx.core as mx
 
 from ... import kernels_cpu
-from ...device import default_dtype, is_gpu
 from ...errors import MLXInferError, UnsupportedShapeError
 from ...kernels_metal import executors
+from ...util.device import default_dtype, is_gpu
 from ..base import AttentionSpec, LayerSpec
 from ..kv_format import KVFormat, by_layers
 from ..store import LayerStore

@@ -13,10 +13,10 @@ from ..kv_events import KVEventSink
 from ..pages import PAGE, AttentionGroup
 from ..prefix_match import Match, find
 from ..prefix_tree import BLOCK, ITEM, Node, PrefixIndex, token_bytes
+from .backend import PageSource
 from .disk_events import DiskEvents
 from .layout import CacheLayout, snapshot_name, tail_length
 from .pagefile import Entry
-from .source import PageSource
 from .storage import DiskStorage
 from .write_back import WriteBack
 

@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import numpy as np
 
+from .backend import PageSource, Worker
 from .page_dir import PageDir
 from .pagefile import Entry, Name
-from .source import PageSource, Worker
 
 _WRITING = 64 << 20
 """Bytes that may wait to be written: if the disk is slower than the model, pages are lost rather than memory."""

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 from ...errors import PromptError
-from ..console import dumb_terminal, human_bytes, text_of_file
+from ..common.console import dumb_terminal, human_bytes, text_of_file
 
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input"))

@@ -15,7 +15,7 @@ import click
 
 from ...errors import MLXInferError
 from ...types import Chunk
-from ..console import human_bytes, nearest, tell, text_of_file, usage_line
+from ..common.console import human_bytes, nearest, tell, text_of_file, usage_line
 from .attachments import copy_to_clipboard
 from .conversation import SETTABLE, Conversation
 from .pastes import folded

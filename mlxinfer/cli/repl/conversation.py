@@ -12,14 +12,14 @@ from ...config import chat_params, flags_of, settings
 from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingError
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
-from ..console import did_you_mean
-from ..waiting import reading
+from ..common.console import did_you_mean
+from ..common.waiting import reading
 from .said import Said
 from .saved import Saved
 
 if TYPE_CHECKING:
-    from ...engine.chat_prompt import ChatPrompt
     from ...engine.llm import LLM
+    from ...engine.text.chat_prompt import ChatPrompt
 
 FIXED = {"n", "logprobs", "adapter", "structure"}
 """Sampling fields that have no meaning in a chat, or are chosen at its start."""

@@ -9,8 +9,8 @@ from contextlib import nullcontext
 
 from ...errors import ContextLengthError, MLXInferError, PromptError
 from ...types import Chunk
-from ..console import dumb_terminal, short_usage_line, tell
-from ..waiting import Progress
+from ..common.console import dumb_terminal, short_usage_line, tell
+from ..common.waiting import Progress
 from .attachments import with_files
 from .commands import COMMANDS, Leave, Session, is_command, obey
 from .reader import PipeReader, Reader, TerminalReader

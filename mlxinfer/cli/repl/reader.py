@@ -19,7 +19,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.keys import Keys
 
 from ...errors import PromptError
-from ..console import as_text
+from ..common.console import as_text
 from .conversation import SETTABLE
 from .pastes import Pastes, UnfoldedFileHistory, UnfoldedHistory
 from .saved import Archive
@@ -188,7 +188,7 @@ class _CommandCompleter(Completer):
 
 
 def _models(text: str) -> Iterator[Completion]:
-    from ...loading.resolve import ALIASES
+    from ...loading.find.resolve import ALIASES
 
     return _beginning_with(text, (name for name, alias in ALIASES.items() if alias.installed()))
 

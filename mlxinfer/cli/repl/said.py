@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...types import Chunk, ToolCall
 
 if TYPE_CHECKING:
-    from ...engine.chat_prompt import ChatPrompt
+    from ...engine.text.chat_prompt import ChatPrompt
 
 
 @dataclass(slots=True)

@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 from rich.cells import cell_len
 
-from ..console import colours, dumb_terminal, printable
-from ..waiting import StatusLine
+from ..common.console import colours, dumb_terminal, printable
+from ..common.waiting import StatusLine
 from .conversation import Conversation
 from .markdown import MarkdownStream
 

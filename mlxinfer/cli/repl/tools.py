@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import MLXInferError, PromptError, one_line
 from ...tools import Tools, offered
 from ...types import ToolCall
-from ..console import fitted, printable, tell
+from ..common.console import fitted, printable, tell
 
 _LONGEST_SHOWN = 2000
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...records import dataclass
-from ..step_times import StepTimes
+from ...util.dataclass import dataclass
+from ..core.step_times import StepTimes
 
 PRIOR_WEIGHT = 6.0
 """Tokens that a first guess weighs as much as."""

@@ -15,10 +15,10 @@ from ...config import EngineConfig
 from ...errors import DraftError
 from ...loading.load import LoadedModel
 from ...models.decoder import Model
-from ...records import dataclass
 from ...sampling import Row, SamplingBatch
 from ...tokenizer.tokenizer import Tokenizer
-from ..sequence import Sequence
+from ...util.dataclass import dataclass
+from ..core.sequence import Sequence
 
 _BEHIND = 32
 """Known tokens that are computed together with the first draft; where more are missing, they are computed before."""

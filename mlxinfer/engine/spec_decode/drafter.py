@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from ...cache.paged import PagedCache
-    from ..sequence import Sequence
+    from ..core.sequence import Sequence
 
 
 class TokenDrafter(Protocol):

@@ -11,7 +11,7 @@ from ...cache.paged import PagedCache
 from ...models.decoder import Model
 from ...nn.packing import arrays
 from ...sampling import KeptNoise, SamplingBatch
-from ..sequence import Sequence
+from ..core.sequence import Sequence
 from .draft_model import draft_row
 
 

@@ -9,15 +9,15 @@ from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
 from ...cache.pages import PAGE
-from ...records import dataclass
-from ..step_times import StepTimes
+from ...util.dataclass import dataclass
+from ..core.step_times import StepTimes
 from .acceptance import Acceptance, Candidate, best_lengths
 from .ngram import MatchStats, NgramIndex
 
 if TYPE_CHECKING:
-    from ..model_runner import PendingStep, SequenceOutput
-    from ..rope_regime import RopeRegime
-    from ..sequence import Proposed, Sequence
+    from ..core.rope_regime import RopeRegime
+    from ..core.sequence import Proposed, Sequence
+    from ..runner.model_runner import PendingStep, SequenceOutput
     from .drafter import TokenDrafter
 
 _WORTH = 1.05

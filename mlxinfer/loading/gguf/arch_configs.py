@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...typed_reader import shown
+from ...util.typed_reader import shown
 from .attention_configs import ATTENTION_BUILDERS
 from .base_config import Config, Source, base_config, dense_config, windowed_layers
 from .files import GGUFFiles

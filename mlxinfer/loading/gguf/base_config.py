@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import CheckpointError
-from ...records import dataclass
-from ...typed_reader import shown
+from ...util.dataclass import dataclass
+from ...util.typed_reader import shown
 from .files import GGUFFiles
 from .hparams import HParams, short_float
 

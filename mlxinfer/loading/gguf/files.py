@@ -14,7 +14,7 @@ from ... import kernels_cpu
 from ...errors import CheckpointError, ModelNotFoundError
 from ...kernels_metal.quantized_matmul.block_formats import BLOCKS
 from ...nn.weights import Format, Matrix, RawBlocks, numbers
-from .packings import PACKINGS
+from .mlx_formats import PACKINGS
 from .reader import GGUFFile, TensorInfo
 from .tensors import decode, dequantize, rows_at_a_time
 

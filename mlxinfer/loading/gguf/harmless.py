@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...typed_reader import is_number
+from ...util.typed_reader import is_number
 
 _WITHOUT_EFFECT = re.compile(
     r"(vision|audio|mm|sam|clip|split|classifier|tokenizer|training|quantization)\..+"

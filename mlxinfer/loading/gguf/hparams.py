@@ -13,7 +13,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...models.config_reader import way_on
-from ...typed_reader import LARGEST, TypedReader, shown
+from ...util.typed_reader import LARGEST, TypedReader, shown
 from .harmless import REFUSED, is_harmless
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...records import dataclass
-from .bits import halves, nibbles
+from ...util.dataclass import dataclass
+from .bitstream import halves, nibbles
 
 
 @dataclass(frozen=True, slots=True)

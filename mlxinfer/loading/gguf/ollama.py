@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from ...errors import UnsupportedModelError
-from ...typed_reader import shown
+from ...util.typed_reader import shown
 from .files import GGUFFiles
 from .ollama_form import RENAMED, OllamaForm
 from .reader import TensorInfo

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ...errors import UnsupportedModelError
-from ...typed_reader import is_number, shown
+from ...util.typed_reader import is_number, shown
 from .files import GGUFFiles
 from .reader import TensorInfo
 

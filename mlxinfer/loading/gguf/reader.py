@@ -18,8 +18,8 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...nn.weights import Format
-from ...plain_file import open_plain
-from ...records import dataclass
+from ...util.dataclass import dataclass
+from ...util.plain_file import open_plain
 from .types import TensorType, tensor_type
 
 _LENGTH = 8

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from .transforms import Transform, flat, half_rotation, without_one
 
 MODEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}

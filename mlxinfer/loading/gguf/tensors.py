@@ -13,8 +13,8 @@ import numpy as np
 
 from ...errors import UnsupportedModelError, WeightsError
 from ...nn.weights import Dense, Format, Matrix, Quantized
-from .bits import squeeze, words
-from .packings import ALIKE, PACKINGS, SHARED, Packed
+from .bitstream import squeeze, words
+from .mlx_formats import ALIKE, PACKINGS, SHARED, Packed
 from .reader import TensorInfo
 from .types import TensorType
 

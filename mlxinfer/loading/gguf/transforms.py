@@ -12,7 +12,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...nn.weights import Dense, Format, Matrix, Quantized, concat, map_rows, numbers
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from .base_config import Config
 from .reader import TensorInfo
 from .tensors import stored, widened

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...errors import UnsupportedModelError
-from ...records import dataclass
+from ...util.dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

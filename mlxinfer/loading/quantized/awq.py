@@ -12,7 +12,7 @@ import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
 from ...nn.weights import Format, Matrix
-from ..gguf.bits import squeeze
+from ..gguf.bitstream import squeeze
 from .groups import affine, dense, group_in_mlx, unpack
 from .stored import Block, Found, StoredTensors
 

@@ -16,8 +16,8 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import CheckpointError, UnsupportedModelError
-from ...name_pattern import NamePattern, PatternError, Steps
 from ...nn.weights import Format, Matrix
+from ...util.name_pattern import NamePattern, PatternError, Steps
 from .groups import BITS, affine, dense, group_in_mlx, unpack
 from .stored import Block, Found, StoredTensors
 

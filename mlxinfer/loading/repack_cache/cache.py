@@ -13,9 +13,9 @@ from pathlib import Path
 import mlx.core as mx
 
 from ... import kernels_cpu
-from ...background import Stop, later
 from ...kernels_cpu import Packed, WeightFile
 from ...nn.weights import RawBlocks
+from ...util.background import Stop, later
 from ..files import file_stamp
 from ..gguf.files import part_paths
 from .layout import (

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...kernels_cpu import ALIGNMENT
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from ..files import file_stamp
-from ..resolve import cache_dir
+from ..find.resolve import cache_dir
 
 LIMIT = "MLXINFER_PACKED_GB"
 """Gigabytes that all copies together may take; 0 keeps none."""

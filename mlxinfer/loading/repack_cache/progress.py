@@ -12,7 +12,7 @@ import struct
 import zlib
 from dataclasses import field
 
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from .layout import CopyLayout
 
 _RECORD = struct.Struct("<8sII")

@@ -12,12 +12,12 @@ from ...nn.attention import Temperature
 from ...nn.latent_attention import LatentAttention, LatentSizes
 from ...nn.rope import Rope, yarn_scale
 from ...nn.weights import Weights
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from ..block import Block, FeedForward, gated_mlp, pre_norm
 from ..common import FULL, Sizes, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..mtp import Head, HeadPlan, Places, deepseek_names, load_head, plain_norm, without_first
+from ..heads.mtp import Head, HeadPlan, Places, deepseek_names, load_head, plain_norm, without_first
 from ..rope_config import read_rope
 from ..sparse_layers import SparseLayers
 from .ministral3 import TEMPERATURE_KEYS, YARN, read_temperature

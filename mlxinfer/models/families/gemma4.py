@@ -15,13 +15,13 @@ from ...nn.mlp import GatedMLP
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
 from ...nn.weights import Weights
-from ...records import dataclass
+from ...util.dataclass import dataclass
 from ..common import FULL, SLIDING, Sizes, every, read_layer_types, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_expert_count
-from ..gemma4_block import Gemma4Attention, Gemma4Block, OwnInput, ParallelExperts
 from ..rope_config import read_rope_by_layer
+from .gemma4_block import Gemma4Attention, Gemma4Block, OwnInput, ParallelExperts
 
 GEMMA4 = {
     "vocab_size": 262144,

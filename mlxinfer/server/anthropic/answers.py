@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from ...types import Chunk, Completion, ToolCall, ToolCallDelta, Usage
 from .. import sse
 from ..serving import GenerateRequest
-from ..tools import as_object, as_text
+from ..shared.tools import as_object, as_text
 from .protocol import MessageUsage, usage_of
 from .tools import own_id
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Discriminator, Field, Tag
 
 from ..errors import invalid
-from ..tools import CallId, EarlierCalls, Name
+from ..shared.tools import CallId, EarlierCalls, Name
 from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
 
 MAX_MESSAGES = 4096

@@ -14,17 +14,17 @@ from ...errors import SamplingError
 from ...types import SamplingParams, Usage
 from .. import sse
 from ..errors import APIError, Kind, TooLong, invalid
-from ..models import ServedModel
-from ..reasoning import Thinking
+from ..model_manager.registry import ServedModel
 from ..routing import RequestContext
 from ..serving import encode_chat
-from ..structure import SchemaFormat, refused
+from ..shared.reasoning import Thinking
+from ..shared.structure import SchemaFormat, refused
 from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
 from .blocks import CacheControl, Messages, System, for_template, marks
 from .tools import Choice, Definitions, ThinkingConfig, offer_of, thinking_of
 
 if TYPE_CHECKING:
-    from ...engine.chat_prompt import ChatPrompt
+    from ...engine.text.chat_prompt import ChatPrompt
 
 VERSIONS = ("2023-06-01", "2026-10-21")
 """Values of `anthropic-version`."""

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from ...tools import ToolChoice
 from ..errors import invalid
-from ..reasoning import Effort, Thinking
-from ..tools import Name, Offer, SchemaObject, made_tool, offered, tools_field
+from ..shared.reasoning import Effort, Thinking
+from ..shared.tools import Name, Offer, SchemaObject, made_tool, offered, tools_field
 from ..validation import Ignored, OneOf, StrictModel, Unsupported
 from .blocks import CacheControl
 

@@ -17,7 +17,7 @@ from .. import sse
 from ..openai.protocol import ContentLogprob, content_logprobs
 from ..routing import RequestContext
 from ..serving import GenerateRequest, complete, stream
-from ..tools import GatheredCalls, as_object, as_text
+from ..shared.tools import GatheredCalls, as_object, as_text
 from .protocol import Request, error_event
 
 

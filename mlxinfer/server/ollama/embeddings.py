@@ -10,8 +10,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ..pooling import embed
 from ..routing import Doc, Endpoint, RequestContext, Server
+from ..shared.pooling import embed
 from ..validation import StrictModel, TextOrTexts
 from .models import find
 from .protocol import KeepAlive, Options, seconds

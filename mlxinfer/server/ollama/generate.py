@@ -12,10 +12,10 @@ from starlette.types import ASGIApp
 from ...types import SamplingParams
 from .. import sse
 from ..errors import TooLong, invalid
-from ..models import Entry, ServedModel
-from ..reasoning import Thinking
+from ..model_manager.registry import Entry, ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, encode_chat, encode_text
+from ..shared.reasoning import Thinking
 from ..validation import Ids, Unsupported
 from .answers import ChatReply, Fields, GenerateReply, Lines, as_message, as_response, empty
 from .messages import Messages, OllamaTools, for_template, offer_of, thinking_of
@@ -23,7 +23,7 @@ from .models import find
 from .protocol import Options, Request
 
 if TYPE_CHECKING:
-    from ...engine.chat_prompt import ChatPrompt
+    from ...engine.text.chat_prompt import ChatPrompt
 
 
 class OllamaGenerateRequest(Request):

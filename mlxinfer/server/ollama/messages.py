@@ -9,8 +9,8 @@ from pydantic import Discriminator, Field, Tag
 
 from ...tools import ToolChoice
 from ..errors import invalid, unsupported
-from ..reasoning import Effort, Thinking
-from ..tools import CallId, EarlierCalls, Name, Offer, SchemaObject, made_tool, offered, tools_field
+from ..shared.reasoning import Effort, Thinking
+from ..shared.tools import CallId, EarlierCalls, Name, Offer, SchemaObject, made_tool, offered, tools_field
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported
 
 MAX_MESSAGES = 4096

@@ -13,16 +13,16 @@ from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
 from ..._version import __version__
-from ...device import is_gpu
 from ...loading.fingerprint import fingerprint
 from ...loading.summary import Summary
 from ...models.vlm_text import integer_setting
 from ...types import SamplingParams
+from ...util.device import is_gpu
 from ..errors import APIError
-from ..keeping.refusals import not_loaded
-from ..keeping.sheet import Sheet
-from ..keeping.slot import FOR_EVER, Slot
-from ..models import LATEST, Entry, Registry
+from ..model_manager.model_card import Sheet
+from ..model_manager.model_slot import FOR_EVER, Slot
+from ..model_manager.refusals import not_loaded
+from ..model_manager.registry import LATEST, Entry, Registry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import Ignored, StrictModel, Unsupported
 from .protocol import Options

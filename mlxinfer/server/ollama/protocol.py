@@ -15,10 +15,10 @@ from ...structure import JSON_OBJECT, Schema, Structure
 from ...types import SamplingParams
 from .. import sse
 from ..errors import APIError, TooLong, invalid
-from ..keeping.duration import seconds_of
 from ..log import notice_once
-from ..models import ServedModel
-from ..structure import SchemaField, made, refused
+from ..model_manager.duration import seconds_of
+from ..model_manager.registry import ServedModel
+from ..shared.structure import SchemaField, made, refused
 from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
 from .messages import Think
 

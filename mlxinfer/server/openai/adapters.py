@@ -16,8 +16,8 @@ from starlette.types import ASGIApp
 
 from ...errors import CheckpointError, MemoryPlanError, SettingError
 from ..errors import APIError, invalid
-from ..keeping.refusals import without_paths
-from ..models import Entry
+from ..model_manager.refusals import without_paths
+from ..model_manager.registry import Entry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import Ignored, StrictModel, Unsupported
 

@@ -10,10 +10,10 @@ from starlette.types import ASGIApp
 
 from .. import sse
 from ..errors import invalid, unsupported
-from ..reasoning import Effort, Thinking
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, encode_continued, stream
 from ..settings import ReasoningField, ServerSettings
+from ..shared.reasoning import Effort, Thinking
 from ..validation import MaxTokens, StrictModel, Unsupported
 from .chat_answers import ChatCompletion, Events, Form
 from .extras import VERBOSITY

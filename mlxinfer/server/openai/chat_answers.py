@@ -12,7 +12,7 @@ from typing_extensions import NotRequired, TypedDict
 
 from ...types import Chunk, Completion, Usage
 from .. import sse
-from ..models import ServedModel
+from ..model_manager.registry import ServedModel
 from ..settings import ReasoningField
 from .protocol import FINGERPRINT, ChoiceLogprobs, UsageDict, token_logprobs, usage_of
 from .tools import Calls, delta_calls, finish_reason, whole_calls

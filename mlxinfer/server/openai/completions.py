@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from ...types import Chunk, Completion, TokenLogprob, Usage
 from .. import sse
 from ..errors import invalid
-from ..models import ServedModel
+from ..model_manager.registry import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_text, merged, score, stream, together
 from ..validation import PromptOrPrompts, Unsupported

@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ..pooling import embed
 from ..routing import Doc, Endpoint, RequestContext, Server
+from ..shared.pooling import embed
 from ..validation import PromptOrPrompts, StrictModel
 
 Name = Annotated[str, Field(max_length=256)]

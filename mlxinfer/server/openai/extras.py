@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..keeping.duration import seconds_of
+from ..model_manager.duration import seconds_of
 from ..validation import Ignored, StrictModel, Unsupported
 
 MOST_TTL_S = 2**31

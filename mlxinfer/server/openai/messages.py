@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ..errors import APIError, invalid
-from ..tools import CallId, EarlierCalls, Name
+from ..shared.tools import CallId, EarlierCalls, Name
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, TextOrParts, Unsupported, plain_text
 
 MAX_MESSAGES = 4096

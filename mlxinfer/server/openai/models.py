@@ -19,9 +19,9 @@ from typing_extensions import NotRequired, TypedDict
 from ...config import chat_params
 from .. import sse
 from ..errors import invalid
-from ..keeping.refusals import reason_of
-from ..keeping.slot import Slot
-from ..models import Entry
+from ..model_manager.model_slot import Slot
+from ..model_manager.refusals import reason_of
+from ..model_manager.registry import Entry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import StrictModel
 

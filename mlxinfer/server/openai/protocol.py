@@ -19,8 +19,8 @@ from ...tokenizer import Tokenizer
 from ...types import SamplingParams, TokenLogprob, Usage
 from .. import sse
 from ..errors import APIError, Kind, invalid
-from ..models import ServedModel
-from ..structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, made, only_one, refused
+from ..model_manager.registry import ServedModel
+from ..shared.structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, made, only_one, refused
 from ..validation import Ids, StrictModel, TextOrTexts, Unsupported
 from .extras import Extras
 

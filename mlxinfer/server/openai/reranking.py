@@ -10,10 +10,10 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import NotRequired, TypedDict
 
-from ...engine.reranking import ranked
+from ...engine.text.reranking import ranked
 from ..errors import invalid
-from ..pooling import check_count, relevance
 from ..routing import Doc, Endpoint, RequestContext, Server
+from ..shared.pooling import check_count, relevance
 from ..validation import FIRST_ERROR_ONLY, StrictModel, TextOrTexts
 from .embeddings import EmbeddingUsage, Name
 

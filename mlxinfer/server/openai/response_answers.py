@@ -12,7 +12,7 @@ from ...tokenizer import Tokenizer
 from ...types import Chunk, Completion, TokenLogprob, ToolCallDelta, Usage
 from .. import sse
 from ..errors import APIError
-from ..tools import as_pieces
+from ..shared.tools import as_pieces
 from .protocol import ContentLogprob, content_logprobs
 from .response_items import Status
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from ..tools import CallId, EarlierCalls, Name, Offer, offered, tools_field
+from ..shared.tools import CallId, EarlierCalls, Name, Offer, offered, tools_field
 from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
 from .messages import MAX_MESSAGES
 from .tools import Function, choice_of, kind_of_choice

@@ -16,11 +16,11 @@ from ...structure import Structure
 from ...types import SamplingParams, Usage
 from .. import sse
 from ..errors import invalid
-from ..models import ServedModel
-from ..reasoning import Effort, Thinking
+from ..model_manager.registry import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
-from ..structure import SchemaFormat
+from ..shared.reasoning import Effort, Thinking
+from ..shared.structure import SchemaFormat
 from ..validation import FIRST_ERROR_ONLY, Ignored, MaxTokens, OneOf, StrictModel, Unsupported, text_or_list
 from .extras import VERBOSITY
 from .protocol import MAX_TOP_LOGPROBS, Sampled

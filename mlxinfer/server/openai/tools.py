@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 from ...tools import Tool, ToolChoice
 from ...types import ToolCall, ToolCallDelta
 from ..errors import invalid
-from ..tools import Name, Offer, SchemaObject, joined, made_tool, offered, tools_field
+from ..shared.tools import Name, Offer, SchemaObject, joined, made_tool, offered, tools_field
 from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel
 
 _MODES = Literal["none", "auto", "required"]

@@ -7,8 +7,8 @@ import threading
 import webbrowser
 from collections.abc import Callable, Sequence
 
+from ..access.sockets import address
 from ..log import notice
-from ..sockets import address
 
 
 def open_page(listeners: Sequence[socket.socket], open_url: Callable[[str], bool] | None = None) -> threading.Thread:

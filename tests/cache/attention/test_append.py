@@ -9,10 +9,10 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.emulated import emulated
-from support.tiny import open_model, random_tokens
-from support.tiny_engine import request, run
+from support.engines.tiny_engine import request, run
+from support.kernels.emulated import emulated
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.tiny import open_model, random_tokens
 
 from mlxinfer.cache.attention import select
 from mlxinfer.cache.attention.metal import MetalAttention, MetalStep
@@ -20,10 +20,10 @@ from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.base import AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.pages import AttentionGroup, PageTable
-from mlxinfer.cache.recent import RecentRows
+from mlxinfer.cache.recent_rows import RecentRows
 from mlxinfer.cache.store import LayerStore
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
+from mlxinfer.engine.core.engine import Engine
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.models.decoder import Model

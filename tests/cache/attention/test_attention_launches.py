@@ -9,8 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 import pytest
-from support.checkpoints import config_of, random_checkpoint
-from support.tiny import open_model
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.tiny import open_model
 
 from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.cache.base import Segment

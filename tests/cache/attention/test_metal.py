@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.cache_sequences import Sequence, run_step
-from support.checkpoints import config_of, random_checkpoint
-from support.emulated import emulated
-from support.examples import examples
-from support.tiny import open_model, random_tokens
+from support.kernels.emulated import emulated
+from support.models.checkpoints import config_of, random_checkpoint
+from support.models.tiny import open_model, random_tokens
+from support.oracles.cache_sequences import Sequence, run_step
+from support.processes.examples import examples
 
 from mlxinfer.cache.attention import select as backends
 from mlxinfer.cache.attention import trial
@@ -21,8 +21,8 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.store import LayerStore
 from mlxinfer.config import EngineConfig
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.sequence import Sequence as Request
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.sequence import Sequence as Request
 from mlxinfer.types import SamplingParams
 
 SPECS = (AttentionSpec(2, 64, 64, query_heads=6), AttentionSpec(1, 80, 64, 70, query_heads=1), AttentionSpec(1, 64, 128, 10, query_heads=4))

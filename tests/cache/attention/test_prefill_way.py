@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import mlx.core as mx
 import pytest
-from support.cache_sequences import Sequence, run_step
-from support.emulated import emulated
+from support.kernels.emulated import emulated
+from support.oracles.cache_sequences import Sequence, run_step
 
-from mlxinfer.cache.attention import prefill_way
+from mlxinfer.cache.attention import prefill_choice as prefill_way
 from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.kv_format import KVFormat

@@ -23,7 +23,7 @@ from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 from mlxinfer.models import architecture
 from mlxinfer.models.vlm_text import text_config
 from tests.models.published_configs import PUBLISHED, WRAPPED
-from tests.support.recorded_kernels import Recorder, Variant
+from tests.support.kernels.recorded_kernels import Recorder, Variant
 
 FORMATS = (KVFormat(), KVFormat(4, 4), KVFormat(8, 3, first16=True))
 MORE = {"llama-70b": AttentionSpec(8, 128, 128, query_heads=64), "qwen2.5-7b": AttentionSpec(4, 128, 128, query_heads=28)}

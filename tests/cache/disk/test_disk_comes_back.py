@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
-from support.disk_entries import ROOT, content, entry
+from support.engines.disk_entries import ROOT, content, entry
 
 from mlxinfer.cache.disk import page_dir
 from mlxinfer.cache.disk.storage import DiskStorage

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.disk_entries import LAYOUT, content, digest, entry, path_of
-from support.examples import examples
+from support.engines.disk_entries import LAYOUT, content, digest, entry, path_of
+from support.processes.examples import examples
 
 from mlxinfer.cache.disk.page_dir import PageDir
 from mlxinfer.cache.disk.pagefile import Layout, Tensor, parsed

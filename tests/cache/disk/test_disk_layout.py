@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.active_memory import active_memory
-from support.disk_entries import digest
+from support.engines.disk_entries import digest
+from support.processes.active_memory import active_memory
 
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.disk import layout as transfer

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.disk_entries import BIG, ROOT, content, digest, entry, path_of
+from support.engines.disk_entries import BIG, ROOT, content, digest, entry, path_of
 
 from mlxinfer.cache.disk import page_dir as folders
 from mlxinfer.cache.disk.page_dir import UNFINISHED, PageDir
@@ -182,7 +182,7 @@ WRITER = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
-from support.disk_entries import BIG, content, entry
+from support.engines.disk_entries import BIG, content, entry
 from mlxinfer.cache.disk.page_dir import PageDir
 folder = PageDir(Path(sys.argv[1]), 10**9)
 folder.prepare()

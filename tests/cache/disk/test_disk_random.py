@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.disk_cache import TOKENS, Reader
-from support.examples import examples
+from support.engines.disk_cache import TOKENS, Reader
+from support.processes.examples import examples
 
 from mlxinfer.cache.kv_format import KVFormat
 

@@ -3,8 +3,8 @@
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.disk_cache import TOKENS, Reader, files
-from support.tiny_engine import tiny_model
+from support.engines.disk_cache import TOKENS, Reader, files
+from support.engines.tiny_engine import tiny_model
 
 from mlxinfer.cache.kv_format import KVFormat
 

@@ -6,10 +6,10 @@ import threading
 
 import numpy as np
 import pytest
-from support.disk_entries import BIG, ROOT, content, digest, entry, path_of
+from support.engines.disk_entries import BIG, ROOT, content, digest, entry, path_of
 
+from mlxinfer.cache.disk import backend as source
 from mlxinfer.cache.disk import page_dir as folders
-from mlxinfer.cache.disk import source
 from mlxinfer.cache.disk import storage as tiers
 from mlxinfer.cache.disk.storage import DiskStorage
 

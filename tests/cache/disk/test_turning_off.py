@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from time import monotonic
 
-from mlxinfer.cache.disk.source import PageSource
+from mlxinfer.cache.disk.backend import PageSource
 
 
 class Watched(PageSource):

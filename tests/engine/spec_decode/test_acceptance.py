@@ -5,12 +5,12 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
+from mlxinfer.engine.core.step_times import StepTimes
 from mlxinfer.engine.spec_decode.acceptance import Acceptance, Candidate, best_lengths
 from mlxinfer.engine.spec_decode.ngram import MatchStats
 from mlxinfer.engine.spec_decode.proposer import GainAccount
-from mlxinfer.engine.step_times import StepTimes
 
 MOST = 8
 

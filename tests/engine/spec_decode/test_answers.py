@@ -4,11 +4,11 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.drafting import Guesser, eager_engine, noisy_model
-from support.tiny_engine import request, run, tiny_engine, tiny_model
+from support.engines.drafting import Guesser, eager_engine, noisy_model
+from support.engines.tiny_engine import request, run, tiny_engine, tiny_model
 
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.events import Token
+from mlxinfer.engine.core.events import Token
 
 rng = np.random.default_rng(5)
 PROMPTS = [rng.integers(3, 96, n).tolist() for n in (2, 60, 63, 64, 130)] + [[7, 8, 9, 10] * 12]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 import pytest
-from support.drafting import eager_engine, noisy_model
-from support.tiny_engine import request, run, tiny_engine, tiny_model
+from support.engines.drafting import eager_engine, noisy_model
+from support.engines.tiny_engine import request, run, tiny_engine, tiny_model
 
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.spec_decode.draft_model import Drafter, check_kind, check_vocabulary

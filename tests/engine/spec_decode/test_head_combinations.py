@@ -8,15 +8,15 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.adapters import random_changes, shapes_of, write_peft
-from support.drafting import Free
-from support.heads import HEAD, Prompter, engine_with, head_directory, model_with_head
-from support.tiny_directory import JSON_CHARACTERS, tiny_directory
-from support.tiny_engine import request, run
+from support.engines.drafting import Free
+from support.engines.tiny_engine import request, run
+from support.models.adapters import random_changes, shapes_of, write_peft
+from support.models.heads import HEAD, Prompter, engine_with, head_directory, model_with_head
+from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, SamplingParams, Schema
-from mlxinfer.engine.engine import Engine
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.interpret.interventions import steering
 
 rng = np.random.default_rng(4)

@@ -4,12 +4,12 @@ from functools import cache
 
 import numpy as np
 import pytest
-from support.heads import HEAD, OWN_HEADS, Prompter, engine_with, model_with_head
-from support.tiny_engine import request, run, tiny_engine
+from support.engines.tiny_engine import request, run, tiny_engine
+from support.models.heads import HEAD, OWN_HEADS, Prompter, engine_with, model_with_head
 
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.scheduler import Schedule
+from mlxinfer.engine.core.scheduler import Schedule
 from mlxinfer.engine.spec_decode import proposer
 
 rng = np.random.default_rng(5)

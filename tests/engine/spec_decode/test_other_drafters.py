@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.drafting import Free
-from support.heads import EAGLE3, EAGLE3_TOKENS, Prompter, eagle3_directory, engine_with, model_with_assistant, model_with_head
-from support.tiny_directory import tiny_directory
-from support.tiny_engine import request, run, tiny_engine
+from support.engines.drafting import Free
+from support.engines.tiny_engine import request, run, tiny_engine
+from support.models.heads import EAGLE3, EAGLE3_TOKENS, Prompter, eagle3_directory, engine_with, model_with_assistant, model_with_head
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.scheduler import Schedule
-from mlxinfer.engine.sequence import Sequence
+from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.models.decoder import Model
 
 rng = np.random.default_rng(8)

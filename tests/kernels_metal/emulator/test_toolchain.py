@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mlx.core as mx
 import pytest
-from support.fake_clang import install_compiler
+from support.kernels.fake_clang import install_compiler
 
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.emulator import build, toolchain, trial

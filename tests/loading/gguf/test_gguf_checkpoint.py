@@ -9,15 +9,15 @@ import pytest
 
 from mlxinfer.errors import MLXInferError
 from mlxinfer.loading.checkpoint import Checkpoint
+from mlxinfer.loading.find.resolve import ALIASES
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.gguf.reader import GGUFFile
-from mlxinfer.loading.resolve import ALIASES
 from mlxinfer.models import build
 from mlxinfer.models.config_reader import IGNORED_KEYS
 from mlxinfer.nn.weights import Quantized, map_rows
-from tests.support.gguf_golden import rewritten
-from tests.support.plain_step import PlainCache
-from tests.support.plain_weights import PlainWeights
+from tests.support.formats.gguf_golden import rewritten
+from tests.support.models.plain_weights import PlainWeights
+from tests.support.oracles.plain_step import PlainCache
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gguf"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.gguf"))

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelError
 from mlxinfer.loading.gguf.arch_configs import rebuild_config
 from mlxinfer.loading.gguf.files import GGUFFiles
 from mlxinfer.loading.gguf.hparams import short_float
-from tests.support.gguf_file import Tensor, Typed, array_tensor, write
+from tests.support.formats.gguf_file import Tensor, Typed, array_tensor, write
 
 LLAMA = {
     "block_count": 2,

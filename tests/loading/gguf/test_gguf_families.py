@@ -10,8 +10,8 @@ import pytest
 
 from mlxinfer.errors import CheckpointError, UnsupportedModelError
 from mlxinfer.loading.gguf import GGUFCheckpoint
-from tests.support.gguf_file import Typed
-from tests.support.gguf_golden import Arrays, logits, reference, rewritten
+from tests.support.formats.gguf_file import Typed
+from tests.support.formats.gguf_golden import Arrays, logits, reference, rewritten
 
 
 def one_matrix_to_all_heads(arrays: Arrays) -> None:

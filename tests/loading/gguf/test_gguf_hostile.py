@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer import tokenizer
 from mlxinfer.errors import MLXInferError, WeightsError
@@ -24,9 +24,9 @@ from mlxinfer.loading.gguf.hparams import short_float
 from mlxinfer.loading.gguf.types import TENSOR_TYPES
 from mlxinfer.loading.weights import MetaWeights
 from mlxinfer.models import build
-from tests.support.gguf_file import Tensor, Typed, array_tensor, encode, string
-from tests.support.gguf_golden import Arrays, golden, rewritten
-from tests.support.ollama_forms import FORMS
+from tests.support.formats.gguf_file import Tensor, Typed, array_tensor, encode, string
+from tests.support.formats.gguf_golden import Arrays, golden, rewritten
+from tests.support.formats.ollama_forms import FORMS
 
 PLACES = {"nested arrays": 9, "strings": 8, "bytes": 0}
 """What a huge array of zeros is read as, with the number of its type."""

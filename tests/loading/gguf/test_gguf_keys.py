@@ -14,8 +14,8 @@ from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.gguf import GGUFCheckpoint
 from mlxinfer.loading.gguf.harmless import _RULES, REFUSED, is_harmless
 from mlxinfer.models.vlm_text import TEXT_ONLY
-from tests.support.gguf_file import Typed
-from tests.support.gguf_golden import GOLDEN, golden, rewritten, write_model
+from tests.support.formats.gguf_file import Typed
+from tests.support.formats.gguf_golden import GOLDEN, golden, rewritten, write_model
 
 OLLAMA = """
 attention.causal attention.head_count attention.head_count_kv attention.key_length attention.layer_norm_epsilon

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "gguf"
-SCRIPT = Path(__file__).parents[2] / "support" / "llama_cpp_logits.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "oracles" / "llama_cpp_logits.py"
 NOT_SO_SMALL = {
     "deepseek2_lite": "llama.cpp knows models without a latent of the queries by their number of layers",
     "exaone4": "llama.cpp knows models with windows by their number of layers",

@@ -12,15 +12,15 @@ import pytest
 from gguf.constants import GGMLQuantizationType as Kind
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer.errors import CheckpointError, WeightsError
 from mlxinfer.loading.gguf import GGUFCheckpoint
-from mlxinfer.loading.gguf.packings import PACKINGS
+from mlxinfer.loading.gguf.mlx_formats import PACKINGS
 from mlxinfer.nn.linear import Embedding
 from mlxinfer.nn.packing import settle
 from mlxinfer.nn.weights import Dense, Format, Quantized, RawBlocks, numbers
-from tests.support.gguf_file import Tensor, array_tensor, write
+from tests.support.formats.gguf_file import Tensor, array_tensor, write
 
 HIDDEN, HEADS, KV, DIM = 64, 4, 2, 32
 KEYS, PER_KEY = 2, 3

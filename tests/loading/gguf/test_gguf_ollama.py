@@ -19,9 +19,9 @@ from mlxinfer.models import build
 from mlxinfer.models.vlm_text import NOTE
 from mlxinfer.nn.weights import numbers
 from mlxinfer.tokenizer.tokenizer import from_gguf
-from tests.support.gguf_file import Tensor
-from tests.support.gguf_golden import Arrays, golden, logits, reference, write_model
-from tests.support.ollama_forms import FORMS, Hyper, gpt_oss, gpt_oss_fused, gpt_oss_of_the_newer_converter
+from tests.support.formats.gguf_file import Tensor
+from tests.support.formats.gguf_golden import Arrays, golden, logits, reference, write_model
+from tests.support.formats.ollama_forms import FORMS, Hyper, gpt_oss, gpt_oss_fused, gpt_oss_of_the_newer_converter
 
 
 @pytest.mark.parametrize(("name", "form"), FORMS.values(), ids=FORMS.keys())

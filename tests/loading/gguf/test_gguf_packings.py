@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
-from support.tiny_kquants import random_blocks
+from support.formats.tiny_kquants import random_blocks
 
 from mlxinfer.loading.gguf import kquants
-from mlxinfer.loading.gguf.bits import squeeze, words
+from mlxinfer.loading.gguf.bitstream import squeeze, words
 from mlxinfer.loading.gguf.files import marked_to_pack
-from mlxinfer.loading.gguf.packings import PACKINGS, SHARED
+from mlxinfer.loading.gguf.merge_groups import share
+from mlxinfer.loading.gguf.mlx_formats import PACKINGS, SHARED
 from mlxinfer.loading.gguf.reader import TensorInfo
-from mlxinfer.loading.gguf.sharing import share
 from mlxinfer.loading.gguf.tensors import decode, stored, widened
 from mlxinfer.loading.gguf.transforms import columns, joined_rows
 from mlxinfer.loading.gguf.types import TENSOR_TYPES, TensorType

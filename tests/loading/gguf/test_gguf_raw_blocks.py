@@ -19,7 +19,7 @@ from mlxinfer.nn.linear import Embedding, JoinedLinear, Linear, multiply
 from mlxinfer.nn.moe import ExpertLinear
 from mlxinfer.nn.packing import arrays, settle
 from mlxinfer.nn.weights import RawBlocks, concat, map_rows, numbers, stack
-from tests.support.gguf_file import Tensor, write
+from tests.support.formats.gguf_file import Tensor, write
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.in_use(), reason=kernels_cpu.status())
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelError
 from mlxinfer.loading.gguf.reader import GGUFFile
-from tests.support.gguf_file import Tensor, Typed, array_tensor, encode, entry, header, string, write
+from tests.support.formats.gguf_file import Tensor, Typed, array_tensor, encode, entry, header, string, write
 
 METADATA = {
     "general.architecture": "llama",

@@ -8,7 +8,7 @@ import pytest
 
 from mlxinfer.errors import CheckpointError, ModelNotFoundError
 from mlxinfer.loading.gguf.files import GGUFFiles, part_paths
-from tests.support.gguf_file import Typed, array_tensor, write
+from tests.support.formats.gguf_file import Typed, array_tensor, write
 
 TENSORS = {name: np.arange(4.0) + index for index, name in enumerate(("a", "b", "c"))}
 

@@ -11,7 +11,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.examples import examples
+from support.processes.examples import examples
 
 from mlxinfer.errors import UnsupportedModelError, WeightsError
 from mlxinfer.loading.gguf import tensors

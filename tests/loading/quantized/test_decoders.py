@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.foreign import CASES, Case, Part, fp8, write_safetensors
+from support.formats.foreign import CASES, Case, Part, fp8, write_safetensors
 
 from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelError, WeightsError
 from mlxinfer.loading.directory import SafetensorsCheckpoint

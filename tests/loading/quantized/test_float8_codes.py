@@ -8,9 +8,9 @@ from pathlib import Path
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.families import GOLDEN
-from support.foreign import CASES, fp8, write_safetensors
-from support.tiny import logits_of
+from support.formats.foreign import CASES, fp8, write_safetensors
+from support.models.families import GOLDEN
+from support.models.tiny import logits_of
 
 from mlxinfer import kernels_cpu
 from mlxinfer.errors import WeightsError

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from mlxinfer import kernels_cpu
-from mlxinfer.background import finish_background_work
 from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
 from mlxinfer.loading.repack_cache import CacheUsage, cache, cache_usage, directory, kept_bytes, open_copies
 from mlxinfer.loading.repack_cache.layout import copy_path, mark_checked
 from mlxinfer.loading.repack_cache.progress import WriteProgress
 from mlxinfer.nn.packing import objects
-from tests.support.plain_step import PlainCache
-from tests.support.tiny_gguf import write_tiny_gguf
+from mlxinfer.util.background import finish_background_work
+from tests.support.formats.tiny_gguf import write_tiny_gguf
+from tests.support.oracles.plain_step import PlainCache
 
 pytestmark = pytest.mark.skipif(kernels_cpu.packed_version() is None, reason="packed matrices cannot be mapped here")
 
@@ -347,7 +347,7 @@ def test_processes_at_the_same_time_leave_one_whole_copy(model: Path) -> None:
 AT_EXIT = """
 import sys, time
 from mlxinfer.loading.load import load
-from mlxinfer import background
+from mlxinfer.util import background
 load(sys.argv[1])
 background.EXIT_BUDGET_S = float(sys.argv[2])
 """
@@ -386,7 +386,7 @@ def test_native_work_never_outlives_the_interpreter(model: Path) -> None:
     script = f"""
 import sys, threading
 from mlxinfer.loading.load import load
-from mlxinfer import background
+from mlxinfer.util import background
 from mlxinfer.loading.repack_cache import cache
 sys.setswitchinterval(1e-6)
 cache._HUGE_PAGES_DELAY_S = 0.0

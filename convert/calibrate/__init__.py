@@ -1,0 +1,1 @@
+"""Statistics of the inputs of each matrix, read block by block."""

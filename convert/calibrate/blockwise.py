@@ -1,0 +1,281 @@
+"""Reads texts through a model, one block of layers in memory at a time, and shows what each of its matrices is multiplied with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import mlx.core as mx
+import numpy as np
+
+from ... import kernels_cpu
+from ...errors import UnsupportedModelError
+from ...kernels_cpu import Packed
+from ...loading.checkpoint import Checkpoint
+from ...loading.weights import CheckpointWeights, Progress, TensorRequest
+from ...models import architecture, build, graph_weights
+from ...models.block import AnyBlock
+from ...models.blockwise import Batch, BlockReader, drop
+from ...models.decoder import LayerInputs, OutputLayer
+from ...models.vlm_text import stored_name
+from ...nn.linear import Embedding, Linear
+from ...nn.moe import ExpertLinear
+from ...nn.norms import RMSNorm
+from ...nn.packing import holders, settle
+from ...nn.weights import Dense, Matrix, map_rows, numbers
+from ...util.device import default_dtype
+from ..write.reader import blocks
+from .places import places_of, tensors_of
+from .stand_in import StandIn
+
+_BY_ROWS = ("embed_tokens.weight", "embeddings.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
+"""Ends of the names of the matrices that are never read whole."""
+
+
+class Place(Protocol):
+    """Somewhere in a model where a product, or several joined ones, read an input."""
+
+    def add(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
+        """Take note of the inputs of one batch: `[..., in]`, or `[tokens, 1 or k, 1, in]` with the experts chosen for them `[tokens, k]`.
+        `held_out`: from texts that are kept aside."""
+        ...
+
+
+class Watcher(Protocol):
+    """What wants to know the inputs of matrices."""
+
+    def place(self, names: list[str]) -> Place | None:
+        """For the tensors that are multiplied with one input; None where it does not matter."""
+        ...
+
+    def done(self, places: list[tuple[list[str], Place]]) -> None:
+        """All texts have been read by the part of the model that has these places."""
+        ...
+
+
+class Bookmarks(Protocol):
+    """Keeps the texts' states between two parts of a model, so that an interrupted reading goes on there."""
+
+    def load(self) -> tuple[int, list[mx.array]] | None:
+        """How many parts have been read, and the states after them `[tokens, hidden]`, batch by batch; None to begin."""
+        ...
+
+    def save(self, parts: int, states: list[mx.array]) -> None: ...
+
+
+def read_through(
+    checkpoint: Checkpoint,
+    texts: Sequence[Batch],
+    watcher: Watcher,
+    progress: Progress | None = None,
+    bookmarks: Bookmarks | None = None,
+) -> None:
+    """The model reads these texts, each from its beginning, and `watcher` sees the inputs of every matrix that can be quantized.
+
+    One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called with (bytes read, bytes in
+    all). Raises `MLXInferError` for a checkpoint that cannot be loaded, or has a part or a matrix that cannot be watched.
+    """
+    weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
+    weights.keeps_halves = kernels_cpu.in_use()
+    build(checkpoint.config, weights, ready=_Reader(checkpoint, texts, weights, watcher, bookmarks))
+    weights.finish()
+
+
+def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeights]:
+    """One part of a model alone: the embedding (0), a block (from 1 on), or what comes after the last one. The tensors of other parts are
+    not read."""
+    weights, parts, found = StreamedWeights(checkpoint, default_dtype(), progress=None), 0, None
+    weights.skipping = number != 0
+
+    def ready(part: object) -> None:
+        nonlocal parts, found
+        found = part if parts == number else found
+        parts += 1
+        weights.skipping = parts != number
+
+    build(checkpoint.config, weights, ready=ready)
+    return found, weights
+
+
+class StreamedWeights(CheckpointWeights):
+    """Without the largest matrices: of embeddings only the rows of a text are read, and what comes after the last layer need not be
+    computed."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, *, progress: Progress | None) -> None:
+        super().__init__(checkpoint, dtype, progress=progress)
+        self._graph = graph_weights(checkpoint.config, self)
+        self._unread: list[tuple[Matrix, TensorRequest]] = []
+        self.skipping = False
+        """Whether matrices are asked for that nobody will use."""
+        self.keeps_halves = False
+        """Whether a matrix in 16 bits stays so, as the CPU's products take it: a block of layers lies in memory unpacked before it is
+        packed."""
+
+    def stored_name(self, name: str) -> str:
+        """The name of a request, from what the graph calls the tensor."""
+        return stored_name(self._graph, name)
+
+    def request_of(self, embedding: Embedding) -> TensorRequest:
+        """The tensor of an embedding, which was not read. Raises `UnsupportedModelError` for one that was read whole."""
+        for matrix, request in self._unread:
+            if matrix is embedding.matrix:
+                return request
+        raise UnsupportedModelError(
+            "this model has an embedding whose name is not known, and which is not read whole: use the encoder minmax"
+        )
+
+    def _answer(self, request: TensorRequest) -> Matrix:
+        if not (self.skipping and request.kind == "matrix") and not request.name.endswith(_BY_ROWS):
+            return self._read(request)
+        self._count(request)
+        self._unread.append((Dense(mx.zeros(request.shape, self.dtype)), request))  # never evaluated
+        return self._unread[-1][0]
+
+    def _read(self, request: TensorRequest) -> Matrix:
+        stored = self.index.checkpoint.stored(request.sources[0])
+        if not self.keeps_halves or request.kind == "vector" or stored not in (mx.bfloat16, mx.float16):
+            return super()._answer(request)
+        usual, self.dtype = self.dtype, cast("mx.Dtype", stored)
+        try:
+            return super()._answer(request)
+        finally:
+            self.dtype = usual
+
+    def rows(self, request: TensorRequest, wanted: np.ndarray) -> mx.array:
+        """Rows of an embedding, whose numbers ascend."""
+        first, found = 0, []
+        for block in blocks(self.index.checkpoint, request):
+            here = wanted[(wanted >= first) & (wanted < first + block.shape[0])] - first
+            if here.size:
+                found.append(numbers(map_rows(block, lambda rows, here=here: rows[mx.array(here)])).astype(self.dtype))  # type: ignore[misc]
+                mx.eval(found[-1])
+            first += block.shape[0]
+        return mx.concatenate(found)
+
+
+class _Rows(StandIn):
+    """The rows of an embedding that some texts need."""
+
+    __slots__ = ("table", "wanted")
+    table: mx.array
+    wanted: np.ndarray
+
+    def __init__(self, weights: StreamedWeights, request: TensorRequest, texts: Sequence[Batch]) -> None:
+        wanted = np.unique([token for batch in texts for token in batch.tokens])
+        object.__setattr__(self, "wanted", wanted)
+        object.__setattr__(self, "table", weights.rows(request, wanted))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.table.shape)
+
+    def rows(self, indices: mx.array, dtype: mx.Dtype) -> mx.array:
+        return self.table[mx.array(np.searchsorted(self.wanted, np.array(indices)))].astype(dtype)
+
+
+class _Watched(StandIn):
+    """A matrix that shows what it is multiplied with."""
+
+    __slots__ = ("held_out", "matrix", "place")
+    matrix: Matrix | Packed
+    place: Place
+    held_out: bool
+
+    def __init__(self, matrix: Matrix | Packed, place: Place) -> None:
+        object.__setattr__(self, "matrix", matrix)
+        object.__setattr__(self, "place", place)
+        self.tell(held_out=False)
+
+    def tell(self, *, held_out: bool) -> None:
+        """Whose inputs come next."""
+        object.__setattr__(self, "held_out", held_out)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.matrix.shape
+
+    def normed(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
+        return RMSNorm(norm, eps)(x)
+
+    def product(self, x: mx.array, bias: mx.array | None, residual: mx.array | None, experts: mx.array | None) -> mx.array:
+        self.place.add(x, experts, self.shape[0], self.held_out)
+        if isinstance(self.matrix, Packed):
+            return self.matrix.multiply(x, bias=bias, residual=residual, experts=experts)
+        if experts is None:
+            return Linear(self.matrix, bias)(x, onto=residual)
+        return ExpertLinear(self.matrix, bias)(x, experts).squeeze(-2)
+
+
+class _Reader(BlockReader):
+    """Shows a watcher what the matrices of each part are multiplied with."""
+
+    def __init__(
+        self, checkpoint: Checkpoint, texts: Sequence[Batch], weights: StreamedWeights, watcher: Watcher, bookmarks: Bookmarks | None
+    ) -> None:
+        super().__init__(architecture(checkpoint.config), texts, weights.dtype)
+        self._weights, self._watcher = weights, watcher
+        self._bookmarks = bookmarks if self.states_suffice else None
+        kept = self._bookmarks.load() if self._bookmarks else None
+        self.done, self.states = kept or (0, [])
+        self._asked = 0
+        self._embedding = ""
+        self._watched: list[_Watched] = []
+        self._places: list[tuple[list[str], Place]] = []
+
+    def met(self, part: object) -> None:
+        """Raises `UnsupportedModelError` for a matrix that was loaded with this part, and is nowhere in it."""
+        self._weights.skipping = self.parts < self.done
+        asked = list(self._weights.index.requests.values())[self._asked :]
+        self._asked += len(asked)
+        embeddings = [self._weights.request_of(node).name for node in holders(part) if isinstance(node, Embedding)]
+        if isinstance(part, Embedding):
+            (self._embedding,) = embeddings
+        seen = {*embeddings, *(name for linears in places_of(part) for name in self._names(linears))}
+        unseen = [request.name for request in asked if request.kind == "matrix" and request.quantizable and request.name not in seen]
+        if unseen:
+            raise UnsupportedModelError(
+                f"{type(part).__name__} does not show what {', '.join(unseen)} is multiplied with: "
+                "use the encoder minmax, which reads no text"
+            )
+
+    def prepare(self, part: object) -> None:
+        if isinstance(part, OutputLayer):
+            return
+        for node in holders(part):
+            if isinstance(node, Embedding):
+                node.matrix = _Rows(self._weights, self._weights.request_of(node), self.texts)
+        settle(part)
+        for linears in places_of(part):
+            names = self._names(linears)
+            place = self._watcher.place(names) if names else None
+            if place is not None:
+                self._places.append((names, place))
+                self._watched.append(_Watched(linears[0].matrix, place))
+                linears[0].matrix = self._watched[-1]  # the others read the same
+
+    def begin(self, batch: Batch) -> None:
+        for matrix in self._watched:
+            matrix.tell(held_out=batch.held_out)
+
+    def leave(self, part: object) -> None:
+        if isinstance(part, OutputLayer):
+            self._read_head(part)
+        drop(part)
+        self._watched.clear()
+        places, self._places = self._places, []
+        if places or isinstance(part, (AnyBlock, LayerInputs)):
+            self._watcher.done(places)
+        if self._bookmarks:
+            self._bookmarks.save(self.parts, self.states)
+
+    def _names(self, linears: Sequence[Linear]) -> list[str]:
+        """The tensors that are multiplied at a place."""
+        return [self._weights.stored_name(name) for linear in linears for name in tensors_of(linear)]
+
+    def _read_head(self, part: OutputLayer) -> None:
+        names = self._names([part.head]) if part.head else [self._embedding]
+        place = self._watcher.place(names)
+        if place is not None:
+            self._places.append((names, place))
+            for batch, states in zip(self.texts, self.states, strict=True):
+                place.add(part.norm(states), None, 0, batch.held_out)

@@ -1,0 +1,156 @@
+"""What a model reads before it is quantized, so that its layers' inputs are known: random ids, the model's own samples, or a text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...engine.llm import LLM
+from ...errors import TextError
+from ...evaluation.texts import cut, read_texts
+from ...loading.checkpoint import Checkpoint
+from ...loading.load import load_tokenizer, open_checkpoint
+from ...tokenizer.no_tokenizer import NoTokenizer
+from ...tokenizer.tokenizer import Tokenizer
+from ...types import SamplingParams
+from ...util.device import is_gpu
+
+Progress = Callable[[int, int], None]
+"""Is told (tokens done, tokens in all)."""
+
+LENGTH = 512
+"""Tokens of a sequence."""
+MOST_TOKENS, LEAST_TOKENS = 49_152, 4_096
+_SECONDS = 180
+_CPU_RATE, _GPU_RATE = 5e10, 8e11
+"""Multiplications and additions a second of batched decoding: two cores of a CPU (measured), and a small Apple GPU (computed)."""
+_TOGETHER = 48
+"""Samples that are written together: each step reads the weights once for all."""
+_PLAIN = ("F16", "F32", "BF16", "float", "bfloat")
+"""How the types of plain numbers begin, in both kinds of checkpoint."""
+_STARTS = ("The", "A", "I", "In", "It", "We", "How", "def", "import", "#", "1", "He", "She", "This", "What", "If", "To", "You", "When")
+"""Beginnings of samples, one token each, for models whose texts have no token of beginning."""
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Sequences that a model reads, each from its beginning."""
+
+    texts: tuple[tuple[int, ...], ...]
+    """Token ids of each."""
+    name: str
+    """What they are, as a report names it: the same for the same sequences."""
+    notes: tuple[str, ...] = ()
+    """Messages for the user."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all sequences."""
+        return sum(map(len, self.texts))
+
+
+def default_tokens(parameters: int) -> int:
+    """Tokens for a method that needs many (GPTQ), so that sampling them takes some three minutes at most on a small machine: 49,152, less
+    for models beyond 180 million parameters on a CPU and 2.9 billion on a GPU, and 4,096 at least. The device decides by its kind only."""
+    affordable = int(_SECONDS * (_GPU_RATE if is_gpu() else _CPU_RATE) / max(parameters, 1))
+    return max(LEAST_TOKENS, min(MOST_TOKENS, affordable // LENGTH * LENGTH))
+
+
+def seconds_to_sample(parameters: int, tokens: int) -> float:
+    """How long a model of this size writes so many tokens, by the rate from which `default_tokens` follows."""
+    return parameters * tokens / (_GPU_RATE if is_gpu() else _CPU_RATE)
+
+
+def random_ids(vocab: int, tokens: int = 4_096, *, length: int = LENGTH, seed: int = 0) -> Calibration:
+    """Random token ids, always the same for a size of vocabulary. They serve almost as well as text for the size of each input, which
+    depends on the model more than on what it reads; not for how inputs go together."""
+    ids = np.random.default_rng(seed).integers(0, vocab, (max(tokens // length, 1), length))
+    return Calibration(tuple(tuple(row) for row in ids.tolist()), f"{ids.size} random tokens (seed {seed})")
+
+
+def own_samples(
+    model: str | Path, tokens: int, *, length: int = LENGTH, seed: int = 0, memory_gb: float | None = None, progress: Progress | None = None
+) -> Calibration:
+    """Texts that the model writes itself: temperature 1, nothing cut off, from its token of beginning, or from words where it has none.
+
+    The same call gives the same texts on the same machine. Plain matrices are rounded to 8 bits for it while they are loaded, which makes
+    it quicker and halves the memory. Raises `MLXInferError`, `MemoryPlanError` where the model does not fit.
+    """
+    count = max(tokens // length, 1)
+    settings: dict[str, Any] = {
+        "bits": _bits(Path(model)),
+        "memory_gb": memory_gb,
+        "max_context": length,
+        "max_num_seqs": min(count, _TOGETHER),
+    }
+    with LLM(model, **settings, prefix_cache=False, speculate=False, deterministic=True) as llm:
+        starts = _starts(llm.tokenizer, count)
+        answers: list[tuple[int, ...]] = []
+        for first in range(0, count, _TOGETHER):
+            batch = starts[first : first + _TOGETHER]
+            params = [_sampling(length - len(start), seed * count + first + number) for number, start in enumerate(batch)]
+            answers += [(*start, *answer.token_ids) for start, answer in zip(batch, llm.generate(batch, params), strict=True)]
+            if progress:
+                progress(len(answers) * length, count * length)
+    return Calibration(tuple(answers), f"{sum(map(len, answers))} tokens of the model's own samples (seed {seed})")
+
+
+def _bits(model: Path) -> int | None:
+    """8 for a model whose weights are stored plain, None for one that is quantized already."""
+    checkpoint = open_checkpoint(model)
+    try:
+        plain = [name for name in checkpoint.names() if checkpoint.kind(name).startswith(_PLAIN)]
+        bytes_plain, nbytes = sum(map(checkpoint.nbytes, plain)), sum(map(checkpoint.nbytes, checkpoint.names()))
+        return 8 if bytes_plain > nbytes / 2 else None
+    finally:
+        checkpoint.close()
+
+
+def _sampling(tokens: int, seed: int) -> SamplingParams:
+    return SamplingParams(
+        temperature=1.0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, max_tokens=tokens, seed=seed, ignore_eos=True
+    )
+
+
+def _starts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
+    if tokenizer.bos_token_id is not None:
+        return [[tokenizer.bos_token_id]] * count
+    if isinstance(tokenizer, NoTokenizer):
+        return [[number + 1] for number in range(count)]
+    words = [tokenizer.encode(word, add_special_tokens=False)[:1] for word in _STARTS]
+    return [words[number % len(words)] for number in range(count)]
+
+
+def from_text(what: str | Path, tokenizer: Tokenizer, tokens: int, *, length: int = LENGTH) -> Calibration:
+    """Windows of a text file, a folder of them, or a data set in the hub's cache (`evaluation.texts.read_texts`). Raises `TextError`."""
+    if isinstance(tokenizer, NoTokenizer):
+        raise TextError("the model has no tokenizer, so that no text can calibrate it: leave out --calibration")
+    name = Path(what).name if Path(what).expanduser().exists() else str(what)
+    windows = cut(tokenizer, read_texts(what, tokens), name, positions=tokens, length=length)
+    found = windows.positions
+    if found < LENGTH:
+        raise TextError(f"{what} has {found} tokens, too few to calibrate with: give a text of {LEAST_TOKENS} or more")
+    notes = (f"{what} has {found} tokens of the {tokens} that calibration wanted: more would be better",) if found < tokens else ()
+    texts = tuple(window.ids for window in windows.windows)
+    return Calibration(texts, f"{found} tokens of {name} (sha256 {windows.digest[:12]})", notes)
+
+
+def calibration(
+    what: str | Path, model: Path, vocab: int, tokens: int, *, memory_gb: float | None = None, progress: Progress | None = None
+) -> Calibration:
+    """What `--calibration` names: "random", "samples" (the model's own), or a text. `model` is a directory or a GGUF file, `vocab` its
+    number of token ids. Raises `MLXInferError`."""
+    if what == "random":
+        return random_ids(vocab, tokens)
+    if what == "samples":
+        return own_samples(model, tokens, memory_gb=memory_gb, progress=progress)
+    checkpoint: Checkpoint = open_checkpoint(model)
+    try:
+        tokenizer = load_tokenizer(checkpoint)
+    finally:
+        checkpoint.close()
+    return from_text(what, tokenizer, tokens)

@@ -1,0 +1,1 @@
+"""Encoders from floating-point matrices to MLX's quantized formats."""

@@ -1,0 +1,108 @@
+"""Transforms blocks of a tensor into the format in which they are written, and measures the error."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import mlx.core as mx
+import numpy as np
+
+from ...errors import WeightsError
+from ...loading.weights import cast, is_finite, quantize, settle
+from ...nn.weights import Dense, Format, Matrix, Quantized, numbers
+from ...util.device import is_gpu
+from ..plan.weight_map import Output
+from .affine import fit
+
+Encode = Callable[[mx.array, int], Quantized]
+"""Rounds plain rows `[rows, in]` to the output's format; the second argument is the number of the first one."""
+
+
+class Quantizer:
+    """Transforms the blocks of one output, and accumulates the error."""
+
+    def __init__(self, output: Output, importance: mx.array | None = None, encode: Encode | None = None) -> None:
+        """`importance` as in `importance.Importance`; None rounds within the range of each group. `encode` rounds instead of both."""
+        self._output = output
+        self._importance = importance
+        self._encode = encode
+        self._rows = 0
+        self._changes = _changes(output)
+        self._squared_error = 0.0
+        self._squared_norm = 0.0
+        self._weighted = [0.0, 0.0]
+        """Squared error and squared norm, weighed with the importance."""
+
+    @property
+    def error(self) -> float:
+        """Relative error of the blocks so far (norm of the difference over norm of the source); 0 if nothing is rounded."""
+        return math.sqrt(self._squared_error / self._squared_norm) if self._squared_norm else 0.0
+
+    @property
+    def weighted_error(self) -> float | None:
+        """The same with every column weighed by the mean square of its inputs: nearly the relative error of the outputs. None without
+        an importance."""
+        error, norm = self._weighted
+        return math.sqrt(error / norm) if norm else None
+
+    def __call__(self, block: Matrix) -> list[mx.array]:
+        """The arrays to write, in the order of `Output.parts`. Raises `WeightsError` for NaN and infinities."""
+        if not is_finite(block):
+            raise WeightsError(f"{self._output.name} holds NaN or infinite values")
+        written = settle(self._transform(block))
+        weights = self._importance_of(block)
+        self._rows += block.shape[0] if block.shape else 1
+        if not is_finite(written):
+            raise WeightsError(f"{self._output.name} leaves the range of the dtype it is written in: choose another with --dtype")
+        if self._changes:
+            self._measure(block, written, weights)
+        if isinstance(written, Dense):
+            return [written.weight]
+        assert isinstance(written, Quantized)
+        return [written.weight, written.scales, *([] if written.biases is None else [written.biases])]
+
+    def _importance_of(self, block: Matrix) -> mx.array | None:
+        """That of the rows in a block: those of experts come one after another."""
+        if self._importance is None or self._importance.ndim == 1:
+            return self._importance
+        rows = self._output.request.shape[-2]
+        return self._importance[mx.arange(self._rows, self._rows + block.shape[0]) // rows]
+
+    def _transform(self, block: Matrix) -> Matrix:
+        output, target = self._output, self._output.target
+        if not isinstance(target, Format):
+            return Dense(block.weight.astype(target)) if isinstance(block, Dense) else Dense(numbers(block).astype(target))
+        if isinstance(block, Quantized) and block.format == target:
+            return cast(block, output.dtype)
+        plain = numbers(block).astype(output.dtype)
+        if self._encode:
+            return self._encode(plain, self._rows)
+        importance = self._importance_of(block)
+        return quantize(plain, target) if importance is None else fit(plain, target, importance)
+
+    def _measure(self, block: Matrix, written: Matrix, weights: mx.array | None) -> None:
+        before, after = numbers(block), numbers(written)
+        lost = before - after
+        self._squared_error += _squares(lost)
+        self._squared_norm += _squares(before)
+        if weights is not None:
+            self._weighted[0] += _squares(lost, weights)
+            self._weighted[1] += _squares(before, weights)
+
+
+def _squares(array: mx.array, weights: mx.array | None = None) -> float:
+    """The sum of squares, each weighed. On a CPU NumPy adds them: in a sixth of MLX's time, and MLX's sum of 4 million numbers was off by
+    4 in 1,000."""
+    array = array.astype(mx.float32)
+    if is_gpu():
+        squares = mx.square(array)
+        return float(mx.sum(squares if weights is None else squares * weights).item())  # type: ignore[arg-type]
+    values = np.array(array, copy=False)
+    weighed = values if weights is None else values * np.array(weights, copy=False)
+    return float(np.vdot(weighed, values))
+
+
+def _changes(output: Output) -> bool:
+    """Whether a value can differ from the source's. Scales that keep their format may still be cast, so those are measured."""
+    return isinstance(output.target, Format) or isinstance(output.stored, Format) or output.stored != output.target

@@ -1,0 +1,1 @@
+"""Choice of a format for each matrix before any weight is written."""

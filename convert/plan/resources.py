@@ -1,0 +1,189 @@
+"""What a conversion will need, before it begins: bytes, memory, time; and how large its pieces may be for a limit on memory."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import mlx.core as mx
+
+from ... import kernels_cpu
+from ...errors import ConversionError
+from ...loading.checkpoint import Checkpoint
+from ...models import architecture
+from ...util.device import default_dtype
+from ..encode.affine import Encoder
+from ..write import reader
+from ..write.reader import can_read_rows
+from .budget import FORMATS, SAMPLED
+from .preparation import seconds_to_sample
+from .rates import seconds_per_channel, seconds_per_cube, seconds_per_probability, seconds_per_product, seconds_per_sum, seconds_per_weight
+from .weight_map import ConversionPlan, Output
+
+_BASE = 160_000_000
+"""Bytes that the program itself takes, libraries included."""
+_BYTES_PER_ELEMENT = 26
+"""What a block that is quantized takes: as read, in float32, its codes and what is written."""
+_LEAST_BLOCK = 1 << 18
+_STATES = 20
+"""Bytes per token and inner dimension while a block of layers reads a batch: gate, up, their product, in float32, and one to spare."""
+_LEAST_BATCH = 512
+_FACTOR = 20
+"""Bytes per square of the widest input: sums in float32, of one more place, a factor in float64, and in float32."""
+_BACK = 4
+"""Times what reading a token takes, to read it and take gradients back: each block once more, and both products of its gradient."""
+_LAYER = re.compile(r"\.layers\.(\d+)\.")
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """What is in memory at a time."""
+
+    block: int
+    """Elements of a tensor that are quantized at once."""
+    batch: int
+    """Tokens that go through a block of layers at once."""
+    peak: int
+    """Bytes that are computed to be resident at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a conversion is expected to take."""
+
+    seconds: float
+    """In all, from rates that were measured on a small piece; reading and writing files is not in it."""
+    nbytes: int
+    """Bytes to be written."""
+    peak: int
+    """As `Pieces.peak`."""
+    bits_per_weight: float
+    """Bits to be written per parameter."""
+    measuring: float = 0.0
+    """The part of `seconds` in which the result is compared with its source."""
+
+
+def pieces(
+    checkpoint: Checkpoint, planned: ConversionPlan, *, tokens: int, batch: int, max_memory: float | None = None, factors: bool = False
+) -> Pieces:
+    """The largest pieces with which a conversion stays below `max_memory` GB; the usual ones without a limit. `tokens` is what the model
+    reads for the encoder in all, 0 for none, `batch` how many of them at once; with `factors` it sums and factors `x x^T` of the inputs.
+    Raises `ConversionError` if it cannot stay below."""
+    whole = max((math.prod(o.request.shape) * 4 for o in planned.outputs if not can_read_rows(checkpoint, o.request)), default=0)
+    layers = _largest_layer(planned.outputs) if tokens else 0
+    layers += _widest_inputs(planned.outputs) ** 2 * _FACTOR if factors else 0
+    inner = _widest(planned.outputs)
+    inputs = _inputs_of_layers(planned.outputs)
+    states = tokens * architecture(checkpoint.config).sizes.hidden * default_dtype().size
+    layers += tokens * inputs * default_dtype().size
+
+    def reading(count: int) -> int:
+        return _BASE + layers + 2 * states + count * max(inner, inputs) * _STATES if tokens else 0
+
+    def quantizing(elements: int) -> int:
+        return _BASE + whole + elements * _BYTES_PER_ELEMENT
+
+    if max_memory is None:
+        return Pieces(reader.BLOCK, batch, max(reading(batch), quantizing(reader.BLOCK)))
+    limit = round(max_memory * 1e9)
+    block = min(reader.BLOCK, max(_LEAST_BLOCK, (limit - quantizing(0)) // _BYTES_PER_ELEMENT))
+    batch = min(batch, max(_LEAST_BATCH, (limit - reading(0)) // max(inner * _STATES, inputs * _STATES, 1))) if tokens else batch
+    peak = max(reading(batch), quantizing(block))
+    if peak > limit:
+        why = "a block of layers and what goes through it" if reading(batch) > quantizing(block) else "its largest tensor"
+        hint = ", or the encoder minmax, which reads no text" if reading(batch) > max(limit, quantizing(block)) else ""
+        raise ConversionError(f"{max_memory:g} GB are too little for {why}: give at least {peak / 1e9:.2f} GB{hint}")
+    return Pieces(block, batch, peak)
+
+
+def needs_importance(planned: ConversionPlan) -> bool:
+    """Whether any matrix is rounded, so that it matters what it is multiplied with."""
+    return any(output.is_rounded for output in planned.outputs)
+
+
+def estimate(
+    planned: ConversionPlan,
+    encoder: Encoder,
+    tokens: int,
+    peak: int,
+    *,
+    own_samples: bool = False,
+    planning: int = 0,
+    positions: int = 0,
+) -> Estimate:
+    """How long it will take, from rates that are measured on small pieces first. With `own_samples` the model writes the tokens itself;
+    `planning` is how many of them are read, and taken back through, to find out what formats cost. `positions` are read by the source and
+    by the result, to compare them."""
+    parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
+    encoded = [output for output in planned.outputs if output.action in ("quantized", "requantized")]
+    seconds = 0.0
+    if encoded:
+        seconds += sum(math.prod(output.request.shape) for output in encoded) * seconds_per_weight(encoded[0], encoder)
+    reads = (tokens and encoder != "minmax") or planning
+    positions = positions if encoded else 0
+    layers = [o for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)]
+    chosen = planned.config.get("num_experts_per_tok") or math.inf
+    per_token = _seconds_per_token(layers, chosen) if reads or positions else 0.0
+    if reads:
+        inputs = _inputs(layers)
+        squares = sum(size**2 for size in inputs) * seconds_per_sum() if planning or encoder == "gptq" else 0.0
+        seconds += (tokens + _BACK * planning) * per_token + planning * squares
+        if encoder == "gptq":
+            seconds += tokens * squares + sum(size**3 for size in inputs) * seconds_per_cube()
+            seconds += seconds_to_sample(parameters, tokens) if own_samples else 0
+        if planning and encoded:
+            rounded = sum(_sampled(output) for output in encoded)
+            seconds += rounded * len(FORMATS) * seconds_per_weight(encoded[0], "fit")
+    measuring = 2 * positions * (per_token + _seconds_per_answer(planned)) if positions else 0.0
+    return Estimate(seconds + measuring, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1), measuring)
+
+
+def _seconds_per_answer(planned: ConversionPlan) -> float:
+    """For the probabilities of all tokens at one position: the head's product, and what is kept of them or compared."""
+    tables = [o.request.shape for o in planned.outputs if o.request.kind == "matrix" and not _LAYER.search(o.request.name)]
+    vocab, width = max(tables, default=(0, 0), key=lambda shape: shape[0])[-2:]
+    return vocab * (width * seconds_per_product(mx.float32) + seconds_per_probability())
+
+
+def _seconds_per_token(layers: list[Output], chosen: float) -> float:
+    """To read one, in all layers, with so many experts chosen."""
+    times = [min(math.prod(o.request.shape[:-2]), chosen) for o in layers]
+    weights = sum(math.prod(o.request.shape[-2:]) * count for o, count in zip(layers, times, strict=True))
+    channels = sum(sum(o.request.shape[-2:]) * count for o, count in zip(layers, times, strict=True))
+    return float(weights * seconds_per_product() + channels * seconds_per_channel())
+
+
+def _sampled(output: Output) -> int:
+    """Weights of a matrix whose errors are computed for a plan: some rows of those in layers."""
+    rows = math.prod(output.request.shape[:-1])
+    return output.request.shape[-1] * (min(rows, SAMPLED) if _LAYER.search(output.request.name) else rows)
+
+
+def _inputs(layers: list[Output]) -> list[int]:
+    """The widths of what is read: once for matrices of one module and width, such as queries, keys and values. Experts count as one."""
+    return [size for _, size in {(o.request.name.rpartition(".weight")[0].rpartition(".")[0], o.request.shape[-1]) for o in layers}]
+
+
+def _largest_layer(outputs: tuple[Output, ...]) -> int:
+    """Bytes of a block of layers in memory: as it is read, and its largest tensor once more."""
+    sizes: dict[str, list[int]] = {}
+    for output in outputs:
+        if found := _LAYER.search(output.request.name):
+            halves = kernels_cpu.in_use() and output.stored in (mx.bfloat16, mx.float16)
+            sizes.setdefault(found[1], []).append(math.prod(output.request.shape) * (2 if halves else default_dtype().size))
+    return max((sum(layer) + max(layer) for layer in sizes.values()), default=0)
+
+
+def _widest(outputs: tuple[Output, ...]) -> int:
+    """The largest number of rows or columns of a matrix of a layer, experts that are not chosen left out."""
+    return max((max(o.request.shape[-2:]) for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
+
+
+def _widest_inputs(outputs: tuple[Output, ...]) -> int:
+    return max((o.request.shape[-1] for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
+
+
+def _inputs_of_layers(outputs: tuple[Output, ...]) -> int:
+    """Numbers that each token brings to all layers, besides its row of the embedding (Gemma 4)."""
+    return max((o.request.shape[-1] for o in outputs if o.request.name.endswith("embed_tokens_per_layer.weight")), default=0)

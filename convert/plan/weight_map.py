@@ -1,0 +1,222 @@
+"""From the headers of a source to the tensors of the destination: their names, shapes and formats, before any weight is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import ConversionError
+from ...loading.checkpoint import Checkpoint
+from ...loading.formats import AFFINE_GROUPS, format_text, main_dtype, packed_shapes
+from ...loading.gguf import GGUFCheckpoint
+from ...loading.gguf.mlx_formats import PACKINGS, lossy
+from ...loading.load import model_type
+from ...loading.weights import MetaWeights, PlannedTensor, TensorRequest, can_quantize
+from ...models import build, supports
+from ...models.vlm_text import TEXT_MODELS, text_config
+from ...nn.weights import Format
+from ...util.words import counted
+from ..report import Action
+
+_TEXT_PREFIX = re.compile(r"^language_model\.|(?<=^model\.)language_model\.")
+_ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One tensor in the destination's safetensors files."""
+
+    name: str
+    """Name in the header."""
+    dtype: str
+    """In safetensors' notation."""
+    shape: tuple[int, ...]
+    """Shape as stored."""
+    nbytes: int
+    """Bytes of the data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One tensor of the graph, as read and as written."""
+
+    request: TensorRequest
+    """What the graph asked for."""
+    stored: Format | mx.Dtype
+    """How it is read: a format that MLX shares with the source, or the dtype of plain numbers."""
+    target: Format | mx.Dtype
+    """How it is written."""
+    dtype: mx.Dtype
+    """Dtype of its floating parts as written: the numbers, or the scales of an affine format."""
+    kind: str = ""
+    """How the source stores it, by the name that its tool has for it."""
+    unpacked_from: str | None = None
+    """The source's quantized type where its numbers are read in float32, such as "Q6_K"."""
+    codes_of: str | None = None
+    """The source's quantized type where codes are kept, and its scales may be rounded, such as "Q4_K"."""
+
+    @property
+    def name(self) -> str:
+        """Name in the text model alone, without the prefix it has inside a larger model."""
+        return _TEXT_PREFIX.sub("", self.request.name)
+
+    @property
+    def action(self) -> Action:
+        """What the conversion does with the tensor."""
+        if isinstance(self.target, Format):
+            if self.stored == self.target:
+                return "kept"
+            return "requantized" if self.quantized_before else "quantized"
+        if self.quantized_before:
+            return "dequantized"
+        if self.stored != self.target:
+            return "cast"
+        return "kept" if self.request.recipe is None else "made"
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether codes and scales have to be found for it."""
+        return isinstance(self.target, Format) and self.action in ("quantized", "requantized")
+
+    @property
+    def quantized_before(self) -> str | None:
+        """How the source quantizes it, in words; None where it does not."""
+        return self.codes_of or format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
+
+    def parts(self) -> list[Part]:
+        """The stored tensors that make it up: for a quantized matrix, codes, scales and biases."""
+        shape = self.request.shape
+        if not isinstance(self.target, Format):
+            return [_part(self.name, self.target, shape)]
+        packed, groups = packed_shapes(shape, self.target)
+        base = self.name.removesuffix("weight")
+        if self.target.mode != "affine":
+            return [_part(self.name, mx.uint32, packed), _part(base + "scales", mx.uint8, groups)]
+        scales = [_part(base + name, self.dtype, groups) for name in ("scales", "biases")]
+        return [_part(self.name, mx.uint32, packed), *scales]
+
+
+def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
+    return Part(name, _ST_NAMES[dtype], shape, math.prod(shape) * dtype.size)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversionPlan:
+    """Everything that a conversion will write."""
+
+    config: dict[str, Any]
+    """Config of the text model."""
+    outputs: tuple[Output, ...]
+    """Tensors in the order of writing."""
+    skipped: dict[str, str]
+    """Tensors of the source that are not written, with the reason."""
+    dtype: mx.Dtype
+    """Dtype of what is not quantized."""
+    default: Format | None
+    """Format that the quantization block names first; None without quantization."""
+    notes: tuple[str, ...]
+    """Messages for the user."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors to be written."""
+        return sum(part.nbytes for output in self.outputs for part in output.parts())
+
+
+def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> ConversionPlan:
+    """Plan a conversion from headers alone. `asked` is the format for matrices, None to keep what is stored; with `any_group`, matrices
+    stored in its bits and mode keep their own group size. `dtype` is that of what is not quantized, None for the source's. Raises
+    `MLXInferError`."""
+    architecture = model_type(checkpoint)
+    if not supports(architecture):
+        raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
+    planned = MetaWeights(checkpoint)
+    build(checkpoint.config, planned, mtp=None)
+    planned.finish()
+    widen = asked is None and dtype is None
+    dtype = dtype or natural_dtype(checkpoint)
+    outputs = tuple(_output(tensor, checkpoint, asked, any_group, dtype, widen) for tensor in planned.tensors.values())
+    config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
+    return ConversionPlan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
+
+
+def natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
+    """The stored dtype; for a GGUF file, whose plain tensors are norms in float32, 16 bits: float16, the dtype of its scales, or bfloat16
+    for Gemma, whose activations leave float16's range."""
+    main = main_dtype(checkpoint) or mx.bfloat16
+    if main != mx.float32 or not isinstance(checkpoint, GGUFCheckpoint):
+        return main
+    return mx.bfloat16 if model_type(checkpoint).startswith("gemma") else mx.float16
+
+
+def _output(tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype, widen: bool) -> Output:
+    """`widen` gives types that MLX lacks the format of more bits that holds them."""
+    request, stored = tensor.request, tensor.stored
+    kind, packs = checkpoint.kind(request.sources[0]), isinstance(checkpoint, GGUFCheckpoint)
+    if isinstance(stored, Format):
+        keep = asked is None or _as_good(stored, asked, any_group)
+        target = stored if keep else _fitting(request, asked) or stored
+        again = kind in lossy(dtype) if packs else kind != format_text(stored) and stored.mode == "affine"
+        return Output(request, stored, target, dtype, kind, codes_of=kind if again else None)
+    own = stored if request.dtype is not None and stored in _ST_NAMES else request.dtype or dtype
+    asked = PACKINGS[kind].format if packs and widen and kind in PACKINGS else asked
+    return Output(request, stored, _fitting(request, asked) or own, dtype, kind, checkpoint.unpacked_from(request.sources[0]))
+
+
+def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
+    """Whether the stored format is kept: more bits would add size, but no precision."""
+    if stored.mode != asked.mode or stored.bits > asked.bits:
+        return False
+    return stored.bits < asked.bits or any_group or stored.group_size == asked.group_size
+
+
+def _fitting(request: TensorRequest, asked: Format | None) -> Format | None:
+    """The requested format, or the same with smaller groups if the rows cannot be divided into groups of that size."""
+    if asked is None or not request.quantizable or request.kind != "matrix" or not request.name.endswith(".weight"):
+        return None
+    if can_quantize(request.shape, asked):
+        return asked
+    smaller = [Format(asked.bits, g) for g in sorted(AFFINE_GROUPS, reverse=True) if g < asked.group_size and asked.mode == "affine"]
+    return next((form for form in smaller if can_quantize(request.shape, form)), None)
+
+
+def _commonest(outputs: tuple[Output, ...]) -> Format | None:
+    formats = [output.target for output in outputs if isinstance(output.target, Format)]
+    return max(formats, key=formats.count, default=None)
+
+
+def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
+    kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
+    again = [o for o in outputs if o.action == "requantized"]
+    alike = _counted([o for o in kept if not o.codes_of])
+    notes = [f"{_matrices(count, ' keep their', ' keeps its')} format: {form}" for form, count in alike]
+    codes = Counter(f"{o.codes_of}, written as {format_text(o.target)}: the same codes, scales in 16 bits" for o in kept if o.codes_of)
+    notes += [f"{_matrices(count)} of {how}" for how, count in codes.most_common()]
+    if asked and kept and not any(o.action in ("quantized", "requantized") for o in outputs):
+        notes.insert(0, f"asking for {asked.bits} bits changed nothing: more bits than are stored would add size, but no precision")
+    unpacked = Counter(f"to {format_text(o.target)}: from {o.kind}" for o in outputs if o.action == "dequantized")
+    notes += [f"{_matrices(count)} unpacked {how}" for how, count in unpacked.most_common()]
+    if not asked:
+        wider = Counter(f"{o.unpacked_from}, written as {format_text(o.target)}, as MLX has no groups of 16" for o in again)
+        notes += [f"{_matrices(count)} of {how}" for how, count in wider.most_common()]
+    else:
+        notes += [f"{_matrices(count)} requantized, which loses more than quantizing once: from {form}" for form, count in _counted(again)]
+        plain = [o for o in outputs if o.request.kind == "matrix" and o.request.quantizable and not isinstance(o.target, Format)]
+        smaller = [o for o in outputs if o.action == "quantized" and o.target != asked]
+        why = f"their rows cannot be divided into groups of {asked.group_size}"
+        notes += [f"{_matrices(len(plain), ' stay', ' stays')} unquantized: {why}"] if plain else []
+        notes += [f"{_matrices(len(smaller), ' have', ' has')} smaller groups: {why}"] if smaller else []
+    return notes
+
+
+def _matrices(count: int, verb: str = "", verb_of_one: str = "") -> str:
+    return counted(count, "matrix", "matrices") + (verb_of_one if count == 1 else verb)
+
+
+def _counted(outputs: list[Output]) -> list[tuple[str, int]]:
+    return Counter(str(output.quantized_before) for output in outputs).most_common()

@@ -1,0 +1,1 @@
+"""Source tensors in, safetensors shards and their side files out."""

@@ -1,0 +1,225 @@
+"""What of a conversion is done already, so that an interrupted one is continued instead of begun again.
+
+A *unit* is a step whose result never changes: a tensor that was written, a block of layers that was calibrated. Whoever does the step
+asks first, and notes it afterwards:
+
+    if (values := journal.done("tensor model.norm.weight")) is None:
+        ...  # compute, and write through `Writer`
+        journal.record("tensor model.norm.weight", values, writer.spans(parts))
+
+What a step hands to the next ones, such as the hidden states between two blocks, is kept in files of its own, not part of the result:
+
+    found = journal.load("states 7")       # (arrays, values), or None
+    journal.save("states 7", {"x": x}, {"tokens": 4096})
+    journal.forget("states 6")             # once nobody continues from there
+
+The journal is a file of lines in the staging directory, one per unit. Each line begins with a digest of itself, so that one torn by a kill
+or a full disk counts as absent; bytes and arrays are recorded with their digests, and a unit is done only if they still have them. Nothing
+has to be synced to the disk for that: after a power failure, what was lost is done again. The first line holds the key, everything
+that the result depends on: options, versions, the source's files. A journal with another key is not continued.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+
+from ...errors import DestinationError, one_line
+from ...util.dataclass import dataclass
+
+Values = dict[str, Any]
+"""What JSON holds; floats come back bit for bit."""
+
+_CHUNK = 1 << 22
+_NAME = "journal"
+STATES = "states"
+"""Folder of the files that `save` writes, in the staging directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Consecutive bytes of a file."""
+
+    file: str
+    """Path below the staging directory."""
+    start: int
+    """First byte."""
+    stop: int
+    """Byte after the last one."""
+    digest: str
+    """`digest_of` the bytes."""
+
+
+class Journal:
+    """The journal in a staging directory; only one process at a time has it open. Raises OSError where the disk is full."""
+
+    def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
+        """Continue the journal in this directory if it has this key, else begin one; `changed` then says what differs. Raises
+        `DestinationError` if another process has it open."""
+        self._folder = folder
+        self._file = (folder / _NAME).open("a+b")
+        self._lock()
+        self._key = json.loads(json.dumps(key))
+        self._units: dict[str, tuple[Values, list[Span]]] = {}
+        self._checked: set[str] = set()
+        self.changed: str | None = None
+        """Why what another run has left is not used; None where there is nothing, or it is."""
+        self._begin()
+        self.resumed = bool(self._units)
+        """Whether units of an earlier run are there."""
+        self.found = len(self._units)
+        """How many."""
+
+    @property
+    def count(self) -> int:
+        """How many units are recorded."""
+        return len(self._units)
+
+    def done(self, unit: str) -> Values | None:
+        """The values recorded for a unit, if it is done and its bytes are still what they were."""
+        if unit not in self._units:
+            return None
+        values, spans = self._units[unit]
+        if unit not in self._checked:
+            if not all(self._holds(span) for span in spans):
+                del self._units[unit]
+                return None
+            self._checked.add(unit)
+        return values
+
+    def record(self, unit: str, values: Values | None = None, spans: Iterable[Span] = ()) -> None:
+        """Note that a unit is done, with what is worth knowing about it, and the bytes that it has written."""
+        listed = list(spans)
+        entry = {"unit": unit, "values": values or {}, "spans": [[s.file, s.start, s.stop, s.digest] for s in listed]}
+        self._append(entry)
+        self._units[unit] = (json.loads(json.dumps(values or {})), listed)
+        self._checked.add(unit)
+
+    def save(self, unit: str, arrays: Mapping[str, mx.array], values: Values | None = None) -> None:
+        """As `record`, with arrays that `load` gives back bit for bit."""
+        path = self._path(unit)
+        path.parent.mkdir(exist_ok=True)
+        try:
+            mx.save_safetensors(str(path), dict(arrays) or {"": mx.zeros(1)})
+        except RuntimeError as error:  # MLX's only one; a full disk is the only reason to expect
+            raise OSError(errno.EIO, one_line(error)) from None
+        size = path.stat().st_size
+        self.record(unit, values, [Span(str(path.relative_to(self._folder)), 0, size, digest_of(path, 0, size))])
+
+    def load(self, unit: str) -> tuple[dict[str, mx.array], Values] | None:
+        """The arrays and values of a unit that was saved; None where it was not, or its file is damaged."""
+        values = self.done(unit)
+        if values is None:
+            return None
+        arrays: dict[str, mx.array] = mx.load(str(self._path(unit)))  # type: ignore[assignment]
+        mx.eval(list(arrays.values()))
+        arrays.pop("", None)
+        return arrays, values
+
+    def forget(self, unit: str) -> None:
+        """Delete what `save` has kept; the unit is not done any more. Nothing happens where there is no such unit."""
+        self._units.pop(unit, None)
+        self._path(unit).unlink(missing_ok=True)
+
+    def close(self) -> None:
+        """Release the journal for other processes."""
+        self._file.close()
+
+    def _path(self, unit: str) -> Path:
+        return self._folder / STATES / f"{hashlib.blake2b(unit.encode(), digest_size=12).hexdigest()}.safetensors"
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise DestinationError(
+                f"another conversion is writing into {self._folder}: wait for it, or choose another destination"
+            ) from None
+
+    def _begin(self) -> None:
+        """Read the lines up to the first that is not whole, which is cut off, and compare the key."""
+        self._file.seek(0)
+        lines, end = [], 0
+        for line in self._file:
+            entry = _read_line(line)
+            if entry is None:
+                break
+            lines.append(entry)
+            end += len(line)
+        before = lines[0].get("key") if lines else None
+        if before != self._key:
+            self.changed = _difference(before, self._key) if before else None
+            self._file.truncate(0)
+            self._append({"key": self._key})
+            return
+        self._file.truncate(end)
+        for entry in lines[1:]:
+            self._units[entry["unit"]] = (entry["values"], [Span(*span) for span in entry["spans"]])
+
+    def _append(self, entry: Mapping[str, Any]) -> None:
+        text = json.dumps(entry).encode()
+        line = _digest(text).encode() + b" " + text + b"\n"
+        while line:  # opened for appending, and unbuffered in effect: a kill loses nothing that was recorded
+            line = line[os.write(self._file.fileno(), line) :]
+
+    def _holds(self, span: Span) -> bool:
+        path = self._folder / span.file
+        try:
+            return path.stat().st_size >= span.stop and digest_of(path, span.start, span.stop) == span.digest
+        except OSError:
+            return False
+
+
+def digest_of(path: Path, start: int, stop: int) -> str:
+    """The digest of the bytes `start .. stop` of a file, read in pieces. Raises OSError."""
+    digest = new_digest()
+    with path.open("rb", buffering=0) as file:
+        file.seek(start)
+        while start < stop:
+            piece = file.read(min(_CHUNK, stop - start))
+            if not piece:
+                break
+            digest.update(piece)
+            start += len(piece)
+    return digest.hexdigest()
+
+
+def new_digest() -> hashlib.blake2b:
+    """What `Span.digest` is computed with."""
+    return hashlib.blake2b(digest_size=16)
+
+
+def _digest(text: bytes) -> str:
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _read_line(line: bytes) -> dict[str, Any] | None:
+    digest, _, text = line.rstrip(b"\n").partition(b" ")
+    if not line.endswith(b"\n") or digest != _digest(text).encode():
+        return None
+    entry: dict[str, Any] = json.loads(text)
+    return entry
+
+
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """The first thing in which two keys differ, as "bits was 3 and is 4"; of files, which one."""
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if old == new:
+            continue
+        if isinstance(old, dict) and isinstance(new, dict) and name != "files":
+            return _difference(old, new)
+        if isinstance(old, dict) and isinstance(new, dict):
+            changed = sorted(file for file in old.keys() | new.keys() if old.get(file) != new.get(file))
+            return f"{changed[0]} has changed"
+        return f"{name} was {old} and is {new}"
+    return "nothing"

@@ -1,0 +1,101 @@
+"""How many rows attend to a quantized past on a GPU: by this project's kernel, which unpacks pages as it reads them, or by MLX's own
+attention, once the past is unpacked for the layer. The latter takes memory, and is faster where MLX uses matrix units that the kernel does
+not use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from time import perf_counter
+
+import mlx.core as mx
+
+from ...kernels_metal.paged_attention.arrays import sealed_arrays
+from ...kernels_metal.paged_attention.plan import Pools, Rows
+from ...kernels_metal.paged_attention.reference import attention
+from ...kernels_metal.paged_attention.tiles import Shape
+from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
+from ...kernels_metal.paged_attention_prefill.plan import plan_prefill
+from ...kernels_metal.unseal_pages.launcher import RAW, SEALED, plan_unseal, unseal_pages
+from ...util.device import device_memory
+from ..base import PAGE
+from .reference_chunks import FUSED_DIMS
+
+LEAST_ROWS = 256
+"""Rows of a segment from which on its past may be unpacked: fewer rows do not make up for that, and need fewer of the kernel's passes."""
+_SHARE = 64
+"""The copies of one layer take at most this fraction of the device's memory."""
+_ROWS, _PAST, _KV_HEADS = 512, 4096, 8
+"""Rows, tokens before them, and KV heads of the segment that is measured."""
+
+
+@cache
+def most_unsealed_bytes() -> int:
+    """Bytes that the unpacked past of one layer may take."""
+    return device_memory().usable // _SHARE
+
+
+def unsealed_bytes(shape: Shape, tokens: int) -> int:
+    """Bytes of the unpacked keys and values of a layer."""
+    return tokens * shape.kv_heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
+
+
+def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None) -> bool:
+    """Whether a segment of `rows` rows that ends after `tokens` tokens has its past unpacked."""
+    if rows < LEAST_ROWS or softcap is not None or shape.key_dim != shape.value_dim or shape.key_dim not in FUSED_DIMS:
+        return False
+    return unsealed_bytes(shape, tokens + rows) <= most_unsealed_bytes() and unsealing_is_faster(shape)
+
+
+def unsealing_is_faster(shape: Shape) -> bool:
+    """Measured on the device, once for all layers that differ in the number of KV heads only; no where the kernels run anywhere but on an
+    Apple GPU."""
+    return mx.metal.is_available() and _measured(replace(shape, heads=_KV_HEADS * shape.group, kv_heads=_KV_HEADS))
+
+
+@cache
+def _measured(shape: Shape) -> bool:
+    kernel, unsealed = (min(_seconds(way) for _ in range(3)) for way in (_by_kernel(shape), _by_mlx(shape)))
+    return unsealed < kernel
+
+
+def _seconds(way: Callable[[], mx.array]) -> float:
+    mx.eval(way())
+    begin = perf_counter()
+    mx.eval(way())
+    return perf_counter() - begin
+
+
+def _operands(shape: Shape) -> tuple[list[mx.array], list[mx.array]]:
+    """Queries, keys and values of the rows, and a pool. What the numbers are makes no difference to the time."""
+    own = [
+        mx.zeros((_ROWS, heads, dim), shape.dtype)
+        for heads, dim in ((shape.heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim))
+    ]
+    pool = [mx.zeros(size, kind) for size, kind in sealed_arrays(shape, (_PAST + _ROWS) // PAGE)]
+    mx.eval(own, pool)
+    return own, pool
+
+
+def _by_kernel(shape: Shape) -> Callable[[], mx.array]:
+    (q, k, v), pool = _operands(shape)
+    pages, filled = _PAST // PAGE, [a[:, : _ROWS // PAGE] for a in pool]
+    plan = plan_prefill(shape, [Rows(0, 0, _ROWS, _PAST, range(pages))], Pools(pool[0].shape[1], 0, 1), query_rows=_ROWS)
+    opened = [mx.zeros((1, shape.kv_heads, PAGE, dim), shape.dtype) for dim in (shape.key_dim, shape.value_dim)]
+    return lambda: paged_attention_prefill(q, k, v, pool, filled, [], opened, plan, scale=1.0)
+
+
+def _by_mlx(shape: Shape) -> Callable[[], mx.array]:
+    (q, *own), pool = _operands(shape)
+    fresh = _ROWS // PAGE
+    raw = [x.swapaxes(0, 1).reshape(shape.kv_heads, fresh, PAGE, -1) for x in own]
+    places = [(SEALED, page) for page in range(_PAST // PAGE + fresh)] + [(RAW, page) for page in range(fresh)]
+    plan = plan_unseal(places, (pool[0].shape[1], 0, 0, fresh))
+    mask = mx.ones((_ROWS, plan.count * PAGE), mx.bool_)
+
+    def run() -> mx.array:
+        k, v = unseal_pages(pool, [], [], raw, plan, shape)
+        return attention(q.swapaxes(0, 1), k, v, scale=1.0, mask=mask)
+
+    return run

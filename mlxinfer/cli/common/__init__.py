@@ -1,0 +1,1 @@
+"""Options, output and waiting that several commands share."""

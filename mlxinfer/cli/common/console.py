@@ -1,0 +1,205 @@
+"""What commands say to the user: messages, numbers and bars on standard error; and how they load a model."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import click
+
+from ...errors import PromptError
+from ...types import TokenLogprob, Usage
+from .interrupts import interrupts_end
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+Progress = Callable[[int, int], None]
+"""Is told (bytes done, bytes in all)."""
+
+
+def dumb_terminal() -> bool:
+    """Whether the terminal understands no escape sequences: Emacs' shell, logs of build machines."""
+    return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+def colours() -> bool:
+    """Whether colours are wanted (no-color.org). Bold, dim and underlined text is none."""
+    return not os.environ.get("NO_COLOR")
+
+
+def tell(text: str, *, problem: bool = False) -> None:
+    """Say something on standard error: dim, or red if it is a problem. On a terminal, lines are wrapped between words."""
+    text = fitted(text, sys.stderr)
+    style = {"fg": "red"} if problem and colours() else {"bold": True} if problem else {"dim": True}
+    click.secho(text, err=True, color=False if dumb_terminal() else None, **style)
+
+
+def fitted(text: str, stream: TextIO) -> str:
+    """The text wrapped between words if the stream is a terminal."""
+    return wrapped(text, shutil.get_terminal_size().columns) if stream.isatty() else text
+
+
+def wrapped(text: str, width: int) -> str:
+    """Each line wrapped between words; in a table of two columns, under the second one."""
+    return "\n".join(_wrapped_line(line, max(width, 20)) for line in text.split("\n"))
+
+
+def _wrapped_line(line: str, width: int) -> str:
+    columns = re.match(r" *\S+(?: \S+)* {2,}(?=\S)", line)
+    indent = columns.end() if columns and columns.end() < width // 2 else len(line) - len(line.lstrip()) + 2 * bool(columns)
+    lines = textwrap.wrap(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False, drop_whitespace=True)
+    return "\n".join(lines) if len(line) > width else line
+
+
+def nearest(typed: str, names: Iterable[str]) -> str | None:
+    """The name that is spelled nearly so; None where no name is near."""
+    by_lower = {name.lower(): name for name in names}
+    typed = typed.lower()
+    near = [name for name in by_lower if len(typed) > 2 and name.startswith(typed)] or get_close_matches(typed, by_lower, 1, 0.6)
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(typed: str, names: Iterable[str]) -> str:
+    """ " (did you mean NAME?)", or nothing where no name is near."""
+    near = nearest(typed, names)
+    return f" (did you mean {near}?)" if near else ""
+
+
+_MOST_BYTES = 2_000_000
+"""Above this no file is read as text: it would not fit in a context."""
+
+_SWITCH = ("0", "1")
+_ENVIRONMENT: dict[str, tuple[str, Callable[[str], bool]]] = {
+    "MLXINFER_THREADS": ("a number from 1 to 256", lambda text: text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 256),
+    "MLXINFER_PACKED_GB": ("a number of gigabytes, 0 for none", lambda text: re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text) is not None),
+    "MLXINFER_CPU_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
+    "MLXINFER_METAL_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
+    "MLXINFER_COMPILED_STEPS": ("0 (off) or 1", _SWITCH.__contains__),
+    "MLXINFER_CPU_ISA": ("portable, avx2, avx512, dotprod or i8mm", ("portable", "avx2", "avx512", "dotprod", "i8mm").__contains__),
+    "MLXINFER_CPU_PRECISION": ("int8, int16 or float32", ("int8", "int16", "float32").__contains__),
+}
+"""What each variable takes, and whether a text is that. Variables that hold a path or a key are not checked."""
+
+
+def tell_wrong_environment() -> None:
+    """Say which MLXINFER_ variables have a value that means nothing and is ignored."""
+    for name, (meaning, valid) in _ENVIRONMENT.items():
+        value = os.environ.get(name, "").strip()
+        if value and not valid(value):
+            tell(f"note: {name}={value!r} is ignored: it takes {meaning}")
+    threads, processors = os.environ.get("MLXINFER_THREADS", "").strip(), os.cpu_count() or 1
+    if threads.isascii() and threads.isdigit() and processors < int(threads[:9]) <= 256:
+        tell(f"note: MLXINFER_THREADS={threads}, but there are {processors} processors: more threads than that are slower")
+
+
+def human_bytes(count: float) -> str:
+    """4_200_000 -> "4.2 MB": decimal units, as file managers on a Mac show them."""
+    unit = "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if count < 999.5:
+            break
+        count, unit = count / 1000, larger
+    return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+
+
+def printable(text: str) -> str:
+    """The text without control characters: what a model writes must not steer the terminal."""
+    return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
+
+
+def as_text(data: bytes, what: str) -> str:
+    """The text in bytes of UTF-8. Raises `PromptError` that names `what` they are where they are something else."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        raise PromptError(f"{what} is UTF-16: convert it with iconv -f UTF-16 -t UTF-8")
+    if b"\0" in data:
+        raise PromptError(f"{what} is not text: it has zero bytes")
+    try:
+        return data.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        raise PromptError(f"{what} is not UTF-8 text: byte {error.start + 1} is 0x{data[error.start]:02x}") from None
+
+
+def text_of_file(path: Path) -> str:
+    """Raises `PromptError` for a file that cannot be read, is too large or is no text."""
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise PromptError(f"{path} is too large for a message: {human_bytes(path.stat().st_size)}")
+        return as_text(path.read_bytes(), str(path))
+    except OSError as error:
+        raise PromptError(f"cannot read {path}: {error.strerror}") from error
+
+
+def usage_line(usage: Usage) -> str:
+    """Everything that is known about the speed of an answer, on one line."""
+    cached = f" ({usage.stats.reused_tokens} cached)" if usage.stats.reused_tokens else ""
+    parts = [f"read {_tokens(usage.prompt_tokens)}{cached}", f"wrote {_tokens(usage.completion_tokens)}"]
+    parts.append(f"first token after {usage.ttft_s:.2f} s")
+    if usage.prefill_tps:
+        parts.append(f"prefill {usage.prefill_tps:.1f} tok/s")
+    if usage.decode_tps:
+        parts.append(f"decode {usage.decode_tps:.1f} tok/s")
+    if usage.stats.drafted_tokens:
+        parts.append(f"{usage.stats.accepted_tokens} of {usage.stats.drafted_tokens} drafted tokens accepted")
+    if usage.peak_memory_bytes:
+        parts.append(f"peak {human_bytes(usage.peak_memory_bytes)}")
+    return " · ".join(parts)
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'' if count == 1 else 's'}"
+
+
+def short_usage_line(usage: Usage) -> str:
+    """What matters after every answer of a chat."""
+    speed = f" · {usage.decode_tps:.1f} tok/s" if usage.decode_tps else ""
+    return f"{_tokens(usage.completion_tokens)}{speed} · first after {usage.ttft_s:.2f} s"
+
+
+def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
+    """One line per token: its log-probability, and the likeliest alternatives."""
+    lines = []
+    for token in logprobs:
+        others = "  ".join(f"{text!r} {logprob:.2f}" for _, text, logprob in token.top)
+        lines.append(f"{token.text!r:<16} {token.logprob:7.3f}   {others}".rstrip())
+    return "\n".join(lines)
+
+
+@contextmanager
+def byte_bar(title: str) -> Iterator[Progress | None]:
+    """A bar that is told (bytes done, bytes in all) and removed at the end; None where standard error is not a terminal."""
+    if not sys.stderr.isatty() or dumb_terminal():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("[dim]{task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def opened(model: str, options: dict[str, Any], *, quiet: bool = False) -> Iterator[LLM]:
+    """An `LLM`, closed at the end. `quiet` shows neither bar nor notes. Raises `MLXInferError`."""
+    with interrupts_end():
+        from ... import LLM
+
+    with nullcontext() if quiet else byte_bar(f"loading {model}") as progress:
+        llm = LLM(model, progress=progress, **options)
+    try:
+        for note in () if quiet else llm.notes:
+            tell(f"note: {note}")
+        yield llm
+    finally:
+        llm.close()

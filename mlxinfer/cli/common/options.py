@@ -1,0 +1,226 @@
+"""Arguments and options that several commands share. The engine's are made from `EngineArgs`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from ...config import CHAT_TEMPERATURE, EngineArgs, Setting, default_text, flags_of, kind_of, settings
+from ...errors import MLXInferError
+from ...types import SamplingParams
+from .console import text_of_file
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+DEFAULT_MAX_TOKENS = 1024
+ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
+_UNITS = {"s": "seconds", "tokens": "tokens"}
+_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
+
+
+def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from ...loading.find.resolve import ALIASES
+
+    return [CompletionItem(alias) for alias in ALIASES if alias.startswith(incomplete)] + [CompletionItem(incomplete, type="file")]
+
+
+def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
+    """`42:-100` to {42: -100.0}."""
+    biases = {}
+    for value in values:
+        token, _, bias = value.partition(":")
+        try:
+            biases[int(token)] = float(bias)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is not a token id and a bias, such as 42:-100") from None
+    return biases or None
+
+
+def adapter_paths(values: tuple[str, ...]) -> dict[str, str]:
+    """Adapters by name: `NAME=PATH` each, or a path whose last part is the name. Raises `click.BadParameter`."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, separator, path = value.partition("=")
+        if not separator:
+            name, path = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(value).expanduser().resolve().name.removesuffix(".gguf")).strip("-._"), value
+        if not name or not path:
+            raise click.BadParameter(f"{value!r} is not NAME=PATH")
+        if name in found:
+            raise click.BadParameter(f"two adapters are called {name!r}: give one of them another name with NAME=PATH")
+        found[name] = path
+    return found
+
+
+def _adapters(ctx: click.Context, param: click.Parameter, values: tuple[str, ...] | None) -> dict[str, str] | None:
+    found = adapter_paths(values) if values else None
+    if found:
+        EngineArgs("", adapters={name.rpartition(":")[2]: path for name, path in found.items()})
+    return found
+
+
+def own_adapter(settings: dict[str, Any]) -> str | None:
+    """The adapter of a command that answers with one: what `--adapter` has named. Raises `click.UsageError` for several."""
+    names = list(settings.get("adapters") or ())
+    if len(names) > 1:
+        raise click.UsageError("one --adapter answers here: mlxinfer serve, and Python, have several at once")
+    return names[0] if names else None
+
+
+def _checked(owner: type[Any], *required: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
+    """A callback that refuses what the field of `owner` refuses, in its words, and names the option."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if value is not None and value != ():
+            try:
+                owner(*required, **{param.name or "": value})
+            except MLXInferError as error:
+                raise type(error)(str(error).replace(param.name or "", param.opts[0], 1)) from None
+        return value
+
+    return check
+
+
+def _sampling_option(*flags: str, **details: Any) -> Callable[[Any], Any]:
+    return click.option(*flags, callback=_checked(SamplingParams), **details)
+
+
+def _temperature(otherwise: str) -> Callable[[Any], Any]:
+    """`otherwise` is the default where the authors recommend nothing."""
+    shown = f"0 always takes the likeliest token.  [default: what the model's authors recommend, else {otherwise}]"
+    return _sampling_option("--temperature", "--temp", "-t", type=float, help=shown)
+
+
+_SAMPLING = [
+    _temperature("0"),
+    _sampling_option("--top-p", type=float, help="Sample from the most likely tokens up to this total probability."),
+    _sampling_option("--top-k", type=int, help="Sample from the k most likely tokens; 0: from all."),
+    _sampling_option("--min-p", type=float, help="Drop tokens below this share of the likeliest one's probability."),
+    _sampling_option("--thinking-token-budget", type=int, help="Tokens of reasoning before the answer, at most."),
+    _sampling_option("--max-tokens", type=int, help=f"Stop after this many tokens.  [default: {DEFAULT_MAX_TOKENS}]"),
+    _sampling_option("--stop", multiple=True, metavar="TEXT", help="Stop before this text; repeatable."),
+    _sampling_option("--seed", type=int, help="The same seed gives the same answer."),
+    _sampling_option("--repetition-penalty", type=float, help="Above 1: tokens of prompt and answer become less likely."),
+    _sampling_option("--presence-penalty", type=float, help="Subtracted once for every token of the answer so far."),
+    _sampling_option("--frequency-penalty", type=float, help="Subtracted for every time a token was used in the answer."),
+    click.option("--logit-bias", multiple=True, metavar="ID:BIAS", callback=_biases, help="Added to a token's logit; repeatable."),
+    click.option("--ignore-eos", is_flag=True, default=None, help="Do not stop at the end of the turn."),
+]
+
+
+def _with_options(meaning: str) -> str:
+    """A meaning that names other settings, with their options."""
+    return re.sub(r"\bwith (kv|bits)\b", r"with --\1", meaning)
+
+
+def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Callable[[Any], Any]:
+    """`default` replaces the setting's own."""
+    kind, flags = kind_of(one), flags_of(one, how)
+    shown = "" if kind == "bool" else f"  [default: {default_text(one, how) if default is None else default}]"
+    unit = f", in {_UNITS[how.unit]}" if how.unit in _UNITS else ""
+    details: dict[str, Any] = {
+        "default": one.default if default is None else default,
+        "help": f"{_with_options(how.meaning)}{unit}.{shown}",
+        "callback": _checked(EngineArgs, ""),
+    }
+    if one.name == "adapters":
+        details |= {"multiple": True, "metavar": how.metavar, "callback": _adapters}
+        return click.option(*flags, one.name, **details)
+    if kind == "Sequence[str]":
+        details |= {"multiple": True, "metavar": how.metavar, "help": f"{how.meaning}; repeatable."}
+        return click.option(*flags, one.name, **details)
+    if kind == "bool":
+        name = one.name.replace("_", "-")
+        flags = [f"--{name}/--no-{name}"] if one.default else flags
+        details["is_flag"] = True
+    else:
+        details |= {"type": _TYPES[kind], "metavar": how.metavar or ("GB" if how.unit == "GB" else None)}
+    if how.metavar == "MODEL":
+        details["shell_complete"] = complete_model
+    return click.option(*flags, one.name, **details)
+
+
+def ignore_option(command: Command) -> Command:
+    """`--ignore-config-key` for commands that read headers only."""
+    return _all([_engine_option(one, how) for one, how in settings() if one.name == "ignore_config_keys"], command)
+
+
+_ENGINE = {one.name: (how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"}
+_ONE_SEQUENCE = {one.name: (how.command, _engine_option(one, how, 1)) for one, how in settings() if one.name == "max_num_seqs"}
+_NAMES = frozenset(one.name for one, _ in settings())
+GROUPS = {
+    "Sampling": frozenset(field.name for field in fields(SamplingParams)),
+    "Model and memory": frozenset(name for name, (commands, _) in _ENGINE.items() if commands == "all"),
+    "Adapters, drafts and cached prefixes": frozenset(name for name, (commands, _) in _ENGINE.items() if commands != "all"),
+}
+"""Names of parameters below the titles that they have in the help."""
+
+
+def model_argument(command: Command) -> Command:
+    return click.argument("model", shell_complete=complete_model)(command)
+
+
+def _all(options: list[Callable[[Any], Any]], command: Command) -> Command:
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+def model_options(command: Command) -> Command:
+    """How to load a model and run it: the settings of `EngineArgs` that every command has."""
+    return _all([option for commands, option in _ENGINE.values() if commands == "all"], command)
+
+
+def one_sequence_options(command: Command) -> Command:
+    """`model_options` for commands that answer one request at a time: memory is planned for one sequence, unless the user says more."""
+    return _all([option for commands, option in (_ENGINE | _ONE_SEQUENCE).values() if commands == "all"], command)
+
+
+def engine_options(command: Command) -> Command:
+    """The settings that only commands which answer requests have."""
+    return _all([option for commands, option in _ENGINE.values() if commands == "answering"], command)
+
+
+def serving_options(command: Command) -> Command:
+    """The settings that only a server has, `engine_options` among them."""
+    return _all([option for commands, option in _ENGINE.values() if commands in ("answering", "serving")], command)
+
+
+def sampling_options(command: Command) -> Command:
+    """The fields of `SamplingParams`; None or empty where not given."""
+    return _all(_SAMPLING, command)
+
+
+def chat_sampling_options(command: Command) -> Command:
+    """The same for a conversation, whose default temperature is another one."""
+    return _all([_temperature(f"{CHAT_TEMPERATURE:g}"), *_SAMPLING[1:]], command)
+
+
+def _system(ctx: click.Context, param: click.Parameter, text: str | None) -> str | None:
+    return text_of_file(Path(text[1:]).expanduser()) if text and text.startswith("@") else text
+
+
+system_option = click.option("--system", "-s", metavar="TEXT|@FILE", callback=_system, help="The system message, or a file with it.")
+"""The system message as text, wherever it was."""
+
+
+def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a command in two: the keywords of `LLM`, and all others."""
+    model = {name: value for name, value in options.items() if name in _NAMES}
+    return model, {name: value for name, value in options.items() if name not in _NAMES}
+
+
+def chosen_sampling(given: dict[str, Any]) -> SamplingParams:
+    """Collect the options that were given. Raises `SamplingError`."""
+    chosen = {name: value for name, value in given.items() if value is not None and value != ()}
+    return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
+
+
+def sampling(given: dict[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
+    """What was given, and for the rest the model's own defaults. Raises `SamplingError`."""
+    return chosen_sampling(given).resolved(defaults)

@@ -1,0 +1,1 @@
+"""Diagnosis of an installation and the report that `mlxinfer doctor` writes."""

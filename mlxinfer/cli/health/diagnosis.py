@@ -1,0 +1,298 @@
+"""What `mlxinfer doctor` finds out."""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import mlx.core as mx
+
+from ... import kernels_cpu
+from ..._version import __version__
+from ...cache.attention.select import attention_lines, gpu_status
+from ...cache.kv_format import KVFormat, layer_lines
+from ...cache.paged import PagedCache
+from ...errors import DraftError, MemoryPlanError
+from ...loading.find.catalog import local_models
+from ...loading.find.resolve import ALIASES, cache_dir
+from ...loading.load import PreparedModel, meta_model
+from ...loading.memory.kv_choice import kv_format
+from ...loading.memory.plan import MemoryPlan, plan_memory
+from ...loading.memory.weight_sizes import SizeChange
+from ...loading.repack_cache import cache_usage, directory, limit_bytes
+from ...models.config_reader import check_ignored
+from ...nn.small_batch_matmul import product_status
+from ...util.device import default_dtype, device_memory, is_gpu, rounds_float32, wired_limit
+from ...util.installing import install_line
+from ..common.console import human_bytes
+
+_PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
+_BYTES_PER_WEIGHT = {"4 bits": 4.5 / 8, "8 bits": 8.5 / 8, "16 bits": 2.0}
+_CACHE_SHARE = 0.15
+"""Share of the usable memory that is left to cache and activations when the largest model is estimated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """This machine."""
+
+    device: str
+    """Name of the processor, and whether it is a GPU or a CPU."""
+    cpu_kernels: str
+    """Which CPU kernels are in use, or why none are; empty on a GPU."""
+    gpu_kernels: str
+    """Which GPU kernels are in use, or why none are; empty on a CPU."""
+    compute_dtype: str
+    """The default of `--dtype` here."""
+    memory_bytes: int
+    """All memory that the process may be given."""
+    memory_source: str
+    """What sets that limit: the device, a container."""
+    usable_bytes: int
+    """Memory for weights, cache and activations."""
+    largest_model: dict[str, int]
+    """Parameters of the largest model that fits, by how its weights are stored."""
+    versions: dict[str, str | None]
+    """Package to version; None where it is not installed."""
+    models: dict[str, str | None]
+    """Model to path; None for an alias that is not installed."""
+    missing: list[str]
+    """What is not here, with the command that gets it."""
+    float32: str = ""
+    """How exact `--dtype float32` is here; empty where it is as exact as it says."""
+    gpu_products: list[str] = field(default_factory=list)
+    """How products of few rows are computed on the GPU, for each format that was tried; empty on a CPU."""
+    packed_copies: str = ""
+    """Where packed matrices are kept, and their size; empty where none are."""
+    wired: str = ""
+    """How much memory is wired, so that the system never moves it out; empty on a CPU."""
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
+        yield "device", [line for line in (*lines, *self.gpu_products) if line]
+        sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
+        yield (
+            "memory",
+            [
+                f"{human_bytes(self.memory_bytes)} in all ({self.memory_source}), {human_bytes(self.usable_bytes)} for weights and cache",
+                f"parameters that fit next to a cache: {sizes}",
+                *([self.wired] if self.wired else []),
+                *([self.packed_copies] if self.packed_copies else []),
+            ],
+        )
+        yield "versions", [f"{name:<16} {found or 'not installed'}" for name, found in self.versions.items()]
+        yield "models", [f"{name:<16} {path or 'not here'}" for name, path in self.models.items()]
+        yield "missing", self.missing or ["nothing"]
+
+
+_TF32 = "products in float32 are rounded to TF32 (3 digits) by this GPU's matrix units: MLX_ENABLE_TF32=0 makes them exact, and slower"
+
+
+def diagnose() -> Diagnosis:
+    memory = device_memory()
+    room = memory.usable * (1 - _CACHE_SHARE)
+    own: dict[str, str | None] = {
+        "mlxinfer": __version__,
+        "Python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+    found: dict[str, str | None] = dict.fromkeys(ALIASES) | {model.name: str(model.path) for model in local_models()}
+    return Diagnosis(
+        device=_device(),
+        cpu_kernels="" if is_gpu() else kernels_cpu.status(),
+        gpu_kernels=gpu_status(),
+        gpu_products=product_status(default_dtype(), cache_dir() / "products.json"),
+        compute_dtype=str(default_dtype()).rpartition(".")[2],
+        float32=_TF32 if rounds_float32() else "",
+        memory_bytes=memory.total,
+        memory_source=memory.source,
+        usable_bytes=memory.usable,
+        largest_model={stored: int(room / size) for stored, size in _BYTES_PER_WEIGHT.items()},
+        versions=own | {name: _version(name) for name in _PACKAGES},
+        models=found,
+        missing=_missing({name for name, path in found.items() if path}),
+        packed_copies=_packed_copies(),
+        wired=_wired(),
+    )
+
+
+def _wired() -> str:
+    if not is_gpu() or not wired_limit():
+        return ""
+    return f"at most {human_bytes(wired_limit())} of it are wired: what a model needs beyond that can be paged out by a busy system"
+
+
+def _packed_copies() -> str:
+    if kernels_cpu.packed_version() is None:
+        return ""
+    limit, usage = limit_bytes(), cache_usage()
+    here = human_bytes(usage.copy_bytes)
+    may = f"of at most {human_bytes(limit)}" if limit else "and no more are written"
+    begun = f", and {human_bytes(usage.unfinished_bytes)} of unfinished ones" if usage.unfinished else ""
+    return f"packed copies of GGUF files, which start faster: {here} {may} in {directory()}{begun} (MLXINFER_PACKED_GB)"
+
+
+def _device() -> str:
+    name = str(mx.device_info().get("device_name") or platform.processor() or platform.machine())
+    return f"{name}, GPU" if is_gpu() else f"{name}, CPU"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _missing(models_here: set[str]) -> list[str]:
+    """What is not here, and what that costs or which command gets it."""
+    lines = []
+    if not mx.metal.is_available() and not is_gpu():
+        lines.append("no Apple GPU: models run on the CPU")
+    if not is_gpu() and not kernels_cpu.available():
+        lines.append(kernels_cpu.status())
+    if sys.platform == "linux" and not is_gpu() and not shutil.which("g++"):
+        lines.append("no C++ compiler (g++): MLX builds fused operations for the CPU with it")
+    for name, alias in ALIASES.items():
+        if name not in models_here:
+            lines.append(f"{name}: {alias.install_line}")
+    for module, what in (("matplotlib", "pictures in notebooks"), ("ipykernel", "notebooks")):
+        if importlib.util.find_spec(module) is None:
+            lines.append(f"{module}, for {what}: {install_line(module)}")
+    return lines
+
+
+_WIDTHS = ("16", "8", "4")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDiagnosis:
+    """A model, from the headers of its checkpoint."""
+
+    name: str
+    """Its name as typed, or that of its file."""
+    model_type: str
+    """Architecture, as its config names it."""
+    dtype: str
+    """What it computes in."""
+    kv: str
+    """Format of the cache."""
+    token_bytes: float
+    """Bytes of cache for each further token of context; 0 where that is not known."""
+    layers: list[str]
+    """What each group of layers keeps in the cache."""
+    attention: list[str]
+    """What computes the attention of each group of layers."""
+    plan: dict[str, Any] | None = None
+    """A `MemoryPlan`, in bytes; None where the model does not fit, or its sizes are not known."""
+    problem: str = ""
+    """Why there is no plan."""
+    notes: tuple[str, ...] = ()
+    """Lines about the model that the user should know."""
+    context_tokens: dict[str, int] | None = None
+    """Tokens of one sequence that fit in memory, by the bits of the cache; the model itself may allow fewer."""
+    sizes: list[SizeChange] = field(default_factory=list)
+    """Why the weights take other bytes in memory than in the files."""
+
+    def sections(self) -> Iterator[tuple[str, list[str]]]:
+        yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}", *self.notes]
+        cost = [f"{human_bytes(self.token_bytes)} for each further token of context"] if self.token_bytes else []
+        yield f"cache, kv {self.kv}", [*self.layers, *cost]
+        yield "attention", self.attention
+        plan = list(_memory_lines(self.plan, self.context_tokens)) if self.plan else [self.problem]
+        yield "memory", [*plan, *map(_size_line, self.sizes)]
+
+
+def diagnose_model(
+    model: str,
+    kv: str,
+    first16: bool,
+    memory_gb: float | None = None,
+    draft: str | None = None,
+    ignore_config_keys: Sequence[str] = (),
+) -> ModelDiagnosis:
+    """Describe a model from the headers of its checkpoint. Raises `MLXInferError`."""
+    form, _ = kv_format(kv, model, first16=first16)
+    found = meta_model(model, ignore_config_keys=ignore_config_keys)
+    check_ignored(ignore_config_keys, found.checkpoint.config)
+    name = str(found.dtype).rpartition(".")[2]
+    if found.borrowed:
+        lines = ["all layers: mlx-lm's own cache, unquantized"]
+        ways = ["mlx-lm's, one sequence at a time"]
+        return ModelDiagnosis(
+            found.name, found.model_type, name, form.name, 0, lines, ways, problem="not known before it is loaded", notes=found.model.notes
+        )
+    layers, dtype = found.model.layers, found.dtype
+    drafter = _drafter(draft) if draft else None
+    plan, problem = _plan(found, form, memory_gb, drafter)
+    return ModelDiagnosis(
+        name=found.name,
+        model_type=found.model_type,
+        dtype=name,
+        kv=form.name,
+        token_bytes=PagedCache.token_bytes(layers, dtype, form),
+        layers=layer_lines(layers, form, dtype),
+        attention=attention_lines(layers, form, dtype),
+        plan=_as_object(plan) if plan else None,
+        problem=problem,
+        notes=found.model.notes,
+        context_tokens={bits: _room(found, KVFormat.parse(bits), memory_gb, drafter) for bits in _WIDTHS},
+        sizes=list(found.size_changes),
+    )
+
+
+def _drafter(draft: str) -> PreparedModel:
+    found = meta_model(draft)
+    if found.borrowed:
+        raise DraftError(f"{found.name} keeps its own state, so it cannot draft: choose a model with a graph of its own")
+    return found
+
+
+def _plan(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: PreparedModel | None) -> tuple[MemoryPlan | None, str]:
+    try:
+        return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=draft), ""
+    except MemoryPlanError as error:
+        return None, str(error)
+
+
+def _room(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: PreparedModel | None) -> int:
+    plan, _ = _plan(found, kv, memory_gb, draft)
+    return plan.room_tokens if plan else 0
+
+
+def _size_line(change: SizeChange) -> str:
+    stored = human_bytes(change.stored)
+    if not change.kept:
+        return f"weights: {stored} of the files are not read: {change.reason}"
+    return f"weights: {stored} of {change.kind} become {human_bytes(change.kept)}: {change.reason}"
+
+
+def _as_object(plan: MemoryPlan) -> dict[str, Any]:
+    return {**asdict(plan), "sequences": plan.sequences, "pool": plan.pool, "used": plan.used, "left": plan.left}
+
+
+def _memory_lines(plan: dict[str, Any], tokens: dict[str, int] | None) -> Iterator[str]:
+    yield f"{human_bytes(plan['limit'])} of {human_bytes(plan['total'])} may be used ({plan['source']})"
+    parts = {
+        "weights": plan["weights"],
+        "weights of the draft model": plan["draft_weights"],
+        "peak of a step": plan["step"],
+        "more while the pages grow": plan["growth"],
+        f"{plan['max_num_seqs']} running sequences, {human_bytes(plan['sequence'])} each": plan["sequences"],
+        f"pages of {plan['pool_tokens']} tokens, {human_bytes(plan['token'])} each": plan["pool"],
+        "pages that windows have left, for reuse": plan["reuse"],
+        "snapshots, for reuse": plan["snapshots"],
+        "left": plan["left"],
+    }
+    yield from (f"{human_bytes(size):>9}  {part}" for part, size in parts.items() if size)
+    if tokens:
+        fits = ", ".join(f"{count} at {bits} bits" for bits, count in tokens.items())
+        yield f"a context of {plan['context']} tokens; memory has room for {fits}"
+    most = f" of at most {plan['buffer_limit']}" if plan["buffer_limit"] else ""
+    yield f"{plan['buffers']} buffers{most}"

@@ -1,0 +1,1 @@
+"""Ways for callers to own a running engine."""

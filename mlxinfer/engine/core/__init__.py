@@ -1,0 +1,1 @@
+"""Scheduling of sequences: no tensors, no text."""

@@ -1,0 +1,400 @@
+"""The loop: seal, admit, schedule, submit, collect. A step is built while the one before it is computed, and submitted before that one is
+collected, so that the device always has work while the host looks at results."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from time import perf_counter
+from traceback import clear_frames
+from typing import TYPE_CHECKING
+
+import mlx.core as mx
+
+from ...cache.attention.select import fallback_lines
+from ...cache.kv_format import KVFormat
+from ...cache.paged import PagedCache
+from ...config import EngineConfig
+from ...errors import MemoryPlanError, SamplingError, one_line
+from ...models.decoder import Model
+from ...nn.kernel_trial import lost_lines
+from ...types import EngineStats, FinishReason
+from ..runner.kernel_fallback import TakeMemory, give_up_guilty, unpack_once
+from ..runner.model_runner import ModelRunner, PendingStep, SequenceOutput
+from ..spec_decode.draft_model import Drafter
+from ..spec_decode.drafter import TokenDrafter
+from ..spec_decode.proposer import Proposer
+from .chunk_policy import chunk_policy
+from .events import Ended, Event, Logits, Pooled, StepReport
+from .kv_cache_manager import KVCacheManager
+from .prefill_budget import PrefillBudget
+from .request_queue import RequestQueue
+from .rope_regime import RopeRegime
+from .scheduler import Schedule, Scheduler
+from .sequence import Sequence, ended_stats
+from .step_times import StepTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ...adapters.adapted_model import AdaptedModel
+    from ...cache.disk.backend import PageSource
+    from ...cache.kv_events import KVEventSink
+
+_DISK_WAIT_S = 0.005
+"""Seconds to wait for the disk, where nothing else can be done."""
+_PREPARATION_S = 0.002
+"""Seconds before its submission that belong to a step; more than that was spent by whoever reads the answers."""
+_LEARNING, _SAMPLED = 64, 4
+"""After this many steps, one in four of the plain ones tells the time of a step as well as all."""
+
+_log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Runs sequences to their end. Not thread-safe: one thread owns it."""
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        *,
+        dtype: mx.Dtype,
+        kv: KVFormat | None = None,
+        fingerprint: str = "",
+        drafter: Drafter | None = None,
+        disk: PageSource | None = None,
+        take_memory: TakeMemory = lambda wanted: 0,
+        adapted: AdaptedModel | None = None,
+        make_cache: Callable[..., PagedCache] = PagedCache,
+    ) -> None:
+        """`dtype` is that of activations, keys and values; `kv` the format of full pages. `fingerprint` names the weights, so that what is
+        cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process, or has
+        those of another machine; no other engine may use it. `take_memory` is asked where weights become larger than planned. `adapted` is
+        the model with its adapters, for sequences that have one. `make_cache` is called as `PagedCache` is, for every new cache."""
+        self.drafter = drafter
+        self.model = model
+        self.config = config
+        self.kv = kv or KVFormat()
+        self.fingerprint = fingerprint
+        self._disk = disk
+        self._adapted = adapted
+        self._take_memory = take_memory
+        self._make_cache = make_cache
+        self._dtype = dtype
+        self._ended = EngineStats()
+        self._steps, self._replays = 0, True
+        self._kv_events: KVEventSink | None = None
+        self.watch: Callable[[StepReport], None] | None = None
+        """Is told of every step, for those who look on; it must not change anything."""
+        self._start()
+
+    def _start(self) -> None:
+        config = self.config
+        rope = RopeRegime(self.model)
+        chunks = chunk_policy(self.model, config, rope)
+        rows = chunks.step_rows(config.max_num_batched_tokens, config.max_num_seqs)
+        self.cache = self._make_cache(
+            self.model.layers,
+            dtype=self._dtype,
+            kv_cache_tokens=config.kv_cache_tokens,
+            chunk=rows,
+            kv=self.kv,
+            fingerprint=self.fingerprint,
+            prefix_cache_tokens=config.prefix_cache_tokens if config.prefix_cache else 0,
+            snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
+            disk=self._disk,
+        )
+        self.runner = ModelRunner(self.model, self.cache, apart=chunks.apart, adapted=self._adapted, replays=self._replays)
+        self.times = StepTimes()
+        self.scheduler = Scheduler(
+            max_num_batched_tokens=rows,
+            max_num_seqs=config.max_num_seqs,
+            max_scored_rows=config.max_scored_rows,
+            pages=self.cache,
+            budget=PrefillBudget(self.times, share=config.decode_share, max_step_s=config.max_step_s),
+            waiting=RequestQueue(config.max_waiting),
+            chunks=chunks,
+        )
+        max_draft = config.max_draft if self.cache.can_fork and chunks.drafts else 0
+        draft: TokenDrafter | None = None
+        if self.model.mtp is not None and max_draft:
+            from ..spec_decode.head_drafter import HeadDrafter
+
+            draft = HeadDrafter(self.model, self.cache, self.runner.noise)
+        elif self.drafter and max_draft:
+            draft = self.drafter.start(config, self.model.vocab_size)
+        self.proposer = Proposer(max_draft, self.times, rope, draft=draft, ngrams=config.ngrams)
+        self.kv_cache_manager = KVCacheManager(self.cache, self.scheduler, rope, chunks, prefix_cache=config.prefix_cache)
+        if self._kv_events:
+            self.cache.send_events(self._kv_events)
+        self._chunks = chunks
+        self._pending: PendingStep | None = None
+        self._collected_at = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no sequence runs or waits, and no step is pending."""
+        return self.scheduler.idle and self._pending is None
+
+    @property
+    def reads_prompt(self) -> bool:
+        """Whether the step that was submitted last does, and may take long."""
+        return self._pending is not None and self._pending.schedule.prefill_rows > 0
+
+    def stats(self) -> EngineStats:
+        """What all sequences that have ended took, and what there is now."""
+        usage = self.cache.usage()
+        return replace(
+            self._ended,
+            steps=self._steps,
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            pages=usage.pages,
+            pages_used=usage.used,
+            pages_cached=usage.cached,
+        )
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, `SamplingError` if its
+        adapter has gone, and `QueueFullError`; then nothing has changed."""
+        if sequence.adapter is not None and not sequence.adapter.slot:
+            raise SamplingError(f"adapter: {sequence.adapter.name!r} was unloaded before the request began")
+        if not self.cache.fits(sequence.max_length):
+            message = f"a sequence of up to {sequence.max_length} tokens does not fit in the cache's memory"
+            raise MemoryPlanError(f"{message}: lower max_tokens or the context length")
+        apart = [] if self.cache.can_fork and len(sequence.prompt) > 1 else sequence.samples_to_fork
+        self.scheduler.waiting.check(1 + len(apart))
+        if apart:
+            sequence.lead([])
+        for each in (sequence, *apart):
+            self.scheduler.add(each)
+
+    def adapt(self, adapted: AdaptedModel | None) -> None:
+        """Go on with these adapters, which were loaded or unloaded since the last step."""
+        self._adapted = self.runner.adapted = adapted
+        self._let_adapters_go()
+
+    def send_kv_events(self, sink: KVEventSink) -> None:
+        """Tell `sink` what the prefix cache holds, and from now on every change; it is told where the cache starts anew."""
+        self._kv_events = sink
+        self.cache.send_events(sink)
+
+    def tidy(self) -> bool:
+        """Do some work that can wait. To be called while there is nothing to do, as long as it returns True."""
+        return self.cache.tidy()
+
+    def close(self, timeout_s: float = 2.0) -> None:
+        """End all sequences, and write cached prefixes to disk as far as that is done in this time."""
+        self._collect_pending([])
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            self.abort(sequence)
+        self.cache.close(timeout_s)
+
+    def abort(self, sequence: Sequence, reason: FinishReason = "cancelled") -> None:
+        """End a sequence now; its slot is free as soon as no pending step uses it."""
+        for each in (sequence, *sequence.samples_to_fork):
+            if each.finish_reason is None:
+                each.finish(reason)
+                self._ended += ended_stats(each)
+            self.scheduler.remove(each)
+            self._free_if_unused(each)
+        self._let_adapters_go()
+
+    def step(self) -> list[Event]:
+        """Bring all sequences on. If a GPU kernel fails, they are computed again without it. After any other exception they are cancelled,
+        and the engine is as new."""
+        events: list[Event] = []
+        try:
+            self._advance(events)
+        except BaseException as error:
+            if not self._does_without_kernels(error):
+                self._cancel_all()
+                raise
+        self._let_adapters_go()
+        return events
+
+    def _advance(self, events: list[Event]) -> None:
+        """A step. What it brings is added to `events` at once: if it fails later on, the sequences have got it all the same."""
+        if self._must_collect():
+            self._collect_pending(events)
+        self.cache.tidy(idle=False, store=self._pending is None)
+        self._seal_ahead()
+        self._admit(events)
+        schedule = self._schedule(events)
+        before = self._submit(schedule, idle=not events)
+        self._collect(before, events)
+        if self._pending is not None and self._pending.logits_to_sample is not None:
+            self.runner.sample(self._pending)
+
+    def _must_collect(self) -> bool:
+        """Whether the pending step has to be collected before the next one is scheduled: it verifies drafts, its tokens should be followed
+        by drafts, it is the first to tell how fast prompts are read, it ends where a sequence is kept for others, a sequence has to be
+        computed again, or pages have come from disk."""
+        pending, running = self._pending, self.scheduler.running
+        if pending is None:
+            return False
+        if pending.schedule.drafts or self.cache.arrived:
+            return True
+        if pending.schedule.prefill_rows and (self.scheduler.must_measure(pending.schedule) or pending.schedule.at_snapshot):
+            return True
+        if self.kv_cache_manager.restarts and any(map(self.kv_cache_manager.must_restart, running)):
+            return True
+        return self.proposer.wants_tokens(running)
+
+    def _admit(self, events: list[Event]) -> None:
+        """End what is out of time, and let those begin that are first in line."""
+        for sequence in self.scheduler.expired(perf_counter()):
+            self.abort(sequence, "timeout")
+            events.append(Ended(sequence))
+        manager = self.kv_cache_manager
+        if self.scheduler.waiting.sequences or manager.leaders or manager.restarts:
+            manager.admit(between_steps=self._pending is None)
+
+    def _schedule(self, events: list[Event]) -> Schedule:
+        """The next step, with drafts. Where pages run out, the pending one is collected, which adds to `events`, and the sequences that
+        have to give their pages back do so."""
+        self.proposer.propose(self.scheduler.running)
+        while (schedule := self.scheduler.schedule()).preempt:
+            self._collect_pending(events)
+            for sequence in schedule.preempt:
+                if sequence in self.scheduler.running:
+                    self.kv_cache_manager.preempt(sequence)
+                    self.proposer.forget(sequence)
+        return schedule
+
+    def _submit(self, schedule: Schedule, *, idle: bool) -> PendingStep | None:
+        """Start the next step, if there is one, and return the one that was pending. If there is neither, and `idle`, wait for the disk."""
+        before, self._pending = self._pending, None
+        if schedule.work:
+            self._pending = self.runner.submit(schedule, before)
+        elif before is None and idle:
+            self.cache.wait(_DISK_WAIT_S)
+        return before
+
+    def _collect_pending(self, events: list[Event]) -> None:
+        pending, self._pending = self._pending, None
+        self._collect(pending, events)
+
+    def _collect(self, step: PendingStep | None, events: list[Event]) -> None:
+        """Wait for a step, and learn from it; then its sequences get their tokens."""
+        if step is None:
+            return
+        step.wait()
+        outputs = step.collect()
+        now, began = perf_counter(), max(self._collected_at, step.submitted)
+        self._learn(step, outputs, now)
+        self._seal(step)
+        self.cache.submit()
+        step.close()
+        before = len(events)
+        self._emit(step, outputs, now, events)
+        if self.watch is not None:
+            self.watch(StepReport(step.schedule, events[before:], began, now, len(self.scheduler.waiting)))
+
+    def _learn(self, step: PendingStep, outputs: list[SequenceOutput], now: float) -> None:
+        """A step takes from the moment when the one before it was collected, or from its own submission if the device was idle."""
+        waited = step.submitted >= self._collected_at
+        seconds = now - max(self._collected_at, step.submitted - _PREPARATION_S)
+        self._collected_at = now
+        self._steps += 1
+        schedule = step.schedule
+        turns = self.proposer.learn(step, outputs, seconds)
+        plain = not (schedule.prefill_rows or waited or turns)
+        if not plain or self._steps < _LEARNING or not self._steps % _SAMPLED:
+            self.times.observe(schedule.decode_rows, schedule.prefill_rows, seconds, waited=waited, turns=turns)
+        if schedule.prefill_rows:
+            self.scheduler.budget.observe(schedule.decode_rows, schedule.prefill_rows, seconds)
+
+    def _seal_ahead(self) -> None:
+        """Give the pages that the pending step fills their places before it has ended: all of their tokens are known. So the next step can
+        be built meanwhile. Nothing is written yet (`ModelRunner.submit`)."""
+        pending = self._pending
+        if pending is None or not pending.needs_commit:
+            return
+        self._seal(pending)
+
+    def _seal(self, step: PendingStep) -> None:
+        if step.sealed or not step.needs_commit:
+            return
+        step.sealed = True
+        sequences = [w.sequence for w in step.schedule.work]
+        tokens = {s.slot: s.tokens for s in sequences if s.slot is not None and self._chunks.may_share(s)}
+        for each in step.steps:
+            self.cache.seal(each, tokens)
+
+    def _emit(self, step: PendingStep, outputs: list[SequenceOutput], now: float, events: list[Event]) -> None:
+        """Hand on what the sequences got, and end those that have all they get."""
+        events += [_read(s, *found, step) for s, found in step.logits.items() if s.finish_reason is None]
+        for output in outputs:
+            s = output.row.sequence
+            had_ended = s.finish_reason is not None
+            taken = s.append(output.tokens, now)
+            events += output.events(taken)
+            self.runner.commit(output, taken)
+            if s.finish_reason and not had_ended:
+                if not taken:
+                    events.append(Ended(s))
+                self._ended += ended_stats(s)
+                self.scheduler.remove(s)
+        for s in step.logits:
+            if s.num_computed_tokens == s.num_tokens and not self._is_pending(s):
+                self.abort(s, "stop")
+        for w in step.schedule.work:
+            s = w.sequence
+            if s.finish_reason:
+                self._free_if_unused(s)
+            elif s.num_computed_tokens in s.snapshot_points and not self._is_pending(s):
+                self.kv_cache_manager.cache_prefix(s)
+
+    def _let_adapters_go(self) -> None:
+        if self._adapted is not None and self._adapted.leaving:
+            self._adapted.let_go([s.adapter for s in (*self.scheduler.running, *self.scheduler.waiting) if s.adapter is not None])
+
+    def _free_if_unused(self, sequence: Sequence) -> None:
+        if sequence.slot is not None and not self._is_pending(sequence):
+            self.kv_cache_manager.free(sequence)
+            self.proposer.forget(sequence)
+
+    def _is_pending(self, sequence: Sequence) -> bool:
+        return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
+
+    def _does_without_kernels(self, error: BaseException) -> bool:
+        """Whether GPU kernels may be to blame. Plain MLX is used instead from now on, and the engine begins anew with the same sequences,
+        which compute again what is known of them, as after a preemption."""
+        drafts = self.proposer.draft
+        layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
+        if not give_up_guilty(error, layers, replays=self.runner.replays):
+            return False
+        self._replays = self._replays and not self.runner.replays
+        models = [self.model] + ([self.drafter.model] if self.drafter else [])
+        unpacking, self.config, cost = unpack_once(models, self.config, self._dtype, self.kv, self._take_memory)
+        lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *["all steps are built"][self._replays :], *cost]
+        _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
+        before = self.scheduler
+        for sequence in list(before.running):
+            if sequence.finish_reason:  # it has all its tokens, and the step failed before it was removed
+                self._ended += ended_stats(sequence)
+                before.remove(sequence)
+            sequence.preempt()
+        self._start()
+        self.scheduler.inherit(before)
+        del before, layers, drafts
+        clear_frames(error.__traceback__)  # they hold the old cache
+        unpacking.run()
+        return True
+
+    def _cancel_all(self) -> None:
+        for sequence in (*self.scheduler.running, *self.scheduler.waiting):
+            for each in (sequence, *sequence.samples_to_fork):
+                each.finish("cancelled")
+                each.detach()
+        self._start()
+
+
+def _read(sequence: Sequence, past: int, rows: mx.array, step: PendingStep) -> Event:
+    """What a step has computed of a sequence that is only read."""
+    if sequence.pooling is None:
+        return Logits(sequence, rows, past)
+    count = next(w.count for w in step.schedule.work if w.sequence is sequence)
+    return Pooled(sequence, rows, past, past + count == len(sequence.prompt))

@@ -1,0 +1,122 @@
+"""Gives sequences their slots in the cache, with what is known of their beginning, and takes them back."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+from ...cache.base import PAGE
+from ...cache.paged import PagedCache
+from ...cache.pool import PageDemand
+from .chunk_policy import ChunkPolicy
+from .rope_regime import RopeRegime
+from .scheduler import Allocation, Scheduler
+from .sequence import Sequence
+
+
+class KVCacheManager:
+    """Stands between the scheduler, which knows who is next, and the cache, which knows what there is room for."""
+
+    def __init__(self, cache: PagedCache, scheduler: Scheduler, rope: RopeRegime, chunks: ChunkPolicy, *, prefix_cache: bool) -> None:
+        """`prefix_cache`: sequences with the same beginning share its pages."""
+        self._cache = cache
+        self._scheduler = scheduler
+        self._rope = rope
+        self._chunks = chunks
+        self._prefix_cache = prefix_cache
+        self.leaders: list[Sequence] = []
+        """Sequences whose further samples are still to fork from them."""
+        self.restarts = rope.boundary is not None
+        """Whether sequences may have to be computed again (`must_restart`)."""
+        self._between_steps = True
+
+    def admit(self, *, between_steps: bool) -> None:
+        """Let those begin that are first in line, as far as there is room. `between_steps`: no step is pending."""
+        self._between_steps = between_steps
+        if self.restarts:
+            for sequence in filter(self.must_restart, self._scheduler.running):
+                self._restart(sequence)
+        self._fork_all()
+        if self._scheduler.admit(self.allocate):
+            self._fork_all()  # all of a prompt may be cached already
+
+    def allocate(self, sequence: Sequence) -> Allocation:
+        """Give a sequence its slot, with whatever of its tokens is cached already."""
+        salt = self._cache_salt(sequence)
+        if salt is not None:
+            store, self._between_steps = self._between_steps, False  # once, as it takes time
+            if self._cache.prefetch(sequence.tokens, salt, store=store):
+                return Allocation.LOADING
+        match = None if salt is None else self._cache.find(sequence.tokens, salt)
+        reused = match.reused if match else 0
+        if self._scheduler.running and not self._has_room(PageDemand(None, reused, len(sequence.tokens) - reused + PAGE, match)):
+            return Allocation.NO_ROOM
+        sequence.attach(self._cache.open(match, salt), reused, match.note if match else "")
+        if sequence.samples_to_fork:
+            self.leaders.append(sequence)
+        return Allocation.DONE
+
+    def free(self, sequence: Sequence) -> None:
+        """Take the slot back; what was computed stays cached as long as there is room. No pending step may use it."""
+        assert sequence.slot is not None
+        self.cache_prefix(sequence)
+        self._cache.release(sequence.slot)
+        sequence.detach()
+        if sequence in self.leaders:
+            self.leaders.remove(sequence)
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Give its pages to others. It comes back, and computes again what is not cached by then."""
+        self.free(sequence)
+        sequence.preempt()
+        self._scheduler.requeue(sequence)
+
+    def cache_prefix(self, sequence: Sequence) -> None:
+        """Keep what a sequence has computed so far for others that begin alike, its last page included, though that is not full."""
+        if sequence.slot is not None and self._chunks.snapshots and self._cache_salt(sequence) is not None:
+            self._cache.keep(sequence.slot, sequence.tokens[: sequence.num_computed_tokens])
+
+    def must_restart(self, sequence: Sequence) -> bool:
+        """Whether all of a running sequence has to be computed again, because its length has changed its rope."""
+        return self._rope.must_restart(sequence)
+
+    def _restart(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self._cache.release(sequence.slot)
+        sequence.restart()
+        sequence.attach(self._cache.open(None, self._cache_salt(sequence)))
+
+    def _has_room(self, newcomer: PageDemand) -> bool:
+        """Whether it can run next to the others for a while: a page more for each, so that none has to leave at once."""
+        running = self._scheduler.running
+        return self._cache.room([*(PageDemand(s.slot, s.num_computed_tokens, s.remaining + PAGE) for s in running), newcomer])
+
+    def _cache_salt(self, sequence: Sequence) -> str | None:
+        """What its keys and values depend on besides its tokens; None if they are not shared."""
+        whole = sequence.wants_logits or (sequence.pooling is not None and not sequence.pooling.may_skip)
+        shared = self._prefix_cache and not whole and sequence.hooks is None
+        salt = self._rope.cache_salt(sequence) if shared else None
+        if salt is not None and sequence.adapter is not None:
+            salt = f"{salt} adapter {sequence.adapter.digest}"
+        if salt is not None and sequence.cache_salt:  # as a digest: it may be a secret, and salts are in KV events
+            salt = f"{salt} of {blake2b(sequence.cache_salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
+        return salt
+
+    def _fork_all(self) -> None:
+        for leader in list(self.leaders):
+            if leader.num_computed_tokens == leader.fork_point:
+                self._fork(leader)
+
+    def _fork(self, leader: Sequence) -> None:
+        """Its samples take the leader's past and run from here on; they wait where there is no room for all of them."""
+        assert leader.slot is not None
+        for sample in reversed(leader.samples_to_fork):
+            if sample.finish_reason:  # ended while the chunk before the fork was computed
+                continue
+            fits = self._has_room(PageDemand(leader.slot, leader.num_computed_tokens, 1 + PAGE))
+            if len(self._scheduler.running) >= self._scheduler.max_num_seqs or not fits:
+                self._scheduler.requeue(sample)
+                continue
+            sample.attach_fork(leader, self._cache.fork(leader.slot))
+            self._scheduler.run(sample)
+        leader.lead([])
+        self.leaders.remove(leader)

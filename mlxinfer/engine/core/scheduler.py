@@ -1,0 +1,275 @@
+"""Which sequences get how many tokens in the next step. Knows counts, and no arrays; it only picks, and changes no sequence.
+
+Every answer that needs a token gets it. What `PrefillBudget` allows in addition goes to prompts: by priority, then by service to the
+client, then by arrival. So clients take turns chunk by chunk, a short prompt never waits for the whole of another client's long one, and
+prompts of one client are read one after another. Where pages run out, chunks shrink or wait, then the youngest sequence gives its pages
+back; the oldest of the highest priority always goes on, so all of them end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+from dataclasses import field
+from enum import Enum
+from typing import TYPE_CHECKING, Protocol
+
+from ...cache.pages import PAGE
+from ...cache.pool import PageDemand
+from ...util.dataclass import dataclass
+from .chunk_policy import ChunkPolicy
+from .prefill_budget import PrefillBudget
+from .request_queue import RequestQueue
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+
+
+class Allocation(Enum):
+    """What came of the attempt to give a waiting sequence its slot."""
+
+    DONE = "done"
+    NO_ROOM = "no room"
+    """The sequences that run need the pages."""
+    LOADING = "loading"
+    """What is cached of it is being read from disk, or comes from another machine."""
+
+
+_MOST_LOADING = 4
+"""Sequences whose beginnings may be on their way; those behind them wait."""
+
+
+class PageBudget(Protocol):
+    """What the scheduler sees of the cache."""
+
+    def room(self, growth: Many[PageDemand]) -> bool:
+        """Whether there are pages for all of this in one step."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """The part of one sequence in a step."""
+
+    sequence: Sequence
+    """Whose next tokens are computed."""
+    count: int
+    """Rows, drafts included."""
+    drafts: int = 0
+    """How many of the sequence's drafts are verified: the last rows."""
+    samples: bool = False
+    """Whether it reaches the end of what is known, so that the next token is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """The next step. Or it is empty, and the sequences in `preempt` have to give their pages back before there can be one."""
+
+    work: list[Work] = field(default_factory=list)
+    """Answers first, then prompts; one for each sequence."""
+    preempt: list[Sequence] = field(default_factory=list)
+    """Sequences to preempt."""
+    decode_rows: int = 0
+    """Rows that bring answers on: one each, and drafts."""
+    prefill_rows: int = 0
+    """Rows of prompts."""
+    drafts: int = 0
+    """How many of the rows are drafts."""
+
+    @property
+    def at_snapshot(self) -> bool:
+        """Whether a prompt will have been read up to a point that is kept."""
+        return any(w.sequence.num_computed_tokens in w.sequence.snapshot_points for w in self.work)
+
+
+def _rank(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.arrival
+
+
+class Scheduler:
+    """Holds the sequences that run and those that wait."""
+
+    def __init__(
+        self,
+        *,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        pages: PageBudget,
+        budget: PrefillBudget,
+        waiting: RequestQueue,
+        chunks: ChunkPolicy | None = None,
+        max_scored_rows: int = 2**31,
+    ) -> None:
+        """`max_num_batched_tokens`: rows of a step; `max_num_seqs`: sequences that run at once; `max_scored_rows`: rows of prompts whose
+        logits are asked for. Raises `ValueError` where the rows are too few for the sequences."""
+        chunks = chunks or ChunkPolicy()
+        least = chunks.least_rows(max_num_seqs)
+        if not 1 <= max_num_seqs <= least <= max_num_batched_tokens:
+            raise ValueError(f"{max_num_seqs} sequences need max_num_batched_tokens of at least {least}, not {max_num_batched_tokens}")
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.max_num_seqs = max_num_seqs
+        self.max_scored_rows = max_scored_rows
+        self.pages = pages
+        self.budget = budget
+        self.waiting = waiting
+        self.chunks = chunks
+        self.running: list[Sequence] = []
+        self._arrivals = 0
+        self._blocked: int | None = None
+        """Priority of the first in line, if it found no seat or no room."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing waits."""
+        return not self.running and not self.waiting.sequences
+
+    def add(self, sequence: Sequence) -> None:
+        """Let a sequence wait. Raises `QueueFullError`."""
+        self.waiting.check()
+        self._arrivals = max(sequence.arrival, self._arrivals + 1)
+        sequence.arrive(self._arrivals)
+        self.waiting.service.join(sequence.client_id)
+        self.waiting.push(sequence)
+
+    def run(self, sequence: Sequence) -> None:
+        """Let a sequence that was never added, a fork of one that runs, run at once; it has its slot already."""
+        self.waiting.service.join(sequence.client_id)
+        self.running.append(sequence)
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Let a sequence wait that ran, or a fork that finds no room: its place is before all newcomers of its priority."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        else:
+            self.waiting.service.join(sequence.client_id)
+        self.waiting.push_back(sequence)
+        self._blocked = None
+
+    def inherit(self, before: Scheduler) -> None:
+        """Take over all sequences of another scheduler, which is not used any more. Those that ran there have given their slots up, and are
+        the first to wait."""
+        self.waiting, self._arrivals, self.running = before.waiting, before._arrivals, before.running
+        for sequence in list(self.running):
+            self.requeue(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Forget a sequence that has ended. Harmless if it is not here."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+        elif self.waiting.remove(sequence):
+            self._blocked = None
+        else:
+            return
+        self.waiting.service.leave(sequence.client_id)
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Sequences whose deadline has passed; they stay until they are removed. `now`: seconds of `perf_counter`."""
+        late = [s for s in self.running if s.deadline is not None and s.deadline <= now]
+        return late + self.waiting.expired(now) if self.waiting.sequences else late
+
+    def admit(self, allocate: Callable[[Sequence], Allocation]) -> list[Sequence]:
+        """Let those run that are first in line, as long as there are seats and `allocate` finds room. Returns them. Nobody waits for
+        what is loaded of another one, which keeps its place."""
+        admitted: list[Sequence] = []
+        self._blocked = None
+        with self.waiting.aside() as set_aside:
+            while (first := self.waiting.peek()) is not None:
+                allocation = allocate(first) if len(self.running) < self.max_num_seqs else Allocation.NO_ROOM
+                if allocation is Allocation.LOADING and set_aside(first) < _MOST_LOADING:
+                    continue
+                if allocation is not Allocation.DONE:
+                    self._blocked = first.priority if allocation is Allocation.NO_ROOM else None
+                    break
+                self.waiting.remove(first)
+                self.running.append(first)
+                admitted.append(first)
+        return admitted
+
+    def must_measure(self, submitted: Schedule) -> bool:
+        """Whether the number of rows to schedule next depends on how long this step takes."""
+        return self.budget.must_measure(submitted.decode_rows, submitted.prefill_rows, self.max_num_batched_tokens)
+
+    def schedule(self) -> Schedule:
+        """The next step, given that those before it were submitted. After a preemption, call it again."""
+        decode: list[Sequence] = []
+        prefill: list[Sequence] = []
+        for s in self.running:
+            remaining = s.remaining
+            if remaining:
+                (decode if remaining == 1 or self.chunks.token_by_token(s) else prefill).append(s)
+        if not decode and not prefill:
+            return Schedule()
+        if self._blocked is not None:
+            youngest = max(self.running, key=_rank)
+            if youngest.priority > self._blocked:
+                return Schedule(preempt=[youngest])
+        growth = [PageDemand(s.slot, s.num_computed_tokens, 1) for s in decode if s.num_computed_tokens % PAGE == PAGE - 1]
+        if growth and not self.pages.room(growth):
+            return self._make_room(decode + prefill)
+        work, drafts = self._decode_work(decode, self.max_num_batched_tokens - len(decode), sharing=bool(prefill))
+        decode_rows, prefill_rows = len(decode) + drafts, 0
+        if prefill:
+            chunks = self._chunks(prefill, decode_rows, growth)
+            if chunks is None:
+                return self._make_room(decode + prefill)
+            prefill_rows = sum([w.count for w in chunks])
+            work += chunks
+        for w in work:
+            self.waiting.service.served[w.sequence.client_id] += w.count
+        if prefill_rows:
+            self.budget.commit(decode_rows, prefill_rows)
+        else:
+            self.budget.plain[decode_rows] += 1
+        return Schedule(work, [], decode_rows, prefill_rows, drafts)
+
+    def _make_room(self, ready: list[Sequence]) -> Schedule:
+        """The youngest leaves. If only one is left, those that have ended still hold pages until their last step was collected."""
+        return Schedule(preempt=[max(ready, key=_rank)]) if len(ready) > 1 else Schedule()
+
+    def _decode_work(self, decode: list[Sequence], spare: int, *, sharing: bool) -> tuple[list[Work], int]:
+        """A row for each answer, and its drafts as far as `spare` rows go, or half of those where prompts are read in the same step.
+        Returns the number of drafts too."""
+        spare = left = spare // 2 if sharing else spare
+        work = []
+        for s in decode:
+            drafts = max(min(len(s.drafts), left), 0)
+            left -= drafts
+            work.append(Work(s, 1 + drafts, drafts, s.num_computed_tokens + 1 == s.num_tokens and not s.is_only_read))
+        return work, spare - left
+
+    def _chunks(self, prefill: list[Sequence], decode_rows: int, growth: list[PageDemand]) -> list[Work] | None:
+        """Chunks of prompts; None if pages are so short that the first of all sequences would not go on."""
+        service = self.waiting.service
+        line = sorted(prefill, key=lambda s: (s.priority, service.of(s.client_id), s.arrival)) if len(prefill) > 1 else prefill
+        wanted = sum([s.remaining for s in line])
+        most = self.max_num_batched_tokens - decode_rows
+        rows = self.chunks.prefill_rows(self.budget.allowance(decode_rows, wanted, most, line[0].remaining), most)
+        head, scored = min(self.running, key=_rank), self.max_scored_rows
+        work: list[Work] = []
+        for s in line:
+            if rows <= 0:
+                break
+            whole = self.chunks.length(s, min(rows, scored) if s.wants_logits else rows)
+            count = self._fitting(s, whole, growth)
+            if count:
+                ends = s.num_computed_tokens + count == s.num_tokens
+                work.append(Work(s, count, 0, ends and not s.is_only_read))
+                growth.append(PageDemand(s.slot, s.num_computed_tokens, count))
+                rows -= count
+                scored -= count if s.wants_logits else 0
+            elif whole and s is head:
+                return None
+        return work
+
+    def _fitting(self, sequence: Sequence, count: int, growth: list[PageDemand]) -> int:
+        """`count`, or as much of it as there are pages for."""
+        past = sequence.num_computed_tokens
+        full = (past + count) // PAGE - past // PAGE
+        if not full or self.pages.room([*growth, PageDemand(sequence.slot, past, count)]):
+            return count
+        low, high = 0, full
+        while high - low > 1:
+            middle = (low + high) // 2
+            fits = self.pages.room([*growth, PageDemand(sequence.slot, past, (past // PAGE + middle) * PAGE - past)])
+            low, high = (middle, high) if fits else (low, middle)
+        return self.chunks.shortened(past, low)

@@ -1,0 +1,1 @@
+"""Execution of one scheduled step on the model."""

@@ -1,0 +1,152 @@
+"""Decoding without building each step's graph in Python: `mx.compile` traces a step of the model once, and MLX replays it for later ones.
+
+Only the usual step is replayed, in which every sequence goes on by one token and fills no page; all others are built as ever. What differs
+from step to step are arrays: tokens, plans, cosines, and what the cache holds. A trace is made for each combination of their shapes, once
+that has come twice. `MLXINFER_COMPILED_STEPS=1` switches it on: it is off until a Mac has shown the same tokens with it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Sequence
+from itertools import count
+from threading import get_ident
+
+import mlx.core as mx
+
+from ...cache.paged import PagedCache
+from ...cache.replayable_step import SteadyCache, SteadyStep
+from ...cache.step import CacheStep
+from ...errors import one_line
+from ...kernels_metal import executors
+from ...models.decoder import Decoder, Model
+from ...nn.attention import Temperature
+from ...nn.kernel_trial import age, kernels_in_use
+
+_MOST_TRACES, _MOST_SEEN = 32, 256
+
+_Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]", SteadyStep, CacheStep], "list[mx.array]"]
+"""From tokens, arrays made by the host and arrays held by the cache to scores and what the step leaves in the cache."""
+_numbers = count()
+
+_log = logging.getLogger(__name__)
+
+
+class CompiledSteps:
+    """The traces of one model over one cache."""
+
+    def __init__(self, model: Decoder, cache: PagedCache) -> None:
+        self._model = model
+        self._cache = SteadyCache(cache)
+        self._traces: dict[Hashable, _Trace] = {}
+        self._seen: set[Hashable] = set()
+        self._temperatures = list(_temperatures(model))
+        self._age = age()
+        self.traced = 0
+        """How often MLX has traced a step."""
+        self.replayed = 0
+        """Steps that were computed by a trace, those that made one included."""
+
+    @classmethod
+    def of(cls, model: Model, cache: PagedCache) -> CompiledSteps | None:
+        """None where no step could be replayed."""
+        # A head that drafts reads the rows of every step, replayed or not, and other machines are told of each.
+        if not isinstance(model, Decoder) or model.mtp is not None or model.divided or not kernels_in_use() or not executors.traceable():
+            return None
+        found = cls(model, cache)
+        return found if found._cache.possible else None
+
+    def scores(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
+        """int32 `[T]` to the model's scores `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be
+        built as ever, and nothing has changed."""
+        if not self._cache.possible:
+            return None
+        steady = self._cache.steady(step)
+        if steady is None:
+            return None
+        rotations = self._model.rotations(step)
+        given = [*steady.given, step.positions, *(rotation.waves for rotation in rotations.values())]
+        trace = self._trace_of(self._key(steady, step, tokens))
+        if trace is None:
+            return None
+        try:
+            outputs = trace(tokens, given, steady.begin(), steady, step)
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:  # the step can be built as ever
+            self._cache.possible = False
+            self._traces.clear()
+            _log.warning("steps are no longer compiled (%s)", one_line(error))
+            return None
+        self.replayed += 1
+        steady.end(outputs[1:])
+        step.replayed(outputs[1:])
+        return outputs[0]
+
+    def learn(self, step: CacheStep) -> None:
+        """Look at a step that was built as ever."""
+        self._cache.learn(step)
+
+    def _key(self, steady: SteadyStep, step: CacheStep, tokens: mx.array) -> Hashable:
+        """All that a trace depends on besides arrays. Traces belong to threads."""
+        segments = step.segments
+        regimes = [tuple([rope.regime(max(s.total, s.past + 1)) for s in segments]) for rope in self._model.ropes.values()]
+        hot = tuple([each.beyond(segments) for each in self._temperatures])
+        return steady.key, tuple(regimes), hot, tokens.dtype, age(), get_ident()
+
+    def _trace_of(self, key: Hashable) -> _Trace | None:
+        """None where the key is new. Of too many traces, the one that was not used for longest is dropped."""
+        if self._age != age():  # other kernels are used: nothing of before comes again
+            self._age = age()
+            self._traces.clear()
+        trace = self._traces.pop(key, None)
+        if trace is None:
+            if key not in self._seen:
+                if len(self._seen) >= _MOST_SEEN:
+                    self._seen.clear()
+                self._seen.add(key)
+                return None
+            if len(self._traces) >= _MOST_TRACES:
+                self._traces.pop(next(iter(self._traces)))
+            trace = _trace(self._model, self._count)
+        self._traces[key] = trace
+        return trace
+
+    def _count(self) -> None:
+        self.traced += 1
+
+
+def _trace(model: Decoder, traced: Callable[[], None]) -> _Trace:
+    """A step as a function of arrays, which MLX traces when it is first called, and calls `traced` then. Were it to trace it again, the
+    step would be the current one. A number of its own keeps MLX from taking it for another function at the same place in memory."""
+    current: list[tuple[SteadyStep, CacheStep]] = []
+    number = next(_numbers)
+
+    def compute(_: int, tokens: mx.array, given: Sequence[mx.array], held: Sequence[mx.array]) -> list[mx.array]:
+        ((steady, step),) = current
+        traced()
+        rotations = model.rotations(step)
+        first = len(given) - len(rotations)
+        positions, step.positions = step.positions, given[first - 1]
+        for rotation, waves in zip(rotations.values(), given[first:], strict=True):
+            rotation.__dict__["waves"] = waves
+        try:
+            with steady.reading(given[: first - 1], held):
+                scores = model.scores(model.hidden(tokens, step, rotations=rotations))
+                return [scores, *steady.left()]
+        finally:
+            step.positions = positions
+
+    compiled: Callable[..., list[mx.array]] = mx.compile(compute)
+
+    def call(tokens: mx.array, given: list[mx.array], held: list[mx.array], steady: SteadyStep, step: CacheStep) -> list[mx.array]:
+        current.append((steady, step))
+        try:
+            return compiled(number, tokens, given, held)
+        finally:
+            current.clear()
+
+    return call
+
+
+def _temperatures(model: Decoder) -> set[Temperature]:
+    mixers = [getattr(block, "mixer", None) for block in model.blocks]
+    return {each for mixer in mixers if (each := getattr(mixer, "temperature", None)) is not None}

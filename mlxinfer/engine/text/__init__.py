@@ -1,0 +1,1 @@
+"""Prompts in, text and vectors out."""

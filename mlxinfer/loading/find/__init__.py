@@ -1,0 +1,1 @@
+"""Resolution of a model's name to a local directory or file."""

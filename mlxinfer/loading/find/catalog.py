@@ -1,0 +1,100 @@
+"""The models on this machine: listing, describing and removing them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ...errors import MLXInferError, ModelNotFoundError
+from ...models import build, supports
+from ...models.config_reader import check_ignored, ignored_note
+from ..load import model_type, open_checkpoint
+from ..summary import Summary, summarize
+from ..weights import MetaWeights
+from .hub import cached_models, delete_cached
+from .resolve import ALIASES, models_dir, resolve
+
+Kind = Literal["alias", "hub", "converted"]
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A model that can be loaded without a download."""
+
+    name: str
+    """What `load` accepts for it."""
+    kind: Kind
+    """Where it was found."""
+    path: Path
+    """Its file or directory."""
+    nbytes: int
+    """Bytes of its files."""
+
+
+def local_models() -> list[LocalModel]:
+    """Aliases whose packages are installed, models in the hub's cache, and those converted into the models directory."""
+    found = []
+    for name, alias in ALIASES.items():
+        files = alias.installed()
+        if len(files) == len(alias.parts):
+            found.append(LocalModel(name, "alias", files[0].parent, sum(file.stat().st_size for file in files)))
+    found += [LocalModel(repo.repo, "hub", repo.path, repo.nbytes) for repo in cached_models()]
+    for config in sorted(models_dir().glob("*/config.json")):
+        directory = config.parent
+        size = sum(file.stat().st_size for file in directory.rglob("*") if file.is_file())
+        found.append(LocalModel(directory.name, "converted", directory, size))
+    return found
+
+
+def remove_model(name: str) -> int:
+    """Delete a model of `local_models` and return the bytes freed. Files that pip installed are left to pip. Raises `MLXInferError`."""
+    if name in ALIASES:
+        return _remove_assembled(name)
+    for repo in cached_models():
+        if repo.repo == name:
+            return delete_cached(repo)
+    for model in local_models():
+        if model.kind == "converted" and model.name == name:
+            _delete_directory(model.path)
+            return model.nbytes
+    raise ModelNotFoundError(f"there is no model {name!r} to remove: see mlxinfer models list")
+
+
+def _delete_directory(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except OSError as error:
+        raise MLXInferError(f"cannot delete {path}: {error.strerror or error}") from None
+
+
+def check_removable(name: str) -> None:
+    """Raise `MLXInferError` for an alias whose files belong to a package."""
+    file = ALIASES[name].assembled_path() if name in ALIASES else None
+    if name in ALIASES and (file is None or not file.exists()):
+        raise MLXInferError(f"{name} belongs to a Python package: pip uninstall {ALIASES[name].distribution}")
+
+
+def _remove_assembled(name: str) -> int:
+    check_removable(name)
+    file = ALIASES[name].assembled_path()
+    assert file is not None
+    size = file.stat().st_size
+    file.unlink()
+    return size
+
+
+def describe(what: str | Path, *, ignore_config_keys: Sequence[str] = ()) -> Summary:
+    """Summarize the headers of a model. A hub id is downloaded if it is not cached. Raises `MLXInferError`."""
+    found = resolve(what)
+    checkpoint = open_checkpoint(found.path, ignore_config_keys=ignore_config_keys)
+    try:
+        check_ignored(ignore_config_keys, checkpoint.config)
+        graph = build(checkpoint.config, MetaWeights(checkpoint)) if supports(model_type(checkpoint)) else None
+        notes = graph.notes if graph else tuple(ignored_note(checkpoint.config))
+        summary = summarize(checkpoint, found.name, model_type(checkpoint), graph.max_context if graph else None)
+        return replace(summary, notes=notes)
+    finally:
+        checkpoint.close()

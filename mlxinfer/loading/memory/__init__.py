@@ -1,0 +1,1 @@
+"""Memory planning before a model is loaded."""

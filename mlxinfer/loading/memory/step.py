@@ -1,0 +1,226 @@
+"""Upper bound on the transient memory of one step, from the shapes of the model's matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import prod
+
+import mlx.core as mx
+
+from ... import kernels_cpu
+from ...cache.attention.reference_chunks import PlainSize, rows_at_once
+from ...cache.attention.select import attention_backend
+from ...cache.base import PAGE, AttentionParams, AttentionSpec, BidirectionalSpec, LayerSpec, RecurrentSpec
+from ...cache.kv_format import KVFormat
+from ...cache.store import LayerStore
+from ...kernels_metal.quantized_matmul.block_formats import BLOCKS
+from ...models.decoder import Model
+from ...nn.latent_attention import LatentAttention
+from ...nn.linear import Embedding, Linear
+from ...nn.mamba2 import Mamba2
+from ...nn.moe import ExpertLinear
+from ...nn.packing import arrays, objects
+from ...nn.small_batch_matmul import UNPACKED_BYTES
+from ...nn.weights import Blocks, RawBlocks
+from ...sampling import SAMPLED_ROWS_AT_ONCE
+from ...util.dataclass import dataclass
+from ...util.device import command_buffer_numbers, is_gpu
+
+_SLACK = 16 * 2**20
+"""Bytes for indices, rotations, masks, and rounding by the allocator."""
+_ROW_COPIES = 6
+"""Copies of the widest row that are alive at once: the hidden state, its norm, a product, its activation, the sum, and one that waits to
+be freed."""
+_LOGIT_COPIES = 3
+"""Logits `[rows, vocab]` in float32 that are alive at once: those of the step, what they were made of, and those of the step before."""
+_SAMPLING_STAGES = 16
+"""float32 arrays `[rows, vocab]` that are alive at once when every sampling stage is used: 13 were measured, and sorting takes more."""
+_BATCH_ARRAYS = 4
+"""float32 arrays `[sequences, vocab]` of a batch's penalties and biases."""
+_SCORING_COPIES = 5
+"""The same for rows of a prompt whose logits are asked for: of this step, and of the one before, whose log-probabilities are computed."""
+_STATE_COPIES = 3
+"""States of a recurrent layer that are alive at once: as they were, gathered for the step, and updated."""
+_SCORE_COPIES = 3
+"""Scores of whole texts, masked scores, and their softmax."""
+_MASK_ARRAYS = 3
+"""Arrays of 4 bytes for each score of one head that a mask is made of."""
+_LAYER_ARRAYS = 64
+"""Arrays that a layer creates in a step, at most."""
+_MOST_EXPERTS = 16
+"""Experts per token; only the matrices are known here, and few models choose more."""
+_STEPS_IN_FLIGHT = 2
+_SLICES = 2
+"""Slices of a matrix of blocks that are unpacked at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepSize:
+    """Transient memory of one step."""
+
+    fixed: int
+    """Bytes whatever the context."""
+    attention: tuple[tuple[PlainSize, ...], ...]
+    """For each model, what grows with the context: one layer at a time is computed."""
+    grown: float
+    """Bytes for each token of the page pool, while that grows between two steps."""
+    arrays: int
+    """Arrays alive at once, those of all steps in flight; a count."""
+
+    def __add__(self, other: StepSize) -> StepSize:
+        return StepSize(self.fixed + other.fixed, self.attention + other.attention, self.grown + other.grown, self.arrays + other.arrays)
+
+    def at(self, context: int, sequences: int = 1) -> int:
+        """Bytes for so many sequences of `context` tokens."""
+        return self.fixed + sum(max((size.bytes(context, sequences) for size in sizes), default=0) for sizes in self.attention)
+
+    def growth(self, context: int, sequences: int, pool_tokens: int) -> int:
+        """Bytes beyond those of a step while the pool grows to this size."""
+        return max(int(self.grown * pool_tokens) - self.at(context, sequences), 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRows:
+    """The rows of the largest step."""
+
+    rows: int
+    """All of them."""
+    sequences: int
+    """Sequences that run together."""
+    drafts: int
+    """Tokens drafted for each, at most."""
+    scored: int = 0
+    """Rows of prompts whose logits are asked for, at most."""
+
+    @property
+    def sampled(self) -> int:
+        """Rows that are followed by a sampled token, at most."""
+        return min(self.sequences * (1 + self.drafts), self.rows)
+
+
+def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> StepSize:
+    """The largest step of a model."""
+    nodes = list(objects(model))
+    linears = [node for node in nodes if isinstance(node, (Linear, Embedding))]
+    softcap = any(node.softcap is not None for node in nodes if isinstance(node, AttentionParams))
+    attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
+    stores = [LayerStore(spec, dtype, kv) for spec in attention]
+    plain = [size for store in stores for size in _plain(store, step.rows, softcap=softcap)]
+    plain += _read_by_head(model, dtype, kv, step)
+    unsealed = max((attention_backend(store).unsealed_bytes(store, step.rows) for store in stores), default=0)
+    windowed = [(size, size.spec.window) for size in plain if size.spec.window is not None]
+    windows = max((size.bytes(window + step.rows, step.sequences) for size, window in windowed), default=0)
+    activations = _ROW_COPIES * step.rows * _widest(model, nodes, linears) * mx.float32.size
+    unpacked = max((_unpacked(node, dtype) for node in linears), default=0)
+    layers = max(len(model.layers), 1)
+    return StepSize(
+        _slack(dtype)
+        + activations
+        + windows
+        + unsealed
+        + unpacked
+        + _logits(model, step)
+        + _states(model, step)
+        + _whole_texts(model, step),
+        (tuple(dict.fromkeys(size for size in plain if size.spec.window is None)),),
+        max((growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
+        _STEPS_IN_FLIGHT * layers * _LAYER_ARRAYS,
+    )
+
+
+def with_scored(model: Model, step: StepRows, room: int, least: int) -> StepRows:
+    """The step with as many scored rows as `room` bytes are for, or as what sampling takes anyway has room for, `least` at least."""
+    row = _SCORING_COPIES * model.vocab_size * mx.float32.size
+    return replace(step, scored=min(max(max(_logits(model, step), room) // row, least), step.rows))
+
+
+def _slack(dtype: mx.Dtype) -> int:
+    """On a GPU, memory is freed when a command buffer is done. MLX waits for those before where memory is short (`MemoryBudget`), but not
+    for the one that it fills."""
+    return _SLACK + (command_buffer_numbers() * dtype.size if is_gpu() else 0)
+
+
+def weight_arrays(model: Model) -> int:
+    return sum(1 for _ in arrays(model))
+
+
+def _widest(model: Model, nodes: list[object], linears: list[Linear | Embedding]) -> int:
+    """Numbers in the widest row of a step's activations."""
+    by_head = {id(linear): node.sizes.heads for node in nodes if isinstance(node, LatentAttention) for linear in (node.into, node.out)}
+    wide = [_width(n) * by_head.get(id(n), _MOST_EXPERTS if isinstance(n, ExpertLinear) else 1) for n in linears if _is_inner(n, model)]
+    wide += [node.sizes.heads * node.sizes.state for node in nodes if isinstance(node, Mamba2)]
+    return max(wide, default=0)
+
+
+def _is_inner(node: Linear | Embedding, model: Model) -> bool:
+    """Whether its products have a row for each token of the step. The logits have one for each that is sampled."""
+    return not isinstance(node, Embedding) and _width(node) != model.vocab_size
+
+
+def _width(node: Linear | Embedding) -> int:
+    """Columns of its wider side, input or output."""
+    return int(max(node.matrix.shape[-2:]))
+
+
+def _logits(model: Model, step: StepRows) -> int:
+    """The logits of all sampled rows, the stages of sampling of a slice of them, and what a batch keeps; or those of scored rows."""
+    rows = _LOGIT_COPIES * step.sampled + _SAMPLING_STAGES * min(step.sampled, SAMPLED_ROWS_AT_ONCE) + _BATCH_ARRAYS * step.sequences
+    return max(rows, _SCORING_COPIES * step.scored) * model.vocab_size * mx.float32.size
+
+
+def _states(model: Model, step: StepRows) -> int:
+    """States of recurrent layers: those of one layer while it is computed, and copies of all for sequences whose drafts may not hold."""
+    sizes = [state_bytes(spec) for spec in model.layers]
+    return step.sequences * (_STATE_COPIES * max(sizes, default=0) + (sum(sizes) if step.drafts else 0))
+
+
+def state_bytes(spec: LayerSpec) -> int:
+    """Bytes of a layer's recurrent states for one sequence."""
+    return sum(prod(shape) for shape in spec.shapes) * mx.float32.size if isinstance(spec, RecurrentSpec) else 0
+
+
+def _whole_texts(model: Model, step: StepRows) -> int:
+    """Scores of layers that look both ways, and two masks with the distances that they are made of."""
+    heads = max((spec.query_heads for spec in model.layers if isinstance(spec, BidirectionalSpec)), default=0)
+    if not heads:
+        return 0
+    scores = heads * rows_at_once(heads, step.rows, step.rows, fused=False) * step.rows
+    return mx.float32.size * (_SCORE_COPIES * scores + _MASK_ARRAYS * step.rows**2)
+
+
+def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
+    """Bytes of a matrix that is unpacked for its product: GGUF's blocks. On a GPU these come into memory as they are, and products of many
+    rows unpack slices, of which one is multiplied and the next is there; on a CPU without kernels, the whole."""
+    matrix = node.matrix
+    if not isinstance(matrix, (Blocks, RawBlocks)) or (isinstance(matrix, RawBlocks) and kernels_cpu.in_use()):
+        return 0
+    size = prod(tuple(matrix.shape)) * dtype.size
+    sliced = isinstance(matrix, Blocks) or (is_gpu() and matrix.format.mode in BLOCKS)
+    return min(size, _SLICES * UNPACKED_BYTES) if sliced else size
+
+
+def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize]:
+    """What plain MLX takes for the attention of a layer, if it is what computes it, for some segments at least."""
+    if attention_backend(store).joins_past(store.format):
+        yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
+
+
+def _read_by_head(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> Iterator[PlainSize]:
+    """What a head takes that reads the model's pages, one row for each sequence."""
+    for layer in model.mtp.reads if model.mtp is not None else ():
+        spec = model.layers[layer]
+        assert isinstance(spec, AttentionSpec)
+        yield PlainSize(spec, step.sequences, dtype.size, kv.quantized, False)
+
+
+def growth(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat) -> float:
+    """Bytes for each token of the pool of one layer while that grows: the old pool and the rows that are new are there besides, and one
+    layer grows after another."""
+    return LayerStore.page_bytes(spec, dtype, kv) / PAGE
+
+
+def kept_arrays(model: Model) -> Iterator[int]:
+    """For each layer, how many arrays its pools have: codes and scales of keys and values, first pages, open pages; or states."""
+    for spec in model.layers:
+        yield 8 if isinstance(spec, AttentionSpec) else len(spec.shapes) if isinstance(spec, RecurrentSpec) else 2

@@ -1,0 +1,79 @@
+"""Why a model's weights take other bytes in memory than in its files."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import mlx.core as mx
+
+from ...nn.weights import FLOAT8, Format
+from ...util.dataclass import dataclass
+from ..checkpoint import Checkpoint
+from ..formats import dtype_name, format_text
+from ..gguf import GGUFCheckpoint
+from ..weights import MetaWeights, PlannedTensor
+
+_SAID = 1 / 200
+"""Share of the bytes in the files from which a difference is said."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChange:
+    """Tensors that take other bytes in memory."""
+
+    kind: str
+    """Their kind, as `Checkpoint.kind` names it; empty for different kinds."""
+    stored: int
+    """Bytes in the files."""
+    kept: int
+    """Bytes in memory; 0 where they are not read."""
+    reason: str
+    """Why, in words."""
+
+
+def size_changes(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None) -> tuple[SizeChange, ...]:
+    """One for each reason that changes the size by more than `_SAID`, after `meta.finish`."""
+    whole = sum(checkpoint.nbytes(name) for name in checkpoint.names())
+    return (*_left_out(checkpoint, meta, whole), *_changed(checkpoint, meta, dtype, quantize, whole))
+
+
+def _left_out(checkpoint: Checkpoint, meta: MetaWeights, whole: int) -> Iterator[SizeChange]:
+    sizes: Counter[str] = Counter()
+    for name, reason in meta.skipped.items():
+        sizes[reason] += checkpoint.nbytes(name)
+    for reason, size in sizes.most_common():
+        if size > _SAID * whole:
+            yield SizeChange("", size, 0, reason)
+
+
+def _changed(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None, whole: int) -> Iterator[SizeChange]:
+    stored: Counter[tuple[str, str]] = Counter()
+    kept: Counter[tuple[str, str]] = Counter()
+    counted: set[str] = set()
+    for tensor in meta.tensors.values():
+        sources = [source for source in tensor.request.sources if source not in counted]
+        counted.update(sources)
+        group = checkpoint.kind(tensor.request.sources[0]), _form(checkpoint, tensor, dtype, quantize)
+        stored[group] += sum(map(checkpoint.nbytes, sources))
+        kept[group] += tensor.nbytes(dtype, quantize)
+    for (kind, form), size in kept.most_common():
+        before = stored[kind, form]
+        if abs(size - before) > _SAID * whole:
+            yield SizeChange(kind, before, size, form)
+
+
+def _form(checkpoint: Checkpoint, tensor: PlannedTensor, dtype: mx.Dtype, quantize: Format | None) -> str:
+    """Form in memory, in words."""
+    if quantize and tensor.is_quantized_by(quantize):
+        return f"quantized to {format_text(quantize)}"
+    stored = tensor.stored
+    if isinstance(stored, Format) and stored.mode == FLOAT8:
+        return "the same codes, with a scale for each row"
+    if isinstance(stored, Format):
+        return "the same codes, with scales as products here read them"
+    becomes = dtype_name(tensor.request.dtype_of(stored, dtype))
+    source = tensor.request.sources[0]
+    if not isinstance(checkpoint, GGUFCheckpoint) and checkpoint.unpacked_from(source):
+        return f"unpacked to {becomes}, as no product here reads them"
+    return f"in {becomes}"

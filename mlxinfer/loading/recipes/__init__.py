@@ -1,0 +1,1 @@
+"""Pooling and scoring recipes stored with embedding models and rerankers."""

@@ -1,0 +1,1 @@
+"""Architectures that run on mlx-lm's graphs."""

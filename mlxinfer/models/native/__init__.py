@@ -1,0 +1,1 @@
+"""Decoder blocks as programs of the CPU kernels."""

@@ -1,0 +1,355 @@
+"""What the parts of a block are for the CPU kernels: instructions of a `kernels_cpu.Program`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, cast, runtime_checkable
+
+import mlx.core as mx
+
+from ... import kernels_cpu
+from ...cache.base import HeadNorm
+from ...kernels_cpu import Norm, Program, Projection, View
+from ...nn.activations import Activated, ClampedSwiglu, Gate, ScaledGate, relu_squared
+from ...nn.attention import Attention, Temperature
+from ...nn.gated_delta import GatedDelta, NarrowInputs, gated_by_sigmoid, gated_by_silu
+from ...nn.latent_attention import LatentAttention
+from ...nn.linear import JoinedLinear, Linear
+from ...nn.mamba2 import Mamba2
+from ...nn.mlp import GatedMLP, PlainMLP
+from ...nn.moe import ExpertLinear, Experts, MixtureOfExperts, PlainExperts
+from ...nn.norms import RMSNorm
+from ...nn.short_conv import ShortConv
+from .latent import add_latent
+
+
+class NotNative(Exception):
+    """A part that the CPU kernels cannot compute."""
+
+
+class PagesElsewhere(NotNative):
+    """A part that reads pages which are not filled in the same run of blocks."""
+
+
+@runtime_checkable
+class Native(Protocol):
+    """A part of one family's own that says what it is for the CPU kernels."""
+
+    def natively(self, parts: Parts, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
+        """Adds `mix(norm(x))` to the sink. Raises `NotNative`."""
+        ...
+
+
+class Parts:
+    """Turns parts into instructions. Every method raises `NotNative` for what the kernels cannot compute."""
+
+    def __init__(self, hidden: int, dtype: mx.Dtype, blocks: int = 1) -> None:
+        """Rows `[T, hidden]` of `dtype`, for some of `blocks` blocks."""
+        self.blocks = blocks
+        self.block = 0
+        """Which of them comes next."""
+        self.program = Program(hidden, dtype)
+        self.layers: list[int] = []
+        """Indices of the attention layers in the cache, in order."""
+        self.ropes: list[str | None] = []
+        """Keys of their ropes, None where they do not rotate."""
+        self.temperatures: list[Temperature] = []
+        """Those of attention layers: the CPU kernels know none."""
+        self.recurrent: list[int] = []
+        """Indices of the recurrent layers in the cache, in order."""
+
+    def mark(self) -> tuple[int, ...]:
+        """How much there is, for `back`."""
+        return tuple(map(len, self._lists))
+
+    def back(self, mark: tuple[int, ...]) -> None:
+        """Drop what was added since then."""
+        for each, length in zip(self._lists, mark, strict=True):
+            del each[length:]
+
+    def check(self, mark: tuple[int, ...]) -> None:
+        """Check what was added since then. Raises ValueError."""
+        reads = len(set(self.layers)) < len(self.layers)  # then instructions refer to earlier ones
+        self.program.finish(0 if reads else mark[0])
+
+    @property
+    def _lists(self) -> list[list[Any]]:
+        return [self.program.instructions, self.layers, self.ropes, self.temperatures, self.recurrent]
+
+    def projection(self, linear: Linear) -> Projection:
+        """A packed matrix whose results have the rows' dtype."""
+        m, dtype = linear.matrix, self.program.dtype
+        if type(linear) not in (Linear, ExpertLinear) or not isinstance(m, kernels_cpu.Packed):
+            raise NotNative
+        if dtype != mx.float32 and m.dtype is not None and m.dtype != dtype:
+            raise NotNative
+        return Projection(m, linear.bias)
+
+    def norm(self, norm: RMSNorm | HeadNorm | None) -> Norm | None:
+        """Weight and epsilon."""
+        if norm is None:
+            return None
+        if getattr(norm, "centring", False):
+            raise NotNative
+        return norm.weight, norm.eps
+
+    def own(self, width: int) -> View:
+        """The block's own input, of which a step gives one for every block."""
+        return self.program.given(self.blocks * width).columns(self.block * width, width)
+
+    def product(self, linear: Linear, x: View, name: str, *, norm: RMSNorm | None = None, experts: View | None = None) -> View:
+        """`linear(norm(x))`."""
+        return self.program.multiply(x, self.projection(linear), name, norm=self.norm(norm), experts=experts)
+
+    def split(self, joined: JoinedLinear, x: View, name: str, *, norm: RMSNorm | None = None, experts: View | None = None) -> list[View]:
+        """The outputs of several projections."""
+        found = []
+        for i, (linear, cuts) in enumerate(zip(joined.linears, joined.splits, strict=True)):
+            y = self.product(linear, x, f"{name} {i}", norm=norm, experts=experts)
+            ends = [*cuts, y.count]
+            found += [y.columns(start, end - start) for start, end in zip([0, *cuts], ends, strict=True)]
+        return found
+
+    def normed(self, x: View, norm: RMSNorm | None) -> View:
+        """`norm(x)`, for what is read several times."""
+        return x if norm is None else self.program.norm(x, (norm.weight, norm.eps), "normed", centring=norm.centring)
+
+    def scale(self, x: View, gains: mx.array) -> None:
+        """Multiply columns by constants `[columns]`, in place; neighbours that have the same one together."""
+        values = cast("list[float]", gains.tolist())
+        starts = [i for i, value in enumerate(values) if not i or value != values[i - 1]]
+        for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
+            if values[start] != 1.0:
+                part = x.columns(start, end - start)
+                self.program.add(part, part, factor=values[start])
+
+    def mix(self, mixer: object, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
+        """Adds `mixer(norm(x))` to the sink."""
+        if type(mixer) is Attention:
+            queries, keys, values = self.split(mixer.qkv, x, "projected", norm=norm)
+            answers = self.attend(mixer, queries, keys, values, rope)
+            sink.product(mixer.output, answers)
+        elif isinstance(mixer, GatedDelta):
+            self._delta(mixer, x, norm, sink)
+        elif isinstance(mixer, Mamba2):
+            self._mamba(mixer, x, norm, sink)
+        elif isinstance(mixer, ShortConv):
+            self._short_conv(mixer, x, norm, sink)
+        elif isinstance(mixer, LatentAttention):
+            add_latent(mixer, self, x, norm, sink, rope)
+        elif isinstance(mixer, Native):
+            mixer.natively(self, x, norm, sink, rope)
+        else:
+            raise NotNative
+
+    def attend(self, attention: Attention, queries: View, keys: View, values: View, rope: str | None, *, step: int = 0) -> View:
+        """Attention alone; query heads begin `step` columns after one another, or without a gap."""
+        if attention.rotates and rope is None:
+            raise NotNative
+        q_norm, k_norm = self.norm(attention.q_norm), self.norm(attention.k_norm)
+        if attention.wide_norms and q_norm and k_norm:
+            self.program.norm(queries, q_norm, to=queries)
+            self.program.norm(keys, k_norm, to=keys)
+            q_norm = k_norm = None
+        self.fills(attention.layer, rope if attention.rotates else None, attention.temperature)
+        params = attention.params
+        return self.program.attend(
+            queries,
+            keys,
+            values,
+            attention.output.matrix.shape[-1],
+            step=step or attention.heads.dim,
+            query_norm=q_norm,
+            key_norm=k_norm,
+            query_gain=attention.query_gain,
+            sinks=params.sinks,
+            scale=params.scale,
+            softcap=params.softcap,
+        )
+
+    def fills(self, layer: int, rope: str | None, temperature: Temperature | None = None) -> None:
+        """The next attention is that of a layer of the cache, rotated by this rope."""
+        self.layers.append(layer)
+        self.ropes.append(rope)
+        if temperature is not None:
+            self.temperatures.append(temperature)
+
+    def reads(self, layer: int, rope: str | None) -> int:
+        """The next attention reads what an earlier one fills. Returns its number."""
+        if layer not in self.layers:
+            raise PagesElsewhere
+        self.fills(layer, rope)
+        return self.layers.index(layer)
+
+    def sink(self, after: RMSNorm | None = None, factor: float = 1.0) -> Sink:
+        """Adds results up, for the stream."""
+        return Sink(self, after, factor)
+
+    def feed_forward(self, mlp: object, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+        """Adds `mlp(norm(x))` to the sink."""
+        if isinstance(mlp, MixtureOfExperts):
+            self._mixture(mlp, x, norm, sink)
+        elif type(mlp) is GatedMLP and isinstance(mlp.gate, ScaledGate):
+            inner = self._gated(mlp.gate_up, replace(mlp.gate, after=1.0), x, norm=norm)
+            sink.product(mlp.down, inner, factor=mlp.gate.after)
+        else:
+            down, inner = self.inner(mlp, x, norm)
+            sink.product(down, inner)
+
+    def inner(self, mlp: object, x: View, norm: RMSNorm | None) -> tuple[Linear, View]:
+        """The last projection of a feed-forward layer, and what it reads."""
+        if type(mlp) is GatedMLP:
+            return mlp.down, self._gated(mlp.gate_up, mlp.gate, x, norm=norm)
+        if type(mlp) is PlainMLP:
+            return mlp.down, self._activated(mlp.activation, self.product(mlp.up, x, "inner", norm=norm))
+        raise NotNative
+
+    def _gated(self, joined: JoinedLinear, gate: Gate, x: View, *, norm: RMSNorm | None = None, experts: View | None = None) -> View:
+        first = joined.linears[0]
+        if len(joined.linears) == 1 and isinstance(gate, Activated) and first.can_gate(gate.activation):
+            projection = self.projection(first)
+            return self.program.multiply(x, projection, "gated", norm=self.norm(norm), gate=gate.activation, experts=experts)
+        gates, ups = self.split(joined, x, "inner", norm=norm, experts=experts)
+        y = self.program.view("gated", ups.count, ups.each)
+        self.gate(gate, gates, ups, y)
+        return y
+
+    def gate(self, gate: Gate, gates: View, ups: View, to: View) -> None:
+        """`gate(gates, ups)`. Raises `NotNative`, also for a `ScaledGate` with a last factor."""
+        known = isinstance(gate, (Activated, ScaledGate)) and gate.activation in ("silu", "gelu_tanh")
+        if isinstance(gate, ClampedSwiglu):
+            self.program.gate(ups, gates, "clamped_swiglu", to, alpha=gate.alpha, limit=gate.limit)
+        elif known and isinstance(gate, Activated):
+            self.program.gate(ups, gates, gate.activation, to)
+        elif known and isinstance(gate, ScaledGate) and gate.after == 1.0:
+            self.program.gate(ups, gates, gate.activation, to, alpha=gate.before)
+        else:
+            raise NotNative
+
+    def _activated(self, activation: Callable[[mx.array], mx.array], x: View) -> View:
+        if activation is not relu_squared:
+            raise NotNative
+        self.program.gate(x, x, "relu_squared", x)
+        return x
+
+    def _mixture(self, mixture: MixtureOfExperts, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+        router = getattr(mixture.route, "router", None)
+        if router is None:
+            raise NotNative
+        row = self.normed(x, norm)
+        choice = self.program.choose(self.product(mixture.router, row, "logits"), router)
+        read = row if mixture.narrowing is None else self.product(mixture.narrowing, row, "narrow")
+        y = self.of_experts(mixture.experts, read, choice.experts)
+        if mixture.widening is None:
+            sink.rows(y, shares=choice.shares)
+        else:
+            total = self.program.view("total", y.count)
+            self.program.add(y, total, shares=choice.shares)
+            sink.product(mixture.widening, total)
+        if mixture.shared is not None:
+            gate = None if mixture.shared.gate is None else self.product(mixture.shared.gate, row, "gate of the shared")
+            down, inner = self.inner(mixture.shared.mlp, row, None)
+            if gate is None:
+                sink.product(down, inner)
+            else:
+                sink.rows(self.product(down, inner, "of the shared"), gate=gate)
+
+    def of_experts(self, experts: Experts | PlainExperts, x: View, chosen: View) -> View:
+        """A row from each of the chosen experts."""
+        down, inner = self._expert(experts, x, chosen)
+        return self.product(down, inner, "of experts", experts=chosen)
+
+    def _expert(self, experts: Experts | PlainExperts, x: View, chosen: View) -> tuple[Linear, View]:
+        if type(experts) is Experts:
+            return experts.down, self._gated(experts.gate_up, experts.gate, x, experts=chosen)
+        if type(experts) is PlainExperts:
+            return experts.down, self._activated(experts.activation, self.product(experts.up, x, "inner", experts=chosen))
+        raise NotNative
+
+    def _delta(self, delta: GatedDelta, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+        s, units = delta.sizes, {gated_by_silu: "silu", gated_by_sigmoid: "sigmoid"}
+        if delta.gate not in units:
+            raise NotNative
+        qkv, beta, decay, gate = self._delta_inputs(delta, x, norm)
+        self.recurrent.append(delta.layer)
+        sizes = s.key_heads, s.value_heads, s.key_dim, s.value_dim
+        y = self.program.delta((qkv, beta, decay), sizes, delta.convolution, delta.decay, delta.decay_bias)
+        unit = units[delta.gate]
+        sink.product(delta.output, self.program.gated_norm(y, gate, delta.norm, delta.eps, first=True, unit=unit, groups=s.value_heads))
+
+    def _delta_inputs(self, delta: GatedDelta, x: View, norm: RMSNorm | None) -> list[View]:
+        """Queries, keys and values in one, beta, decay and gate."""
+        inputs = delta.inputs
+        if isinstance(inputs, JoinedLinear):
+            return self.split(inputs, x, "projected", norm=norm)
+        if not isinstance(inputs, NarrowInputs) or len(inputs.wide.linears) != 1:
+            raise NotNative
+        q, _, _, beta, decay, gate = self.split(inputs.wide, x, "projected", norm=norm)
+        qkv = View(q.buffer, q.width, q.first, delta.sizes.channels)
+        return [qkv, beta, self.product(inputs.decay, decay, "decay"), self.product(inputs.gate, gate, "gate")]
+
+    def _mamba(self, mamba: Mamba2, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+        s = mamba.sizes
+        projected = self.product(mamba.inputs, x, "projected 0", norm=norm)
+        if mamba.gains is not None:
+            self.scale(projected, mamba.gains)
+        gate, mixed = projected.columns(0, s.inner), projected.columns(s.inner, s.channels)
+        steps = projected.columns(s.inner + s.channels, s.heads)
+        self.recurrent.append(mamba.layer)
+        sizes, vectors = (s.heads, s.dim, s.state, s.groups), (mamba.decay, mamba.skip, mamba.step_bias)
+        y = self.program.mamba((mixed, steps), sizes, mamba.convolution, mamba.bias, vectors, (s.least, s.most))
+        normed = mamba.norm is not None
+        out = self.program.gated_norm(y, gate, mamba.norm, mamba.eps, normed=normed, first=mamba.norm_first, groups=s.groups)
+        sink.product(mamba.output, out)
+
+    def _short_conv(self, conv: ShortConv, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+        projected = self.product(conv.inputs, x, "projected 0", norm=norm)
+        width = projected.count // 3
+        before, after, row = (projected.columns(i * width, width) for i in range(3))
+        self.recurrent.append(conv.layer)
+        sink.product(conv.output, self.program.short_convolution(before, after, row, conv.convolution, conv.bias))
+
+
+class Sink:
+    """Where results are added up: `stream += factor * after(sum of results)`."""
+
+    def __init__(self, parts: Parts, after: RMSNorm | None = None, factor: float = 1.0) -> None:
+        self._parts = parts
+        self._after, self._factor = parts.norm(after), factor
+        program = parts.program
+        self._direct = self._after is None and factor == 1.0
+        self._to = program.stream if self._direct else program.view("part", program.hidden)
+        self._onto = program.stream if self._direct else None
+
+    def product(self, linear: Linear, x: View, factor: float = 1.0) -> None:
+        """Add `factor * linear(x)`."""
+        if factor == 1.0:
+            self._parts.program.multiply(x, self._parts.projection(linear), to=self._to, onto=self._onto)
+        else:
+            self._parts.program.add(self._parts.product(linear, x, "scaled"), self._to, onto=self._onto, factor=factor)
+        self._onto = self._to
+
+    def rows(self, x: View, *, shares: View | None = None, gate: View | None = None) -> None:
+        """Add rows; see `Program.add`."""
+        self._parts.program.add(x, self._to, onto=self._onto, shares=shares, gate=gate)
+        self._onto = self._to
+
+    def normed(self, x: View, norm: RMSNorm) -> None:
+        """Add `norm(x)`."""
+        pair = self._parts.norm(norm)
+        assert pair is not None
+        self._parts.program.norm(x, pair, to=self._to, onto=self._onto)
+        self._onto = self._to
+
+    def finish(self) -> None:
+        """All results are there."""
+        program = self._parts.program
+        if self._direct:
+            return
+        if self._after is not None:
+            plain = self._factor == 1.0
+            program.norm(self._to, self._after, to=program.stream if plain else self._to, onto=program.stream if plain else None)
+            if plain:
+                return
+        program.add(self._to, program.stream, onto=program.stream, factor=self._factor)

@@ -1,0 +1,98 @@
+"""The residual stream between the parts of a model. On a GPU, adding a part's result and the norm that the next part begins with are one
+kernel, if that has passed its trial on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import mlx.core as mx
+
+from ..kernels_metal.add_norm import launcher, reference
+from ..kernels_metal.add_norm.reference import Norm
+from ..util.dataclass import dataclass
+from .kernel_trial import KernelTrial, kernels_in_use
+from .norms import RMSNorm, Sum
+
+_ROWS = 3
+_KNOWN_SUMS = 64
+"""A step asks each norm for the same sum again: how it is computed is worked out once, for so many kinds of rows."""
+_MOST_ERROR = 0.02
+"""In the trial, relative to the largest number: wrong code is wrong by far more, and rounding in 16 bits by less."""
+
+
+@dataclass(slots=True)
+class Stream:
+    """What has been added up so far, and the result of the last part, which is added together with the next norm."""
+
+    x: mx.array
+    """`[T, hidden]`."""
+    result: mx.array | None = None
+    """`[T, hidden]`, not yet in `x`; None if nothing is missing there."""
+    after: RMSNorm | None = None
+    """Applied to the result before it is added."""
+    scale: float = 1.0
+    """Factor of the result (Granite)."""
+
+    def sum(self) -> mx.array:
+        """The whole stream, `[T, hidden]`."""
+        if self.result is None:
+            return self.x
+        y = self.result if self.after is None else self.after(self.result)
+        return self.x + y if self.scale == 1.0 else (self.x + y * mx.array(self.scale)).astype(self.x.dtype)
+
+    def normed(self, norm: RMSNorm | None) -> tuple[mx.array, mx.array]:
+        """The whole stream, and what a part that begins with `norm` reads, both `[T, hidden]`."""
+        if self.result is None or norm is None or norm.centring:
+            x = self.sum()
+            return x, x if norm is None else norm(x)
+        x, known = self.x, norm.sums
+        key = x.shape, x.dtype, self.result.dtype, self.after, self.scale, TRIAL.age
+        way = known.get(key)
+        if way is None:
+            if len(known) >= _KNOWN_SUMS:
+                known.clear()
+            way = known[key] = self._way(self.result, norm)
+        return way(self.result, x)
+
+    def _way(self, result: mx.array, norm: RMSNorm) -> Sum:
+        """How sums like this one are computed."""
+        after, before, scale = None if self.after is None else (self.after.weight, self.after.eps), (norm.weight, norm.eps), self.scale
+        if not self._fits(result, norm):
+            return lambda result, x: reference.add_norm(result, x, after, before, scale)
+        launch = launcher.launch_of(result, self.x, after, before)
+        fixed = launcher.inputs_of(result, self.x, after, before, scale)[2:]
+
+        def run(result: mx.array, x: mx.array) -> tuple[mx.array, mx.array]:
+            sums, normed = launch.run([result, x, *fixed])
+            return sums, normed
+
+        return run
+
+    def _fits(self, result: mx.array, norm: RMSNorm) -> bool:
+        dtype, weight, after = self.x.dtype, norm.weight, self.after
+        if weight.dtype != dtype or result.dtype != dtype or (after is not None and after.weight.dtype != dtype):
+            return False
+        return TRIAL.obstacle(dtype, weight.shape[0], after is not None) is None
+
+
+def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[bool]) -> list[str]:
+    """Why sums and norms are computed one by one, if they are. Runs the trials: `kinds` says whether results are normed before they are
+    added, for each kind of sum that a model has."""
+    return TRIAL.lines((dtype, channels, after) for after in kinds) if kernels_in_use() else []
+
+
+def _try(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
+    keys = mx.random.split(mx.random.key(channels), 4)
+    result, stream = (mx.random.normal((_ROWS, channels), key=key).astype(dtype) for key in keys[:2])
+    weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:]]
+    norms: tuple[Norm | None, Norm] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6))
+    for got, expected in zip(launcher.add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True):
+        wanted = expected.astype(mx.float32)
+        error = float((mx.abs(got.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()).item())  # type: ignore[arg-type]
+        if not error < _MOST_ERROR:
+            return f"its answers differ from plain MLX by {error:.2g} of the largest"
+    return None
+
+
+TRIAL = KernelTrial("sums with norms", _try)
+"""By dtype, channels, and whether results are normed before they are added."""

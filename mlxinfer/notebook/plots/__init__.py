@@ -1,0 +1,1 @@
+"""Figures of tokens, engines and models for notebooks."""

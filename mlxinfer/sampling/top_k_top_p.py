@@ -1,0 +1,89 @@
+"""top-k, top-p and min-p: which logits stay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import numpy as np
+
+from .. import kernels_cpu
+from ..kernels_metal.sampling_threshold import launcher, reference
+from ..nn.kernel_trial import KernelTrial, kernels_in_use
+from ..types import SamplingParams
+from ..util.dataclass import dataclass
+from .rows import PickedRows, column, values
+
+_LEAST_LIMITS = 4
+"""Rows of `Cuts.limits` at least: Metal passes smaller arrays in another address space."""
+_TRIED = ((0, 0.9), (50, 0.8), (7, 1.0), (0, 0.3), (0, 1.0))
+"""top_k (0: none) and top_p of the trial's rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """top-k, then top-p of what is left, and min-p: columns `[R, 1]`, switched off where they cut nothing."""
+
+    top_k: mx.array | None
+    """int32 `[rows, 1]`; None where no row has it."""
+    top_p: mx.array | None
+    """float32 `[rows, 1]`; None where no row has it."""
+    log_min_p: mx.array | None
+    """float32 `[rows, 1]`, the logarithm of min_p; None where no row has it."""
+    limits: mx.array
+    """float32 `[max(rows, 4), 2]`: top_k (vocab if there is none) and top_p of each row, for the Metal kernel."""
+
+    @staticmethod
+    def of(params: Sequence[SamplingParams], vocab_size: int) -> Cuts | None:
+        ks = [k if k > 0 else vocab_size for k in values(params, "top_k")]
+        top_k = column([min(k, vocab_size) for k in ks]) if any(k < vocab_size for k in ks) else None
+        top_ps, min_ps = values(params, "top_p"), values(params, "min_p")
+        top_p = column(top_ps) if any(p < 1 for p in top_ps) else None
+        min_p = column([np.log(p) if p > 0 else -np.inf for p in min_ps]) if any(p > 0 for p in min_ps) else None
+        limits = np.array([[min(k, vocab_size), p] for k, p in zip(ks, top_ps, strict=True)], np.float32)
+        limits = np.pad(limits, ((0, max(_LEAST_LIMITS - len(limits), 0)), (0, 0)))
+        return None if top_k is None and top_p is None and min_p is None else Cuts(top_k, top_p, min_p, mx.array(limits))
+
+    def pick(self, picked: PickedRows) -> Cuts:
+        """Those of some rows."""
+        rows = picked.rows
+        top_k, top_p, log_min_p = (None if c is None else c[rows] for c in (self.top_k, self.top_p, self.log_min_p))
+        padded = picked.sequences + [0] * (_LEAST_LIMITS - len(picked.sequences))
+        return Cuts(top_k, top_p, log_min_p, self.limits[mx.array(padded)])
+
+    def threshold(self, logits: mx.array) -> mx.array:
+        """The lowest of the logits `[R, vocab]` that stays in each row, `[R, 1]`: tokens tied at a cut stay together."""
+        cut = self.top_k is not None or self.top_p is not None
+        if self.log_min_p is None:
+            return self._of_probability(logits)
+        lowest = mx.max(logits, axis=-1, keepdims=True) + self.log_min_p
+        return mx.maximum(lowest, self._of_probability(logits)) if cut else lowest
+
+    def _of_probability(self, logits: mx.array) -> mx.array:
+        rows, size = logits.shape
+        if kernels_cpu.in_use():
+            top_k = mx.full((rows,), size) if self.top_k is None else self.top_k[:, 0]
+            top_p = mx.ones((rows,)) if self.top_p is None else self.top_p[:, 0]
+            return kernels_cpu.threshold(logits, top_k, top_p)[:, None]
+        if kernels_in_use() and TRIAL.obstacle(size) is None:
+            return launcher.threshold(logits, self.limits)
+        return reference.threshold(logits, self.top_k, self.top_p)
+
+
+def fallback_lines(size: int) -> list[str]:
+    """Why vocabularies of this size are sorted on a GPU, if they are. Runs the trial."""
+    return TRIAL.lines([(size,)]) if kernels_in_use() and size >= launcher.LEAST_LOGITS else []
+
+
+def _try(size: int) -> str | None:
+    logits = mx.random.normal((len(_TRIED), size), key=mx.random.key(size)) * 3
+    limits = mx.array([[k or size, p] for k, p in _TRIED], mx.float32)
+    expected = reference.threshold(logits, limits[:, :1], limits[:, 1:])
+    wrong = (logits < launcher.threshold(logits, limits)) != (logits < expected)
+    most = int(wrong.astype(mx.int32).sum(axis=-1).max().item())  # type: ignore[arg-type]
+    # A token whose place in the cumulated probability is top_p to the last bits may fall on either side.
+    return f"{most} logits are on the wrong side" if most > 1 + size // 2**15 else None
+
+
+TRIAL = KernelTrial("top-k and top-p", _try)
+"""By size of the vocabulary."""

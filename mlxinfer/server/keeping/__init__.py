@@ -1,1 +1,0 @@
-"""Which of the listed models are loaded, and when: one memory for all of them."""

@@ -1,0 +1,1 @@
+"""Models of a server: loading, unloading and memory."""

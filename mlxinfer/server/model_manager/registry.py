@@ -1,0 +1,159 @@
+"""The models that are served and their public names. Over HTTP models have names only, never paths."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from ...errors import ServerError
+from ..errors import no_such_model
+from .model_slot import Slot
+
+if TYPE_CHECKING:
+    from ...engine.async_llm import AsyncLLM
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9][A-Za-z0-9._:-]*)?")
+LATEST = ":latest"
+"""The tag of a name without one, which Ollama's clients add to names wherever they send them."""
+_MAX_NAME = 128
+"""Characters."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A loaded model, as long as a request uses it."""
+
+    name: str
+    """Its public name, which answers contain whatever alias the request used."""
+    llm: AsyncLLM
+    """Runs it."""
+    adapter: str | None = None
+    """The adapter that answers; None for the model as it is."""
+
+    @property
+    def base(self) -> str:
+        """The name of the model, without the adapter's."""
+        return _base(self.name, self.adapter)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A public name. Names of the same files have one slot, so that these are loaded once."""
+
+    name: str
+    """The name."""
+    slot: Slot
+    """The model, loaded or not."""
+    adapter: str | None = None
+    """The adapter that answers; None for the model as it is."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    """When the name was made, in seconds since 1970."""
+
+    @property
+    def base(self) -> str:
+        """The name of the model, without the adapter's."""
+        return _base(self.name, self.adapter)
+
+    def with_adapters(self) -> list[Entry]:
+        """The model, and each of its adapters as `name:adapter`."""
+        return [self, *(replace(self, name=f"{self.name}:{adapter}", adapter=adapter) for adapter in self.slot.adapters)]
+
+
+def _base(name: str, adapter: str | None) -> str:
+    return name if adapter is None else name.removesuffix(f":{adapter}")
+
+
+class Registry:
+    """The models by name.
+
+    `aliases` maps further names to these; an alias that ends in `*` matches every name with this beginning. Raises `ServerError`.
+    """
+
+    def __init__(self, slots: Mapping[str, Slot], aliases: Mapping[str, str] | None = None) -> None:
+        self._entries = {check_name(name): Entry(name, slot) for name, slot in slots.items()}
+        for entry in self:
+            entry.slot.names.append(entry.name)
+        self._aliases = dict(aliases or {})
+        for alias, name in self._aliases.items():
+            check_name(alias.removesuffix("*"))
+            if name not in self._entries:
+                raise ServerError(f"the alias {alias!r} is for {name!r}, which is not among the models: {', '.join(self._entries)}")
+
+    @classmethod
+    def running(cls, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> Registry:
+        """Models that are loaded already, and stay so."""
+        return cls({name: Slot.running(llm) for name, llm in models.items()}, aliases)
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries.values())
+
+    @property
+    def slots(self) -> list[Slot]:
+        """All models, each once."""
+        return list(dict.fromkeys(entry.slot for entry in self))
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Name by alias."""
+        return self._aliases
+
+    def listed(self) -> Iterator[tuple[str, Entry]]:
+        """What lists of models contain: every name, and every alias that is a whole name, with what it stands for."""
+        yield from ((each.name, each) for entry in self for each in entry.with_adapters())
+        yield from ((alias, self._entries[name]) for alias, name in self._aliases.items() if not alias.endswith("*"))
+
+    def entry(self, name: str) -> Entry:
+        """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters; or the
+        only model with an adapter of this name. Raises `APIError` (404)."""
+        found = self._plain(name) or self._adapted(name.removesuffix(LATEST))
+        if found is not None:
+            return found
+        raise no_such_model(name, [*(each.name for entry in self for each in entry.with_adapters()), *self._aliases])
+
+    def _plain(self, name: str) -> Entry | None:
+        for known in (name, name.removesuffix(LATEST)):
+            found = self._entries.get(known) or self._entries.get(self._alias(known))
+            if found is not None:
+                return found
+        return None
+
+    def _adapted(self, name: str) -> Entry | None:
+        base, _, adapter = name.rpartition(":")
+        entry = self._plain(base) if base else None
+        if entry is not None:
+            return next((each for each in entry.with_adapters() if each.adapter == adapter), None)
+        if ":" in name:
+            return None
+        # vLLM's clients ask for an adapter by its name alone.
+        found = [each for entry in self for each in entry.with_adapters() if each.adapter == name]
+        return found[0] if len({each.slot for each in found}) == 1 else None
+
+    def _alias(self, name: str) -> str:
+        if name in self._aliases:
+            return self._aliases[name]
+        matching = [alias for alias in self._aliases if alias.endswith("*") and name.startswith(alias[:-1])]
+        return self._aliases[max(matching, key=len)] if matching else ""
+
+
+def check_name(name: str) -> str:
+    """The name, if it cannot be mistaken for a path. Raises `ServerError`."""
+    if len(name) > _MAX_NAME or ".." in name or not _NAME.fullmatch(name):
+        raise ServerError(
+            f"{name!r} cannot be a public name: letters, digits and . _ : - with one / at most (NAME=MODEL gives another name)"
+        )
+    return name
+
+
+def public_name(model: str) -> tuple[str, str]:
+    """The public name of a MODEL argument, and what to load: `NAME` and `MODEL` of `NAME=MODEL`; otherwise aliases and hub ids are their
+    own names, and a path is named by its last part."""
+    name, separator, target = model.partition("=")
+    if separator and _NAME.fullmatch(name):
+        return check_name(name), target
+    if _NAME.fullmatch(model) and not model.endswith(".gguf"):
+        return check_name(model), model
+    last = re.sub(r"[^A-Za-z0-9._:-]+", "-", model.rstrip("/").rpartition("/")[2]).removesuffix(".gguf").strip("-.")
+    return check_name(last), model

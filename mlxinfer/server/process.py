@@ -1,0 +1,204 @@
+"""The server's process: opens sockets, loads models, runs uvicorn, and ends on signals."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from threading import Event
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from ..cache.kv_events import AllBlocksCleared
+from ..errors import ServerError
+from ..util.installing import install_line
+from .access.connection import connection_class
+from .access.open_files import with_files
+from .access.own_names import addresses_for_others
+from .access.sockets import BACKLOG, Listeners, address, listening
+from .app import create_app
+from .log import notice, start_logging
+from .model_manager.manager import Keeper
+from .model_manager.memory_room import Room
+from .model_manager.model_slot import Slot
+from .model_manager.registry import Registry
+from .page import open_page
+from .settings import ServerSettings
+
+if TYPE_CHECKING:
+    from .routers.kv_events import KVEventPublisher
+
+_LAST_WORDS_S = 2.0
+"""Seconds that a client has, after the second signal, to read that its answer was stopped."""
+_ACCEPTED_AT_ONCE = 64
+"""Connections that the event loop accepts before it closes those that are too many. Each is an open file, and where the system allows no
+more, asyncio tries again as often as it accepts at once, with a traceback each time."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class HTTPServer(uvicorn.Server):
+    """Uvicorn with this server's application and limits. `ready()` is called when it listens."""
+
+    def __init__(self, models: Registry, keeper: Keeper, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None) -> None:
+        limits, self._drain_s, self._draining = settings.limits, settings.drain_s, Event()
+        config = uvicorn.Config(
+            create_app(models, keeper, settings, draining=self._draining),
+            http=connection_class(limits),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=ceil(limits.header_s),
+            h11_max_incomplete_event_size=limits.header_bytes,
+            backlog=min(_ACCEPTED_AT_ONCE, limits.connections),
+        )
+        super().__init__(config)
+        self._ready = ready
+        self._opens_page = settings.opens_page
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or ():  # the loop's number of connections at once is also how many wait, until told otherwise
+            listener.listen(BACKLOG)
+        self._ready()
+        if self._opens_page:
+            open_page(sockets or ())
+
+    def end(self) -> None:
+        """The first call closes the listeners, after `drain_s` seconds, and lets running requests finish; the second cancels them."""
+        if self._drain_s and not self._draining.is_set():
+            self._draining.set()
+            asyncio.get_running_loop().call_later(self._drain_s, self._close_listeners)
+            return
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+    def _close_listeners(self) -> None:
+        self.should_exit = True
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leaves signals to `run`, since the server may be one part of a process."""
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._draining.set()
+        for listener in self.servers:
+            listener.close()
+        if isinstance(sockets, Listeners):
+            sockets.leave()  # a successor may begin while this server's last answers are sent
+        await super().shutdown(sockets)
+        tasks = list(self.server_state.tasks)
+        for task in tasks:
+            task.cancel()
+        _, deaf = await asyncio.wait(tasks, timeout=_LAST_WORDS_S) if tasks else ((), ())
+        if deaf:
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+            await asyncio.gather(*deaf, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Models:
+    """What a server serves."""
+
+    registry: Registry
+    """The models by name."""
+    at_start: Sequence[Slot] = ()
+    """Those that are loaded before the first request."""
+    memory: int | None = None
+    """Bytes that all of them may take together; None is what the device has."""
+    notes: Sequence[str] = ()
+    """What the log says about them at the start."""
+
+
+def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] = print, sockets: Listeners | None = None) -> None:
+    """Load models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where. `sockets` are those that the caller
+    has opened for these settings.
+
+    The sockets are opened first, so clients that connect while models load wait instead of failing. Raises `MLXInferError`.
+    """
+    start_logging(log_format=settings.log_format)
+    for note in models.notes:
+        notice(note)
+    # A parent process may have blocked them, as Foundation does on Linux, and children inherit that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    settings = with_files(settings)
+    with listening(settings) if sockets is None else nullcontext(sockets) as listeners:
+        asyncio.run(_run(models, settings, listeners, tell))
+
+
+async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tell: Callable[[str], Any]) -> None:
+    stop = asyncio.Event()
+    server: HTTPServer | None = None
+
+    def on_signal() -> None:
+        stop.set()
+        if server is not None:
+            server.end()
+
+    loop = asyncio.get_running_loop()
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    keeper = Keeper(models.registry.slots, Room(models.memory))
+    publisher = _publisher(settings, keeper)
+    try:
+        loading = asyncio.ensure_future(keeper.start(models.at_start))
+        if not await _unless(stop, loading):
+            return
+        for slot in loading.result():
+            notice("there is no room for it next to the others: it is loaded when it is asked for", model=slot.name)
+
+        def ready() -> None:
+            names = ", ".join(entry.name for entry in models.registry)
+            others = " or ".join(addresses_for_others(sockets, settings))
+            tell(f"ready on {' and '.join(map(address, sockets))} ({names}){others and f'; on a phone or another machine: {others}'}")
+            keeper.prepare_structures()
+
+        server = HTTPServer(models.registry, keeper, settings, ready=ready)
+        await server.serve(sockets)
+    finally:
+        await keeper.close()
+        if publisher is not None:
+            publisher.close()
+
+
+def _publisher(settings: ServerSettings, keeper: Keeper) -> KVEventPublisher | None:
+    """Publishes what the prefix caches of all models hold, if the settings name an endpoint. Raises `ServerError`."""
+    if settings.kv_events is None:
+        return None
+    try:
+        from .routers.kv_events import KVEventPublisher
+    except ImportError as error:
+        raise ServerError(f"KV events need {error.name}: {install_line('pyzmq msgspec')}") from None
+    publisher = KVEventPublisher(settings.kv_events, settings.kv_events_replay)
+
+    def begin(slot: Slot) -> None:
+        if slot.llm is not None:
+            slot.llm.send_kv_events(partial(publisher.put, slot.name))
+
+    keeper.on_ready = begin
+    keeper.on_gone = lambda slot: publisher.put(slot.name, AllBlocksCleared())
+    return publisher
+
+
+async def _unless(stop: asyncio.Event, loading: asyncio.Future[Any]) -> bool:
+    """Whether loading ended before `stop` was set; otherwise it is cancelled. Raises what loading raises."""
+    signalled = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait([loading, signalled], return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            return False
+        loading.result()
+        return True
+    finally:
+        signalled.cancel()
+        loading.cancel()

@@ -1,0 +1,1 @@
+"""Protocols of outside routers: vLLM's endpoints, KV events, KV transfer."""

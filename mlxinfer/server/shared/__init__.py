@@ -1,0 +1,1 @@
+"""Request features that several API dialects share."""

@@ -1,0 +1,1 @@
+"""Helpers without knowledge of models, used by all layers."""

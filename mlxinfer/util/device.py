@@ -1,0 +1,231 @@
+"""The device that MLX computes on: its memory, its threads, and the dtype it is fastest in."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path, PurePosixPath
+
+import mlx.core as mx
+
+from .dataclass import dataclass
+
+_WIRED_SHARE = 0.6
+"""Share of a Mac's memory that is wired at most. The recommended working set allows three quarters, at which kernels have panicked."""
+
+_USUAL_BUFFER = 50
+"""What MLX has for `MLX_MAX_MB_PER_BUFFER` where that is not set."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """The memory that MLX computes in."""
+
+    total: int
+    """Bytes there are."""
+    usable: int
+    """Bytes that a model and its cache may take without harm to the rest of the machine."""
+    source: str = "physical memory"
+    """Which limit `total` is."""
+    buffers: int | None = None
+    """How many arrays can be alive at once (Metal's limit); None where there is no limit."""
+    reserved: int = 0
+    """Bytes of `usable` that are not to be had: what other models of the process were promised, and what else MLX holds."""
+
+
+def is_gpu() -> bool:
+    return mx.default_device().type == mx.DeviceType.gpu
+
+
+def device_memory() -> DeviceMemory:
+    """On a GPU at most what MLX recommends as working set; at most four fifths of the memory that this process is allowed."""
+    total, source = memory_limit()
+    if not is_gpu():
+        return DeviceMemory(total, total * 4 // 5, source)
+    info = mx.device_info()
+    buffers = info.get("resource_limit")
+    limit = int(buffers) if isinstance(buffers, int) and buffers > 0 else None
+    if isinstance(own := info.get("total_memory"), int):  # an NVIDIA GPU has memory of its own
+        return DeviceMemory(own, own * 4 // 5, "GPU memory", limit)
+    recommended = info.get("max_recommended_working_set_size")
+    if not isinstance(recommended, int) or recommended <= 0:
+        return DeviceMemory(total, total * 4 // 5, source, limit)
+    return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)
+
+
+_before: dict[str, int] = {}
+"""MLX's limits before the first of ours."""
+
+
+def limit_memory(*, wired: int, spare: int, most: int) -> None:
+    """Set MLX's limits for the whole process, in bytes: `spare` of freed buffers are kept for reuse at most. On a Mac, `wired` are kept in
+    memory, up to three fifths of it, and where `most` are in use, MLX waits for the operations under way before it begins further ones:
+    otherwise it runs ten layers ahead, with the copies that each of them makes."""
+    _before.setdefault("cache", mx.set_cache_limit(spare))
+    if mx.metal.is_available():
+        mx.set_wired_limit(min(wired, wired_limit()))
+        _before.setdefault("memory", mx.set_memory_limit(most))
+
+
+def lift_limits() -> None:
+    """Undo `limit_memory`."""
+    if "cache" in _before:
+        mx.set_cache_limit(_before.pop("cache"))
+    if "memory" in _before:
+        mx.set_wired_limit(0)
+        mx.set_memory_limit(_before.pop("memory"))
+
+
+def command_buffer_numbers() -> int:
+    """Numbers in the arrays of one of Metal's command buffers, about. What is in them is only freed when the whole buffer is done."""
+    text = os.environ.get("MLX_MAX_MB_PER_BUFFER", "")  # MLX compares it with a count of numbers, not of bytes
+    return (int(text) if text.isascii() and text.isdigit() else _USUAL_BUFFER) * 2**20
+
+
+def wired_limit() -> int:
+    """Bytes that may be wired at most."""
+    recommended = mx.device_info().get("max_recommended_working_set_size", 0)
+    return min(int(memory_limit()[0] * _WIRED_SHARE), int(recommended))
+
+
+def peak_memory() -> int:
+    """Peak bytes since the process began: MLX's on a GPU, the whole process's on a CPU, where MLX does not count packed weights."""
+    return int(mx.get_peak_memory()) if is_gpu() else peak_rss()
+
+
+def memory_in_use() -> int:
+    """Bytes now: MLX's on a GPU; the whole process's on a CPU, or its peak where the system tells no more."""
+    if is_gpu():
+        return int(mx.get_active_memory())
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    except OSError:
+        return peak_rss()
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def default_dtype() -> mx.Dtype:
+    """bfloat16 on a GPU; float32 on the CPU, where MLX's 16-bit paths are several times slower."""
+    return mx.bfloat16 if is_gpu() else mx.float32
+
+
+def rounds_float32() -> bool:
+    """Whether this GPU's matrix units round the factors of float32 products to TF32, 10 bits after the point: from M5 on, and NVIDIA's,
+    unless the environment forbids it."""
+    if os.environ.get("MLX_ENABLE_TF32", "1") == "0":
+        return False
+    if not mx.metal.is_available():
+        return mx.cuda.is_available() and is_gpu()
+    generation = re.fullmatch(r"applegpu_g(\d+).", str(mx.device_info().get("architecture", "")))
+    return generation is not None and int(generation[1]) >= _WITH_MATRIX_UNITS
+
+
+_WITH_MATRIX_UNITS = 17
+"""The generation of M5's GPU."""
+_PROC = Path("/proc/self")
+_RESOURCES = (("address space", resource.RLIMIT_AS, "VmSize"), ("data", resource.RLIMIT_DATA, "VmData"))
+
+
+def memory_limit(proc: Path = _PROC) -> tuple[int, str]:
+    """The lowest of all memory limits in bytes, and its name."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([(physical, "physical memory"), *cgroup_limits(proc), *_resource_limits()])
+
+
+def cgroup_limits(proc: Path = _PROC) -> Iterator[tuple[int, str]]:
+    """Limits in bytes, with their names, of the process's control group and its parents, cgroup v1 and v2."""
+    try:
+        groups = (proc / "cgroup").read_text(encoding="utf-8").splitlines()
+        mounts = (proc / "mountinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in groups:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        names = ("memory.limit_in_bytes",) if controllers else ("memory.max", "memory.high")
+        for folder in _folders(mounts, "memory" if controllers else None, path):
+            for name in names:
+                limit = _number(folder / name)
+                if limit is not None:
+                    yield limit, f"control group, {name}"
+
+
+def _folders(mounts: list[str], controller: str | None, path: str) -> Iterator[Path]:
+    """The folders of a group and its parents, in the mounts of its hierarchy (`controller` None is version 2)."""
+    for line in mounts:
+        before, _, after = line.partition(" - ")
+        kind, _, options = (*after.split(" "), "", "", "")[:3]
+        root, mount = before.split(" ")[3:5]
+        right = kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(",")
+        if not right:
+            continue
+        # What is mounted may begin below the hierarchy's root; a path outside of it means that only the mount itself can be seen.
+        own, top = PurePosixPath(path), PurePosixPath(root)
+        inner = own.relative_to(top) if own.is_relative_to(top) else PurePosixPath()
+        folder = Path(mount) / inner
+        yield folder
+        yield from (parent for parent in folder.parents if parent.is_relative_to(mount))
+
+
+def _number(file: Path) -> int | None:
+    try:
+        text = file.read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _resource_limits() -> Iterator[tuple[int, str]]:
+    for name, kind, field in _RESOURCES:
+        soft = resource.getrlimit(kind)[0]
+        if soft != resource.RLIM_INFINITY:
+            yield max(soft - _held_at_first(field), 0), f"resource limit of {name}"
+
+
+@cache
+def _held_at_first(field: str) -> int:
+    """Bytes the process had when first asked, before a model was loaded: a plan counts the model itself."""
+    try:
+        lines = (_PROC / "status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), 0)
+
+
+_MOST_THREADS = 256
+
+
+def allowed_threads() -> int:
+    """`MLXINFER_THREADS`, or the processors that this process may use."""
+    wanted = os.environ.get("MLXINFER_THREADS", "").strip()
+    if wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= _MOST_THREADS:
+        return int(wanted)
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def peak_rss() -> int:
+    """Peak bytes of resident memory of this process. On a Mac, without what only the GPU holds."""
+    try:
+        # Not getrusage: on Linux its peak is inherited from the parent process.
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def processor_name() -> str:
+    """The model of the processor, or "" where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
