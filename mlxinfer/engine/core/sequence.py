@@ -1,6 +1,6 @@
 """One sequence being generated: how far it is known, and how far it is computed. There are no phases.
 
-Only this module assigns the fields; every other one calls the verbs (tests/test_architecture.py holds it to that).
+Only this module assigns the fields; every other one calls the verbs (tests/test_forbidden_code.py checks this).
 """
 
 from __future__ import annotations
