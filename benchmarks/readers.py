@@ -10,7 +10,8 @@ import click
 
 from mlxinfer.output_format import OutputFormat
 from mlxinfer.output_format.format import ReasoningFormat
-from mlxinfer.output_format.render_calls import write_calls
+from mlxinfer.output_format.history import write_calls
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.tools import Tools, offered
 
@@ -58,7 +59,7 @@ def measure(form: str, rounds: int, size: int = 8000) -> list[Cost]:
         pieces = [text[at : at + PIECE] for at in range(0, len(text), PIECE)]
         spent = []
         for _ in range(rounds):
-            reader = reads.reader(known)
+            reader = OutputReader(reads, known)
             begin = time.process_time()
             for piece in pieces:
                 reader.add(piece)

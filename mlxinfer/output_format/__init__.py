@@ -1,4 +1,4 @@
-"""What a model writes in a chat: reasoning, content and calls of tools, told apart."""
+"""Formats of chat answers: detection, reading and rendering of reasoning, content and tool calls."""
 
 from .detect import output_format
 from .format import CallFormat, OutputEvent, OutputFormat, ReasoningFormat

@@ -1,7 +1,8 @@
-"""Reads calls that a model writes as plain JSON, bare or in a code block, whatever its own form is.
+"""Reads calls written as plain JSON, bare or in a code block, for models of any format.
 
-Models that were trained on several forms fall back to this one, Qwen2.5-Coder always: `{"name": "get", "arguments": {...}}` on lines of its
-own, several of them, a list of them, or the same in a fenced block or between tags as `<tools>`. llama.cpp and Ollama read it too.
+Models that were trained on several forms fall back to this one, Qwen2.5-Coder always. Accepted are lines of
+`{"name": "get", "arguments": {...}}`, a list of them, and both inside a code block or tags such as `<tools>`. llama.cpp and Ollama
+read the same forms.
 """
 
 from __future__ import annotations
@@ -23,17 +24,20 @@ _MAY_OPEN = re.compile(
     r"`{1,2}|(?:`{3,}[ \t]*[\w+.-]{0,24}\s{0,64})?(?:<\w{0,14}|(?:<\w{1,14}>\s{0,64})?(?:\[\s{0,64})?)?",
 )
 FIRST = "{[<`"
-"""Characters with which such a call begins."""
+"""Characters that may start a call as plain JSON."""
 _ENDS_NO_CALL = frozenset("]},:;")
-"""Characters after an object inside of other JSON, or of code."""
+"""Characters that follow an object inside of other JSON or code."""
 
 
 class BareCallsReader(CallReader):
-    """Reads one run of calls from its first character on. Nothing is emitted before all of it is read: a text that only looks like calls
-    has to come out as text. Every object must have the name of an offered tool, its arguments as an object, and nothing else but an id."""
+    """Reads one run of calls from its first character.
+
+    Nothing is emitted before the whole run is read, because text that only looks like calls must be returned as text. Each object must have
+    the name of an offered tool, its arguments as an object, and nothing else but an id.
+    """
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit, most: int | None = None) -> None:
-        """`most`: how many calls are delivered; any more are left out."""
+        """Create a reader that delivers the first `most` calls; None delivers all."""
         super().__init__(calls, tools, emit)
         self._most = most
         self._events: list[tuple[EventKind, str]] = []
@@ -52,10 +56,10 @@ class BareCallsReader(CallReader):
         return at
 
     def rest(self, text: str) -> None:
-        """Nothing is held back once the calls are begun."""
+        """Do nothing: no text is held back once `begun`."""
 
     def _open(self, text: str, at: int, final: bool) -> int | None:
-        """A fence, a tag and a bracket, each of which may be left out, before an object. None if more is needed."""
+        """Read an optional fence, tag and bracket before an object. None if more text is needed."""
         found = _OPENING.match(text, at)
         if found is None:
             return None if _MAY_OPEN.fullmatch(text, at) else self._fail(at)
@@ -113,7 +117,7 @@ class BareCallsReader(CallReader):
         return None if not final and closing.startswith(rest) else self._fail(at)
 
     def _closing_fence(self, rest: str, at: int, final: bool) -> int | None:
-        """The end of the code block, or another tag in it."""
+        """Read the end of the code block, or another tag in it."""
         if rest.startswith(FENCE):
             return self._deliver(at + len(rest) - len(rest.lstrip("`")))
         if FENCE.startswith(rest):
@@ -122,7 +126,7 @@ class BareCallsReader(CallReader):
         return at if rest[0] in "<[" else self._fail(at)
 
     def _deliver(self, at: int) -> int:
-        """All of it was calls."""
+        """Emit the calls of a complete run."""
         self.begun = self.ended = True
         count = 0
         for kind, piece in self._events:
@@ -133,7 +137,7 @@ class BareCallsReader(CallReader):
 
 
 class _WholeObject(ObjectCallReader):
-    """One call's object up to its closing brace."""
+    """Reads one call's object to its closing brace."""
 
     def _begin_value(self, key: str, first: str) -> None:
         self._key, self._value, self._json = key, ValueReader(), []

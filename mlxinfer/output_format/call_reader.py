@@ -1,4 +1,4 @@
-"""Reads one call, from after what it begins with up to the end of its arguments."""
+"""Reads one call, from after its opening literal to the end of its arguments."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ Emit = Callable[[EventKind, str], None]
 
 
 class CallReader(ABC):
-    """What the kinds have in common. Until `begun` nothing has been emitted, and the call may still turn out to be none."""
+    """Base of all kinds. Until `begun`, nothing is emitted and the text may still turn out not to be a call."""
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit) -> None:
         self.begun = False
-        """The name is known, and is an offered tool's."""
+        """True once the name of an offered tool is read."""
         self.ended = False
-        """The arguments are complete."""
+        """True once the arguments are complete."""
         self.failed = False
-        """This is no call or, once `begun`, none up to its end."""
+        """True if the text is not a call or, once `begun`, not a complete one."""
         self.calls = calls
         self.tools = tools
         self._emit = emit
 
     @abstractmethod
     def read(self, text: str, at: int, final: bool) -> int:
-        """Read on from `at`. Returns up to where; stops where more is needed, or at an end. Nothing follows a `final` text."""
+        """Read from `at` and return the new position: where more text is needed, or an end. Nothing follows a `final` text."""
 
     @abstractmethod
     def rest(self, text: str) -> None:
-        """The answer ended inside the begun call, with `text` unread: emit what was held back."""
+        """Emit what was held back, and `text`, after the answer ended inside of a call."""
 
     def _begin(self, name: str) -> None:
         self.begun = True
@@ -50,7 +50,10 @@ class CallReader(ABC):
 
 
 def find_name(text: str, at: int, final: bool, tools: Tools, end: Callable[[int, bool], int]) -> tuple[str, int]:
-    """The offered tool whose name stands at `at`, and where `end` says that what must follow it ends; ("", `MORE` or `MISS`)."""
+    """Return (name of the offered tool at `at`, position after it), or ("", `MORE` or `MISS`).
+
+    `end` maps the position after a name to the position after the literal that must follow it.
+    """
     found, more = ("", MISS), False
     for name in tools:
         if text.startswith(name, at):
@@ -64,7 +67,7 @@ def find_name(text: str, at: int, final: bool, tools: Tools, end: Callable[[int,
 
 
 class NamedCallReader(CallReader):
-    """Kinds "json", "gemma" and "pythonic": a name, then all arguments as one value."""
+    """Reads kinds "json", "gemma" and "pythonic": a name, then all arguments as one value."""
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit) -> None:
         super().__init__(calls, tools, emit)
@@ -91,7 +94,7 @@ class NamedCallReader(CallReader):
         return at
 
     def _name_ends(self, text: str, at: int, final: bool) -> int:
-        """Where `name_end` ends, if the arguments begin there."""
+        """Return the position after `name_end` if the arguments start there; otherwise `MORE` or `MISS`."""
         at = self._name_end.match(text, at, final)
         if at < 0:
             return at
@@ -106,7 +109,7 @@ class NamedCallReader(CallReader):
 
 
 class ObjectCallReader(CallReader):
-    """Kind "object", after its opening brace: name and arguments in any order, and what else calls are known to have."""
+    """Reads kind "object" after its opening brace: name and arguments in any order, and entries such as an id."""
 
     _EXTRA = frozenset({"id", "type", "call_id", "tool_call_id", "index"})
     _LONGEST_KEY = 64
@@ -129,7 +132,7 @@ class ObjectCallReader(CallReader):
         return at
 
     def _read_key(self, text: str, at: int, final: bool) -> int:
-        """A key with its colon, a comma, or the closing brace."""
+        """Read a key with its colon, a comma, or the closing brace."""
         start, at = at, skip_whitespace(text, at)
         if at == len(text):
             return start
@@ -175,7 +178,7 @@ class ObjectCallReader(CallReader):
         return at
 
     def _take(self, found: str) -> None:
-        """A value is complete."""
+        """Use a complete value."""
         if self._streams:
             self._end()
         elif self._key == self.calls.name_key:
@@ -193,7 +196,7 @@ class ObjectCallReader(CallReader):
                 self._deliver()
 
     def _close(self) -> None:
-        """The object ends; without arguments the call has none."""
+        """End the object; missing arguments are an empty object."""
         self._arguments = self._arguments or "{}"
         if self._name:
             self._deliver()
@@ -211,7 +214,7 @@ class ObjectCallReader(CallReader):
 
 
 def as_object(found: str) -> str:
-    """JSON text of arguments as an object: models may write them as a text that holds it, or null. Empty for anything else."""
+    """Return arguments as the JSON text of an object; a JSON string of an object and null are accepted. "" for anything else."""
     try:
         value = json.loads(found)
         if isinstance(value, str):

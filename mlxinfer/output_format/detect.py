@@ -1,8 +1,9 @@
-"""Finds out how a model writes reasoning and calls."""
+"""Detects the format in which a model writes reasoning and calls."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from threading import Lock
@@ -11,20 +12,33 @@ from weakref import WeakKeyDictionary
 
 from ..errors import SettingError
 from ..tokenizer.tokenizer import Tokenizer
-from .format import HERMES, CallFormat, OutputEvent, OutputFormat
+from .format import HERMES, CallFormat, OutputEvent, OutputFormat, ReasoningFormat
 from .from_template import KEYS, NAMES, Bounded, Templates, calls_message, calls_of_template, knows, marked_tools, rendered, typed_anyhow
-from .reasoning import reasoning_in
+from .reader import OutputReader
 from .response_template import read_response_template
 from .table import FAMILIES, Family, family_of, hidden_of_template
+
+_REASONING = (
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+    ("<|channel>thought", "<channel|>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+    ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
+    ("[THINK]", "[/THINK]"),
+)
+_THINK_TAG = re.compile(r"</?((?:\w+:)?think(?::\w+)?)>")
 
 _known: WeakKeyDictionary[Tokenizer, dict[str | None, OutputFormat]] = WeakKeyDictionary()
 _lock = Lock()
 
 
 def output_format(tokenizer: Tokenizer, chosen: str | None = None, response_template: Mapping[str, Any] | None = None) -> OutputFormat:
-    """How this model writes its answers: as `chosen` (a name of `FAMILIES`) says, as the checkpoint's `response_template` does, as its chat
-    template renders calls, as a table of families has it, or else the described form. Found out once for a tokenizer; renders the chat
-    template some ten times. Raises `SettingError` for a name that there is not, and nothing else."""
+    """Return the output format of a model, cached per tokenizer.
+
+    The first of these decides: `chosen` (a name of `FAMILIES`), the checkpoint's `response_template`, the calls that its chat template
+    renders, the table of families, the described form. Detection renders the chat template about ten times. Raises only `SettingError`, for
+    an unknown `chosen`.
+    """
     check_format_name(chosen)
     with _lock:
         known = _known.setdefault(tokenizer, {})
@@ -35,15 +49,15 @@ def output_format(tokenizer: Tokenizer, chosen: str | None = None, response_temp
 
 
 def check_format_name(chosen: str | None) -> None:
-    """Raise `SettingError` for a name of a format that there is not."""
+    """Raise `SettingError` unless `chosen` is None or a known format."""
     if chosen is not None and chosen not in FAMILIES:
-        raise SettingError(f"there is no tool format {chosen!r}: use one of {', '.join(sorted(FAMILIES))}")
+        raise SettingError(f"unknown tool format {chosen!r}: use one of {', '.join(sorted(FAMILIES))}")
 
 
 def derived(
     templates: Templates, chosen: str | None = None, response_template: Mapping[str, Any] | None = None, ends: Sequence[str] = ()
 ) -> OutputFormat:
-    """As `output_format`, not remembered. `ends` are the texts of tokens that end an answer."""
+    """Detect as `output_format` does, without its cache. `ends` are the texts of the EOS tokens."""
     source = templates.chat_template or ""
     found = OutputFormat(None, HERMES, "described", tools_in_template=False, calls_in_template=False, results_in_template=False)
     declared = read_response_template(response_template) if response_template is not None else None
@@ -67,10 +81,19 @@ def _from_template(templates: Templates, source: str, ends: Sequence[str]) -> Ou
     found = OutputFormat(reasoning, HERMES, "described", arguments_as_text=as_text, hidden=hidden_of_template(source), **facts)
     if first is not None:
         return _with_family(found, first, "table")
-    if read_off is not None and (calls := _that_reads_back(templates, found, read_off[0])) is not None:
+    if read_off is not None and (calls := _first_that_reads_back(templates, found, read_off[0])) is not None:
         return replace(found, calls=calls, source="chat template")
     family = family_of(source, first=False)
     return found if family is None else _with_family(found, family, "table")
+
+
+def reasoning_in(text: str) -> ReasoningFormat | None:
+    """Return the literals around reasoning that `text` mentions: a chat template and a prompt that it renders."""
+    for begin, end in _REASONING:
+        if begin in text and (end in text or begin.startswith("<|")):
+            return ReasoningFormat(begin, end)
+    tag = _THINK_TAG.search(text)
+    return ReasoningFormat(f"<{tag[1]}>", f"</{tag[1]}>") if tag else None
 
 
 def _with_family(found: OutputFormat, family: Family, source: str) -> OutputFormat:
@@ -92,9 +115,11 @@ _TRIALS: tuple[dict[str, Any], ...] = (
 )
 
 
-def _that_reads_back(templates: Templates, found: OutputFormat, calls: CallFormat) -> CallFormat | None:
-    """The first of a few readings by which the reader gets out of rendered calls what went into them. One that fails for nested objects
-    only is taken if there is no better one: models write what their template does."""
+def _first_that_reads_back(templates: Templates, found: OutputFormat, calls: CallFormat) -> CallFormat | None:
+    """Return the first candidate format that reads rendered calls back unchanged; None if all fail.
+
+    A candidate that fails only for nested objects is accepted as a last resort, because models imitate their template.
+    """
     readings = [calls, *([typed_anyhow(calls)] if calls.key_end_json else [])]
     for trials in (_TRIALS, _TRIALS[:2]):
         for reading in readings:
@@ -112,7 +137,7 @@ def _reads_back(templates: Templates, found: OutputFormat, trials: Sequence[dict
 
 
 def answer_of(templates: Templates, found: OutputFormat, calls: Sequence[tuple[str, Any]]) -> tuple[str, str]:
-    """(the prompt's end, the answer) with these calls of marked tools, as the template renders them."""
+    """Return (end of the prompt, answer) with these calls of marked tools, as the template renders them."""
     prompt = rendered(templates, [], prompt=True)
     text = rendered(templates, [calls_message(calls, as_text=found.arguments_as_text)])
     if text.startswith(prompt):
@@ -121,13 +146,13 @@ def answer_of(templates: Templates, found: OutputFormat, calls: Sequence[tuple[s
 
 
 def read_calls(found: OutputFormat, answer: tuple[str, str]) -> list[tuple[str, Any]]:
-    """The complete calls of marked tools in an answer."""
-    reader = found.reader(marked_tools(), answer[0], bare=False)
+    """Return the complete calls of marked tools in an answer."""
+    reader = OutputReader(found, marked_tools(), answer[0], bare=False)
     return collected([*reader.add(answer[1]), *reader.finish()])
 
 
 def collected(events: Sequence[OutputEvent]) -> list[tuple[str, Any]]:
-    """(name, arguments) of every complete call among these events."""
+    """Return (name, arguments) of every complete call among `events`."""
     calls, name, text = [], "", ""
     for event in events:
         if event.kind == "call_begin":

@@ -1,14 +1,10 @@
-"""How a model writes its answers in chats: a frozen value from which the reader, the grammar and the history are made."""
+"""Format of a model's chat answers: reasoning, content and tool calls. The reader, the grammar and the history are built from it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, NamedTuple
-
-if TYPE_CHECKING:
-    from ..tools import Tools
-    from .reader import OutputReader
+from typing import Literal, NamedTuple
 
 EventKind = Literal["reasoning", "content", "call_begin", "arguments", "call_end"]
 
@@ -17,121 +13,111 @@ class OutputEvent(NamedTuple):
     """A piece of an answer."""
 
     kind: EventKind
-    """What the text is part of. A "call_begin" is followed by that call's "arguments" and its "call_end"; without "call_end" the call
-    broke off."""
+    """Part of the answer. "call_begin" is followed by "arguments" and "call_end"; without "call_end" the call was cut off."""
     text: str
-    """The text of "reasoning" and "content"; the tool's name with "call_begin", JSON text with "arguments", nothing with "call_end"."""
+    """Text of "reasoning" and "content", the tool's name for "call_begin", JSON text for "arguments", "" for "call_end"."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """What reasoning stands between. Whitespace inside and after these is not part of the answer."""
+    """Literals around reasoning. Whitespace inside and after them is not part of the answer."""
 
     begin: str
-    """As "<think>"."""
+    """For example "<think>"."""
     end: str
-    """As "</think>"."""
+    """For example "</think>"."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """How calls of tools are written, as literals around names, arguments and values.
+    """Spelling of tool calls: literals around names, arguments and values.
 
-    `section_begin (call (separator call)*) section_end`, where a call is, by `kind`:
+    An answer with calls is `section_begin (call (separator call)*) section_end`. A call depends on `kind`:
 
-    - "object": `call_begin {"NAME_KEY": "NAME", "ARGUMENTS_KEY": {...}} call_end`, whitespace and the order of keys free;
+    - "object": `call_begin {"NAME_KEY": "NAME", "ARGUMENTS_KEY": {...}} call_end`, with any whitespace and order of keys;
     - "json": `call_begin NAME name_end {...} call_end`;
-    - "tagged": `call_begin NAME name_end (key_begin KEY key_end VALUE value_end)* call_end`: texts as they are, other values as JSON;
-    - "gemma": as "json", but keys are bare, and texts stand between `quote`s without escapes: `{city:<|"|>Paris<|"|>,days:3}`;
-    - "pythonic": `call_begin NAME( key='text', other=[1, True, None] ) call_end`, values as Python writes them; `name_end` is "(" and
-      `call_end` begins with ")".
+    - "tagged": `call_begin NAME name_end (key_begin KEY key_end VALUE value_end)* call_end`, with raw texts and other values as JSON;
+    - "gemma": as "json", but with bare keys, and texts between `quote`s without escapes: `{city:<|"|>Paris<|"|>,days:3}`;
+    - "pythonic": `call_begin NAME( key='text', other=[1, True, None] ) call_end`, with Python literals as values. `name_end` is "(" and
+      `call_end` starts with ")".
 
-    In a literal, "{id}" stands for a call's id or number, which means nothing, and "{key}" for the argument's name. The reader takes any
-    whitespace, or none, where a literal has some, except around the values of "tagged".
+    In a literal, "{id}" is a placeholder for a call's id or number, which is ignored, and "{key}" for the argument's name. Where a literal
+    has whitespace the reader accepts any amount, including zero, except around the values of "tagged".
     """
 
     kind: Literal["object", "json", "tagged", "gemma", "pythonic"]
-    """Which of the shapes above."""
+    """One of the shapes above."""
     call_begin: str = ""
-    """Before the object or the name; may be empty."""
+    """Literal before the object or the name; may be empty."""
     call_end: str = ""
-    """After the arguments (for "object": after the closing brace); may be empty."""
+    """Literal after the arguments, or after the closing brace of an "object"; may be empty."""
     section_begin: str = ""
-    """Before the first call."""
+    """Literal before the first call."""
     section_end: str = ""
-    """After the last call."""
+    """Literal after the last call."""
     separator: str = ""
-    """Between calls."""
+    """Literal between two calls."""
     name_end: str = ""
-    """Between name and arguments. Unused by "object"."""
+    """Literal between name and arguments; unused by "object"."""
     name_key: str = "name"
-    """For "object": the key of the name."""
+    """Key of the name, for "object"."""
     arguments_key: str = "arguments"
-    """For "object": the key of the arguments."""
+    """Key of the arguments, for "object"."""
     key_begin: str = ""
-    """For "tagged": before an argument's name."""
+    """Literal before an argument's name, for "tagged"."""
     key_end: str = ""
-    """For "tagged": between an argument's name and its value, if that is a text; for any value where `key_end_json` is empty."""
+    """Literal between an argument's name and a text value, for "tagged"; used for every value if `key_end_json` is empty."""
     key_end_json: str = ""
-    """For "tagged": between an argument's name and a value that is not a text, where that is written otherwise."""
+    """Literal between an argument's name and a value that is not a text, for "tagged", if it differs from `key_end`."""
     value_end: str = ""
-    """For "tagged": after a value."""
+    """Literal after a value, for "tagged"."""
     quote: str = ""
-    """For "gemma": stands on both sides of a text."""
+    """Literal on both sides of a text, for "gemma"."""
     parallel: bool = True
-    """Whether there can be more than one call."""
+    """True if an answer may have more than one call."""
 
     @property
     def begin(self) -> str:
-        """What the first call begins with, up to its name or, for "object", its opening brace."""
+        """Literals before the first call's name or, for "object", its opening brace."""
         return self.section_begin + self.call_begin
 
     @property
     def next(self) -> str:
-        """What stands between two calls: from after `call_end` up to the next name or opening brace."""
+        """Literals between two calls: from after `call_end` to the next name or opening brace."""
         return self.separator + self.call_begin
 
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How a model writes reasoning and calls, and what its chat template knows of them."""
+    """Format of reasoning and calls, and the parts of a chat that the chat template supports."""
 
     reasoning: ReasoningFormat | None
-    """What reasoning stands between; None for a model that writes none."""
+    """Literals around reasoning; None for a model that does not reason."""
     calls: CallFormat | None
-    """How it is to write calls. Never None after `output_format`: models without a form of their own get the described one."""
+    """Spelling of calls. `output_format` never leaves it None: models without a native form get the described one."""
     source: str
-    """Where `calls` comes from: "option", "response_template", "chat template", "table" or "described"."""
+    """Origin of `calls`: "option", "response_template", "chat template", "table" or "described"."""
     tools_in_template: bool = True
-    """Whether the chat template tells the model of tools; otherwise they are described in the system message."""
+    """True if the chat template lists the tools; otherwise the system message describes them."""
     calls_in_template: bool = True
-    """Whether the chat template writes earlier calls; otherwise they are written into their message's content."""
+    """True if the chat template renders earlier calls; otherwise they are written into the message's content."""
     results_in_template: bool = True
-    """Whether the chat template knows the role "tool"; otherwise results are user messages."""
+    """True if the chat template supports the role "tool"; otherwise results become user messages."""
     system_in_template: bool = True
-    """Whether the chat template takes a system message; otherwise the first user message begins with the description of tools."""
+    """True if the chat template accepts a system message; otherwise the first user message starts with the tools' description."""
     arguments_as_text: bool = False
-    """Whether the chat template takes the arguments of earlier calls as JSON text rather than as an object."""
+    """True if the chat template expects the arguments of earlier calls as JSON text, not as an object."""
     short_ids: bool = False
-    """Whether the chat template refuses ids of calls that are not nine letters and digits, as Mistral's do."""
+    """True if the chat template accepts only call ids of nine letters and digits, as Mistral's does."""
     also: tuple[CallFormat, ...] = ()
-    """Other spellings of calls that are read but never asked for."""
+    """Other spellings of calls that the reader accepts; the model is never asked for them."""
     hidden: tuple[str, ...] = ()
-    """Literals around content that are no part of it, as `<|START_RESPONSE|>`."""
-
+    """Literals around content that do not belong to it, for example `<|START_RESPONSE|>`."""
     answer: str = ""
-    """What a model writes before an answer that is no call, as `<|channel|>final<|message|>`, where it has to be written."""
-
-    def reader(self, tools: Tools, begun: str = "", *, bare: bool = True, parallel: bool = True) -> OutputReader:
-        """What tells one answer's parts apart. `tools` are the offered ones: nothing else is taken for a call. `begun` is the end of the
-        rendered prompt, which may have opened reasoning. `bare`: calls as plain JSON are read too, whatever the format; without `parallel`
-        one of them at most."""
-        from .reader import OutputReader
-
-        return OutputReader(self, tools, begun, bare=bare, parallel=parallel)
+    """Literal that must precede an answer without a call, for example `<|channel|>final<|message|>`."""
 
     def literals(self) -> Iterator[str]:
-        """Every fixed text that may have special tokens in it."""
+        """Yield every fixed text that may contain special tokens."""
         if self.reasoning is not None:
             yield from (self.reasoning.begin, self.reasoning.end)
         yield from self.hidden
@@ -142,4 +128,4 @@ class OutputFormat:
 
 
 HERMES = CallFormat("object", call_begin="<tool_call>\n", call_end="\n</tool_call>", separator="\n")
-"""The described form, and that of Hermes and Qwen."""
+"""The described form; Hermes and Qwen use it natively."""

@@ -1,4 +1,4 @@
-"""Reads off from a chat template how calls are written: renders calls with marked names and values, and looks at what is around them."""
+"""Derives the call format from a chat template: renders calls with marked names and values, and reads the literals around them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _PROPERTIES = {
 
 
 class Templates(Protocol):
-    """What is asked of a tokenizer."""
+    """Part of a tokenizer that renders chats."""
 
     @property
     def chat_template(self) -> str | None: ...
@@ -44,8 +44,7 @@ _LONGEST = 200_000
 
 
 class Bounded:
-    """A chat template that may take a few seconds of processor time in all, and render texts of a sensible length: it comes with a model,
-    and finding out what it renders must not hold up the first chat."""
+    """A chat template with limits on processor time and length, as it comes from the model's files and runs before the first chat."""
 
     def __init__(self, templates: Templates) -> None:
         self.chat_template = templates.chat_template
@@ -55,7 +54,7 @@ class Bounded:
     def render_chat(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, tools: Any = None, **variables: Any
     ) -> str:
-        """Raises `TemplateError` as the template does, or when it has had its time."""
+        """Render a chat. Raises `TemplateError` as the template does, or once a limit is exceeded."""
         if self._spent > _MOST_SECONDS:
             raise TemplateError("the chat template takes too long to be asked how it renders calls")
         began = time.thread_time()
@@ -69,12 +68,12 @@ class Bounded:
 
 
 def marked_tools() -> Tools:
-    """The tools that marked calls are of."""
+    """Tools used to render the marked calls."""
     return {name: Tool(name, "d", Schema({"type": "object", "properties": _PROPERTIES, "required": [KEYS[0]]})) for name in NAMES}
 
 
 def calls_message(calls: Sequence[tuple[str, Any]], content: str = "", *, as_text: bool = False) -> dict[str, Any]:
-    """An answer with these calls of (name, arguments), as templates take it."""
+    """Return an assistant message with these calls of (name, arguments), in the form that templates expect."""
     made = [
         {"id": _IDS[i % 2], "type": "function", "function": {"name": name, "arguments": json.dumps(given) if as_text else given}}
         for i, (name, given) in enumerate(calls)
@@ -83,7 +82,7 @@ def calls_message(calls: Sequence[tuple[str, Any]], content: str = "", *, as_tex
 
 
 def rendered(templates: Templates, messages: Sequence[Mapping[str, Any]], *, prompt: bool = False, tools: bool = True) -> str:
-    """What the template renders after the marked user message; nothing if it refuses, or leaves that message out."""
+    """Return the text after the marked user message; "" if the template fails or omits that message."""
     offered = [tool.as_openai() for tool in marked_tools().values()] if tools else None
     try:
         text = templates.render_chat([{"role": "user", "content": USER}, *messages], tools=offered, add_generation_prompt=prompt)
@@ -94,7 +93,7 @@ def rendered(templates: Templates, messages: Sequence[Mapping[str, Any]], *, pro
 
 @dataclass(frozen=True)
 class _Unit:
-    """Where a call is in a rendered text, and the format of what is inside it."""
+    """Span of a call in a rendered text, and the format of its inside."""
 
     start: int
     end: int
@@ -102,16 +101,17 @@ class _Unit:
 
 
 def typed_anyhow(calls: CallFormat) -> CallFormat:
-    """The same with any word in the place of the value's type, where literals name it."""
+    """Return the format with a placeholder for the value's type, where a literal names it."""
     same = len(_common(calls.key_end, calls.key_end_json))
     begin = re.sub(r"\w+$", "", calls.key_end_json[:same])
     return replace(calls, key_end_json=begin + ID + re.sub(r"^\w+", "", calls.key_end_json[len(begin) :]))
 
 
 def calls_of_template(templates: Templates, ends: Sequence[str] = ()) -> tuple[CallFormat, bool] | None:
-    """(how earlier calls are written, whether the template wants arguments as text); None if they are not, or in no known shape.
+    """Return (call format, True if the template wants arguments as text); None if calls are not rendered or have an unknown shape.
 
-    `ends` are the texts of tokens that end an answer: no literal goes beyond them."""
+    `ends` are the texts of the EOS tokens: a literal stops before them.
+    """
     for as_text in (False, True):
         one = rendered(templates, [calls_message([(NAMES[0], _MARKED)], as_text=as_text)])
         if NAMES[0] in one and TEXT in one:
@@ -149,7 +149,7 @@ def _read_off(templates: Templates, one: str, as_text: bool, ends: Sequence[str]
 
 
 def _generalized(calls: CallFormat) -> CallFormat:
-    """Ids and numbers of marked calls as placeholders."""
+    """Replace ids and numbers of the marked calls by placeholders."""
     pattern = re.compile("|".join(_IDS))
     fields = ("call_begin", "call_end", "name_end", "section_begin", "section_end", "separator")
     changed: dict[str, Any] = {name: pattern.sub(ID, getattr(calls, name)) for name in fields}
@@ -157,15 +157,18 @@ def _generalized(calls: CallFormat) -> CallFormat:
 
 
 def _merged(first: CallFormat, second: CallFormat) -> CallFormat:
-    """The format of one call, where its number is in it, or its name once more."""
+    """Return the format of both calls, with a placeholder where `name_end` has a call's number or name."""
     if first.name_end == second.name_end:
         return first
     return replace(first, name_end=re.sub("|".join((*_IDS, NAMES[0], r"\d+")), ID, first.name_end))
 
 
 def _beginning(templates: Templates, before: str, as_text: bool) -> str:
-    """What of the text before a call belongs to the call: what stands there with content before it as well, or what stands in the
-    place of a prompt's end or of content; the shortest that is not empty."""
+    """Return the part of `before` that belongs to the call.
+
+    Candidates are the text that also stands there after content, and the text that replaces a prompt's end or content. The shortest that
+    is not empty is chosen.
+    """
     found = []
     with_content = rendered(templates, [calls_message([(NAMES[0], _MARKED)], CONTENT, as_text=as_text)])
     if CONTENT in with_content:
@@ -183,7 +186,7 @@ def _beginning(templates: Templates, before: str, as_text: bool) -> str:
 
 
 def _without_turn_end(text: str, turn_end: str, ends: Sequence[str]) -> str:
-    """What follows a call, without what ends every answer."""
+    """Return the text after a call without the end of the turn."""
     common = _common_end(text, turn_end).strip()
     if common:
         text = text[: text.rindex(common)]
@@ -192,32 +195,32 @@ def _without_turn_end(text: str, turn_end: str, ends: Sequence[str]) -> str:
 
 
 def _common(one: str, other: str) -> str:
-    """What both begin with."""
+    """Return the common prefix."""
     size = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
     return one[:size]
 
 
 def _common_start(one: str, other: str) -> str:
-    """What both begin with, without the first half of a tag."""
+    """Return the common prefix, without the first half of a tag."""
     common = _common(one, other)
     return common if common in (one, other) and not re.search(r"<[^<>]*$", common) else re.sub(r"[<\[][^<>\[\]]*$", "", common)
 
 
 def _common_end(one: str, other: str) -> str:
-    """What both end with, without the second half of a tag."""
+    """Return the common suffix, without the second half of a tag."""
     common = _common(one[::-1], other[::-1])[::-1]
-    return common if common == one == other or not re.match(r"[^<\[{]*[>\]]", common) else _cut(one, other, common)
+    return common if common == one == other or not re.match(r"[^<\[{]*[>\]]", common) else _without_half_tag(one, other, common)
 
 
-def _cut(one: str, other: str, common: str) -> str:
-    """A common end, without the second half of a tag that it begins with."""
+def _without_half_tag(one: str, other: str, common: str) -> str:
+    """Return a common suffix without the second half of a tag at its start."""
     if common in (one, other) and re.match(r"\s*[\[<>]", common) and not re.match(r"\s*>\s", common):
         return common
     return re.sub(r"^[^<\[{]*[>\]]", "", common)
 
 
 def _unit(text: str, name: str, begin: int) -> _Unit | None:
-    """The call of this name in the text, from `begin` on, with the shape of its inside."""
+    """Return the first call of `name` at or after `begin`, with the shape of its inside."""
     at = text.find(name, begin)
     if at < 0:
         return None
@@ -289,7 +292,7 @@ def _tagged(text: str, name: str, at: int) -> _Unit | None:
 
 
 def knows(templates: Templates, as_text: bool = False) -> dict[str, Any]:
-    """What the chat template renders of tools, calls, results and system messages, as fields of `OutputFormat`."""
+    """Return the parts of a chat that the template renders, as fields of `OutputFormat`."""
     answer = calls_message([(NAMES[0], _MARKED)], as_text=as_text)
     result = {"role": "tool", "name": NAMES[0], "tool_call_id": _IDS[0], "content": RESULT}
     user = {"role": "user", "content": USER}
@@ -300,7 +303,7 @@ def knows(templates: Templates, as_text: bool = False) -> dict[str, Any]:
     return {
         "tools_in_template": tools_known,
         "calls_in_template": calls_known,
-        # a template that writes any role's name renders results, but its model has never seen one
+        # A template that writes any role's name renders results, but its model was not trained on them.
         "results_in_template": (tools_known or calls_known) and RESULT in _whole(templates, [user, answer, result], tools=True),
         "system_in_template": CONTENT in _whole(templates, [{"role": "system", "content": CONTENT}, user], tools=False),
         "short_ids": bool(calls) and not rendered(templates, [long_id]),

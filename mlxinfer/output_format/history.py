@@ -1,4 +1,4 @@
-"""Conversations as a chat template takes them: calls, results and reasoning in the form that it knows."""
+"""Converts conversations for a chat template, and renders the calls and tools that the template does not support."""
 
 from __future__ import annotations
 
@@ -10,20 +10,26 @@ from typing import Any
 from ..errors import PromptError
 from ..tools import Tools
 from ..types import ToolCall
-from .format import HERMES, OutputFormat
-from .render_calls import Call, describe, write_calls
+from .format import HERMES, CallFormat, OutputFormat
+from .streaming_match import ID, KEY
 
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking")
-"""What clients, and templates, call the reasoning of an earlier answer."""
+"""Keys under which clients and templates have the reasoning of an earlier answer."""
 
 Message = Mapping[str, Any]
+
+Call = tuple[str, Mapping[str, Any]]
+"""A tool's name and the arguments."""
 
 
 def messages_for_template(
     format: OutputFormat, messages: Sequence[Message], tools: Tools
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """(messages, tools) for `Tokenizer.encode_chat`. `messages` are as OpenAI's API has them: `tool_calls` in answers, role "tool" for
-    results, reasoning under any of `REASONING_NAMES`. Without tools the second is None."""
+    """Return (messages, tools) for `Tokenizer.encode_chat`; the second is None if the template does not list tools.
+
+    `messages` follow OpenAI's API: `tool_calls` in answers, role "tool" for results, reasoning under any of `REASONING_NAMES`. Raises
+    `PromptError` for malformed calls.
+    """
     names: dict[str, str] = {}
     ready: list[dict[str, Any]] = []
     for message in messages:
@@ -36,7 +42,7 @@ def messages_for_template(
 
 
 def _message(format: OutputFormat, message: Message, names: dict[str, str], before: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What takes a message's place; a result may join the message before it instead."""
+    """Return the replacement of a message; a result may be appended to the last message of `before` instead."""
     plain = dict(message)
     reasoning = next((plain[name] for name in REASONING_NAMES if isinstance(plain.get(name), str) and plain[name]), None)
     for name in REASONING_NAMES:
@@ -65,7 +71,7 @@ def _message(format: OutputFormat, message: Message, names: dict[str, str], befo
 
 
 def _function(call: Message) -> Call:
-    """Name and arguments; arguments that are no JSON object, as a model may have broken off in them, become the value of one."""
+    """Return name and arguments. Arguments that are not a JSON object, such as a truncated one, become the value of one."""
     function = call.get("function")
     function = function if isinstance(function, Mapping) else call
     arguments = function.get("arguments")
@@ -86,7 +92,7 @@ def _call(call: Message, made: Call, format: OutputFormat) -> dict[str, Any]:
 
 
 def _id(given: Any, format: OutputFormat) -> str:
-    """A call's id as the chat template takes it; the same for a call and its result."""
+    """Return a call's id in the form that the chat template accepts; equal for a call and its result."""
     name = str(given or "call00000")
     if not format.short_ids or (len(name) == 9 and name.isascii() and name.isalnum()):
         return name
@@ -106,17 +112,75 @@ def _result(format: OutputFormat, plain: dict[str, Any], names: Mapping[str, str
 
 
 def _text(content: Any) -> str:
-    """A message's content as text; of a list of parts, the texts."""
+    """Return a message's content as text; for a list of parts, their texts joined."""
     if isinstance(content, (list, tuple)):
         return "\n".join(str(part["text"]) for part in content if isinstance(part, Mapping) and "text" in part)
     return "" if content is None else content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
 
 
 def _with_description(messages: list[dict[str, Any]], description: str, system: bool) -> list[dict[str, Any]]:
-    """The description in front: at the end of the system message, in one of its own, or before the first user message."""
+    """Add the description to the system message, as a new system message, or before the first user message."""
     for index, message in enumerate(messages):
         if message.get("role") in ("system", "developer") if system else message.get("role") == "user":
             content = _text(message.get("content"))
             joined = f"{content}\n\n{description}" if system and content else f"{description}\n\n{content}".rstrip()
             return [*messages[:index], {**message, "content": joined}, *messages[index + 1 :]]
     return [{"role": "system" if system else "user", "content": description}, *messages]
+
+
+def write_calls(calls: CallFormat, made: Sequence[Call]) -> str:
+    """Return the text of these calls. The reader returns the same calls unless a value contains the format's literals."""
+    texts = [_call_text(calls, index, name, arguments) for index, (name, arguments) in enumerate(made)]
+    return calls.section_begin + calls.separator.join(texts) + calls.section_end
+
+
+def _call_text(calls: CallFormat, index: int, name: str, arguments: Mapping[str, Any]) -> str:
+    if calls.kind == "object":
+        inner = _json({calls.name_key: name, calls.arguments_key: arguments})
+        return f"{calls.call_begin.replace(ID, str(index))}{inner}{calls.call_end.replace(ID, str(index))}"
+    begin, name_end = calls.call_begin.replace(ID, str(index)), calls.name_end.replace(ID, str(index))
+    return f"{begin}{name}{name_end}{_arguments_text(calls, arguments)}{calls.call_end.replace(ID, str(index))}"
+
+
+def _arguments_text(calls: CallFormat, arguments: Mapping[str, Any]) -> str:
+    if calls.kind == "tagged":
+        return "".join(_tagged_argument(calls, key, value) for key, value in arguments.items())
+    if calls.kind == "gemma":
+        return _gemma_value(arguments, calls.quote)
+    if calls.kind == "pythonic":
+        return ", ".join(f"{key}={value!r}" for key, value in arguments.items())
+    return _json(arguments)
+
+
+def _tagged_argument(calls: CallFormat, key: str, value: Any) -> str:
+    is_text = isinstance(value, str)
+    kind = {bool: "boolean", int: "number", float: "number", list: "array", dict: "object"}.get(type(value), "null")
+    key_end = calls.key_end if is_text or not calls.key_end_json else calls.key_end_json.replace(ID, kind)
+    begin = f"{calls.key_begin}{key}{key_end}".replace(KEY, key)
+    return f"{begin}{value if is_text else _json(value)}{calls.value_end.replace(KEY, key)}"
+
+
+def _gemma_value(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return f"{quote}{value}{quote}"
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_gemma_value(item, quote)}" for key, item in value.items()) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(_gemma_value(item, quote) for item in value) + "]"
+    return _json(value)
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def describe(calls: CallFormat, tools: Tools) -> str:
+    """Return a description of the tools and of the call format, for chat templates that do not list tools."""
+    listed = "\n".join(_json(tool.as_openai()) for tool in tools.values())
+    form = write_calls(calls, [("<function-name>", {"<argument-name>": "<argument-value>"})])
+    several = "Write one such block for each call." if calls.parallel else "Call one function at a time."
+    return (
+        "# Tools\n\nYou may call one or more functions to help with the user's request.\n\n"
+        f"These are the functions, as JSON schemas:\n<tools>\n{listed}\n</tools>\n\n"
+        f"To call a function, answer in this form, with nothing after it:\n{form}\n\n{several}"
+    )

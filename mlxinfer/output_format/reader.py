@@ -1,4 +1,4 @@
-"""Tells the parts of an answer apart while it is written. How its text is cut into pieces makes no difference."""
+"""Splits an answer into reasoning, content and calls while it is generated. The result does not depend on how the text is chunked."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .streaming_match import MISS, MORE, Literal, literal, overlap, skip_whitesp
 from .tagged_reader import TaggedCallReader
 
 _READERS: dict[str, Callable[..., CallReader]] = {"object": ObjectCallReader, "tagged": TaggedCallReader}
-"""By kind; `NamedCallReader` reads the others."""
+"""Reader of each call kind; `NamedCallReader` reads the other kinds."""
 
 _LONGEST_ENTRY = 256
 _LONGEST_LINE = 256
-"""Characters of a line that are looked at to tell where a code block begins."""
+"""Characters of a line that are searched for the start of a code block."""
 _MOST_SPACE = 256
-"""Whitespace that is held back."""
+"""Whitespace characters that are held back at most."""
 _ENTRY = re.compile(r', {0,4}"\w{1,32}" {0,4}: {0,4}(?:"[^"\\}\n]{0,160}"|\d{1,16}|null)')
-"""A further entry of a call's object, shorter than `_LONGEST_ENTRY` and without what shows that there is none."""
+"""Another entry of a call's object, shorter than `_LONGEST_ENTRY`."""
 
 
 class _Marker:
@@ -30,11 +30,11 @@ class _Marker:
 
     def __init__(self, kind: str, text: str, calls: CallFormat | None = None) -> None:
         self.kind = kind
-        """One of "reasoning", "call", "bare" and "hidden". One that is "bare" is empty: it is where a line begins."""
+        """One of "reasoning", "call", "bare" and "hidden". A "bare" marker has an empty literal: it matches at the start of a line."""
         self.literal = literal(text.lstrip())
         self.calls = calls
         self.at_start = kind == "call" and len(text.strip()) < 3
-        """It looks so much like text that it counts only where the answer begins."""
+        """True for a literal so short that it counts only at the start of an answer."""
 
 
 def _call_literal(calls: CallFormat, before: str) -> str:
@@ -42,10 +42,14 @@ def _call_literal(calls: CallFormat, before: str) -> str:
 
 
 class OutputReader:
-    """Reads one answer. Pure: it knows no tokens; special tokens that are part of the format must be spelled out in the text."""
+    """Reads one answer from text alone: special tokens that belong to the format must be spelled out in it."""
 
     def __init__(self, format: OutputFormat, tools: Tools, begun: str = "", *, bare: bool = True, parallel: bool = True) -> None:
-        """`bare`: calls as plain JSON are read too. Without `parallel` only the first of these is."""
+        """Create a reader for one answer.
+
+        `tools` are the offered ones: a name outside of them is never a call. `begun` is the end of the rendered prompt, which may have
+        opened reasoning. With `bare`, calls as plain JSON are read whatever the format; without `parallel`, at most one of these.
+        """
         self._tools = tools
         self._parallel = parallel
         self._events: list[OutputEvent] = []
@@ -61,19 +65,19 @@ class OutputReader:
         self._others: list[tuple[int, _Marker]] = []
         self._fresh = True
         self._line = ""
-        """The content's last line, as far as it was emitted."""
+        """Last line of the emitted content."""
         self._fenced = False
-        """The content is inside of a code block."""
+        """True inside of a code block."""
         self._called = False
-        """There was a call."""
+        """True after the first call."""
         self._offset = 0
         """Characters of the answer before `_text`."""
         self._plain = 0
-        """Characters of the answer that are known to be no calls as plain JSON: a failed run is not read again from each of its lines."""
+        """End of the last failed plain-JSON run: its lines are not tried again as calls."""
         self._start(format, begun)
 
     def _start(self, format: OutputFormat, begun: str) -> None:
-        """The prompt may have opened reasoning, or written the beginning of a marker."""
+        """Continue from the prompt, which may have opened reasoning or written the start of a marker."""
         tail = begun.rstrip()
         if format.reasoning and tail.endswith(format.reasoning.begin.strip()):
             self._state = self._reasoning_start
@@ -84,12 +88,12 @@ class OutputReader:
         self._own = length
 
     def add(self, text: str) -> list[OutputEvent]:
-        """Take further text. Returns what is certain by now."""
+        """Add text and return the events that are certain by now."""
         self._text += text
         return self._run(final=False)
 
     def finish(self) -> list[OutputEvent]:
-        """The answer has ended: whatever was held back. What only looked like a call comes out as content, whole."""
+        """End the answer and return the rest. Text that only looked like a call is returned whole, as content."""
         events = self._run(final=True)
         rest, self._text, self._at = self._text[self._at :], "", 0
         if self._call is not None and self._call.begun and not self._call.ended:
@@ -119,7 +123,7 @@ class OutputReader:
             self._line = ""
 
     def _write(self, end: int) -> None:
-        """Emit the text up to `end` as content, without what the prompt wrote of it."""
+        """Emit the text up to `end` as content, without the part that the prompt wrote."""
         own = min(self._own, end - self._at)
         text = self._text[self._at + own : end]
         self._own -= own
@@ -148,11 +152,11 @@ class OutputReader:
         return False
 
     def _before_space(self, text: str, at: int) -> int:
-        """Where the whitespace before `at` begins: it is held back, for a call may follow."""
+        """Position of the whitespace before `at`. It is held back because a call may follow."""
         return max(len(text[self._at : at].rstrip(" \t\r\n")) + self._at, at - _MOST_SPACE)
 
     def _line_after(self, text: str) -> tuple[str, bool]:
-        """(the last line of the content, whether it is inside of a code block) once this text is part of it."""
+        """Return (last line of the content, True if it is inside of a code block) after `text` is appended."""
         *lines, last = (self._line + text).split("\n")
         fences = sum(line.lstrip().startswith(FENCE) and "`" not in line.lstrip().lstrip("`") for line in lines)
         return last[:_LONGEST_LINE], self._fenced ^ bool(fences % 2)
@@ -168,7 +172,7 @@ class OutputReader:
         return not self._line_after(before)[1]
 
     def _markers_at(self, text: str, at: int, final: bool) -> list[tuple[int, _Marker]] | None:
-        """The markers at this place with where they end, longest first; None while one is open."""
+        """Return (end, marker) of all markers that match at `at`, longest first; None while a match is undecided."""
         found = []
         for marker in self._markers:
             if marker.at_start and not (self._fresh and not text[self._at : at].strip()):
@@ -183,7 +187,7 @@ class OutputReader:
         return sorted(found, key=lambda match: -match[0]) if len(found) > 1 else found
 
     def _enter(self, matches: list[tuple[int, _Marker]]) -> None:
-        """Content ends at a marker. Where several match, the others are tried if the first one's call is none."""
+        """End the content at the first marker. If it does not start a call, the other matches are tried."""
         end, marker = matches[0]
         if marker.calls is not None:
             self._others = [(other_end - self._at, other) for other_end, other in matches[1:]]
@@ -206,7 +210,7 @@ class OutputReader:
         self._state = self._in_call
 
     def _space(self, final: bool) -> bool:
-        """Whitespace after a marker is none of the answer's."""
+        """Skip the whitespace after a marker."""
         return self._skip_space(self._content)
 
     def _skip_space(self, following: Callable[[bool], bool]) -> bool:
@@ -218,7 +222,7 @@ class OutputReader:
         return True
 
     def _reasoning_start(self, final: bool) -> bool:
-        """The prompt has opened reasoning, and models may do so once more."""
+        """Start inside reasoning that the prompt has opened; the model may open it again."""
         return self._skip_space(self._reasoning_begin_again)
 
     def _reasoning_begin_again(self, final: bool) -> bool:
@@ -266,7 +270,7 @@ class OutputReader:
         return call.failed or call.ended
 
     def _no_call(self) -> None:
-        """What looked like a call is one of another spelling, or text: its first character is, and the rest is looked at again."""
+        """Drop a failed call: try the other spellings, or emit its first character as content and read the rest again."""
         held = "".join(self._held)
         if isinstance(self._call, BareCallsReader):
             self._plain = self._offset + self._at
@@ -280,7 +284,7 @@ class OutputReader:
         self._write(skip_whitespace(self._text, 0) + 1)
 
     def _object_rest(self, final: bool) -> bool:
-        """What a call's object has after its arguments, such as an id."""
+        """Skip entries of a call's object after its arguments, such as an id."""
         at = skip_whitespace(self._text, self._at)
         rest = self._text[at : at + _LONGEST_ENTRY]
         entry = _ENTRY.match(rest)
@@ -293,7 +297,7 @@ class OutputReader:
         return True
 
     def _after_call(self, final: bool) -> bool:
-        """What ends a call, a section, or leads to the next call."""
+        """Read the end of a call or section, or the start of the next call."""
         assert self._call is not None
         calls, text, best, ended = self._call.calls, self._text, (MISS, ""), self._at
         for kind, ending in _endings(calls):
@@ -317,7 +321,10 @@ class OutputReader:
 
 @lru_cache(64)
 def _markers(format: OutputFormat, with_tools: bool, bare: bool) -> tuple[tuple[_Marker, ...], re.Pattern[str] | None]:
-    """What to look for in content, and what finds a first letter of it. The call of a section may come without what begins the section."""
+    """Return the markers that end content, and a pattern of their first characters.
+
+    A call may also appear without its `section_begin`.
+    """
     markers = [_Marker("hidden", text) for text in format.hidden]
     if format.reasoning:
         markers.append(_Marker("reasoning", format.reasoning.begin))
@@ -334,7 +341,7 @@ def _markers(format: OutputFormat, with_tools: bool, bare: bool) -> tuple[tuple[
 
 @lru_cache(64)
 def _endings(calls: CallFormat) -> list[tuple[str, Literal]]:
-    """What may follow the arguments, in every combination that is understood."""
+    """Return ("end" or "next", literal) for each combination of literals that may follow the arguments."""
     close = "}" if calls.kind == "object" else ""
     call_end = calls.call_end[1:] if calls.kind == "pythonic" else calls.call_end
     ends = {before + end for before in {"", close} for end in {"", call_end}}

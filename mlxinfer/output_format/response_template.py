@@ -1,7 +1,7 @@
-"""Reads a checkpoint's `response_template`: how its answers are written, as transformers declares it from 5.13 on.
+"""Reads a checkpoint's `response_template`, transformers' declaration of an answer's format (5.13 and later).
 
-A field has literals or regular expressions that open and close it. Of expressions only those are understood that are literals with
-`\\s*` and one group for the name, key or value each; of contents, "json" and "xml-inline". Anything else is not used.
+A field has literals or regular expressions that open and close it. Supported expressions are literals with `\\s*` and one group each for
+name, key or value. Supported contents are "json" and "xml-inline". Anything else is ignored.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"(?:[^\\.*+?()\[\]{}|^$]|\\[^\w\s])*")
 
 
 def read_response_template(template: Mapping[str, Any]) -> OutputFormat | None:
-    """The format, with reasoning and calls as far as they are understood; None if nothing is."""
+    """Return the supported part of the format; None if neither reasoning nor calls are supported."""
     fields = template.get("fields") if isinstance(template, Mapping) else None
     if not isinstance(fields, Mapping):
         return None
@@ -40,17 +40,17 @@ def _reasoning(field: Any) -> ReasoningFormat | None:
 
 
 def _pieces(field: Mapping[str, Any], key: str) -> list[str] | None:
-    """The literal that opens or closes a field, cut where it has groups; None if it is not understood."""
+    """Return the literals that open or close a field, split at groups; None if unsupported."""
     literal, pattern = field.get(key), field.get(f"{key}_pattern")
     if isinstance(literal, list) and literal:
         literal = literal[0]
     if isinstance(literal, str):
         return [literal]
-    return _cut(pattern) if isinstance(pattern, str) else None
+    return _literals_between_groups(pattern) if isinstance(pattern, str) else None
 
 
-def _cut(pattern: str) -> list[str] | None:
-    """An expression as the literals between its groups; whitespace of any length stands as a line break."""
+def _literals_between_groups(pattern: str) -> list[str] | None:
+    """Return the literals between the groups of an expression; whitespace of any length becomes a line break."""
     pieces = []
     for piece in _GROUP.split(pattern)[::2]:
         plain = piece.replace(r"\s*", "\n").replace(r"\n?", "\n").replace(r"\s+", "\n").replace(r"\n", "\n").replace(r"\t", "\t")
@@ -83,7 +83,7 @@ def _calls(field: Any) -> CallFormat | None:
 
 
 def _keys(transform: Any, prefix: str) -> tuple[str, str] | None:
-    """The keys of name and arguments in a call's object."""
+    """Return the keys of name and arguments in a call's object; None if unsupported."""
     function = transform.get("function") if isinstance(transform, Mapping) else None
     if function is None and prefix and transform is None:
         return "name", "arguments"
@@ -97,7 +97,7 @@ def _keys(transform: Any, prefix: str) -> tuple[str, str] | None:
 
 
 def _named(found: CallFormat, content: Any, arguments: Mapping[str, Any]) -> CallFormat | None:
-    """The inside of a call whose name is in what opens it."""
+    """Return the format of a call whose opening literal has the name; None if unsupported."""
     quotes = arguments.get("string_delims")
     if content == "json" and isinstance(quotes, list) and quotes and isinstance(quotes[0], list) and quotes[0]:
         quote = str(quotes[0][0])
@@ -105,7 +105,7 @@ def _named(found: CallFormat, content: Any, arguments: Mapping[str, Any]) -> Cal
     if content == "json" and not arguments.get("unquoted_keys"):
         return found
     pattern = arguments.get("tag_pattern")
-    pieces = _cut(pattern) if content == "xml-inline" and isinstance(pattern, str) else None
+    pieces = _literals_between_groups(pattern) if content == "xml-inline" and isinstance(pattern, str) else None
     if pieces is None or len(pieces) != 3 or not all(piece.strip() for piece in pieces):
         return None
     return replace(

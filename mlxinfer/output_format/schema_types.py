@@ -1,4 +1,4 @@
-"""What an argument that is written without quotes stands for, by its tool's schema."""
+"""Types of unquoted arguments, from the tool's schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEEPEST = 8
 
 
 def types_of(schema: object, key: str) -> frozenset[str] | None:
-    """JSON types that an argument may have; None if the schema does not say."""
+    """Return the JSON types that an argument may have; None if the schema does not restrict them."""
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     return _types(properties.get(key), schema, 0, {}) if isinstance(properties, Mapping) else None
 
@@ -24,7 +24,7 @@ def _types(schema: Any, root: Any, depth: int, known: dict[str, frozenset[str] |
     reference = schema.get("$ref")
     if isinstance(reference, str):
         if reference not in known:
-            known[reference] = None  # what refers to itself says nothing
+            known[reference] = None  # a reference to itself restricts nothing
             known[reference] = _types(referenced(reference, root), root, depth + 1, known)
         return known[reference]
     given = schema.get("type")
@@ -46,7 +46,7 @@ def _types(schema: Any, root: Any, depth: int, known: dict[str, frozenset[str] |
 
 
 def referenced(reference: str, root: Any) -> Any:
-    """What a reference inside the schema points at; None for any other."""
+    """Return the target of a reference inside the schema; None for any other reference."""
     found = root
     for part in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ():
         found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
@@ -54,7 +54,7 @@ def referenced(reference: str, root: Any) -> Any:
 
 
 def json_of(text: str, types: frozenset[str] | None) -> str:
-    """JSON text of a value that stands there without quotes. What fits none of the types is a text."""
+    """Return JSON text of an unquoted value. A value of another type becomes a string."""
     stripped = text.strip()
     found = _literal(stripped)
     if found is not None:
@@ -69,9 +69,9 @@ def json_of(text: str, types: frozenset[str] | None) -> str:
 
 
 def _literal(text: str) -> str | None:
-    """JSON text of a value written in JSON or as Python writes it; None for anything else."""
+    """Return JSON text of a JSON or Python literal; None for anything else."""
     try:
-        json.loads(text, parse_constant=_refused)
+        json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         reader = ValueReader(PYTHON)
         end, found = reader.add(text, 0, True)
@@ -79,5 +79,5 @@ def _literal(text: str) -> str | None:
     return text
 
 
-def _refused(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"JSON has no {constant}")

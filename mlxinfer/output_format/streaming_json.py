@@ -1,4 +1,4 @@
-"""A value that is still being written, in JSON or in a dialect of it, turned into JSON text piece by piece."""
+"""Converts a value in JSON or a dialect of JSON to JSON text while it is generated."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What differs from JSON."""
+    """Differences from JSON."""
 
     quotes: tuple[str, ...] = ('"',)
-    """What texts stand between."""
+    """Quotes around texts."""
     escapes: str = "json"
-    """What a backslash means in a text: as in "json", as in "python", or "none": nothing."""
+    """Meaning of a backslash in a text: as in "json", as in "python", or "none"."""
     loose: bool = False
-    """Bare keys and Python's words are taken, and whitespace is not kept."""
+    """True if bare keys and Python's words are accepted and whitespace is normalised."""
 
 
 JSON = Dialect()
@@ -39,7 +39,7 @@ PYTHON = Dialect(("'", '"'), "python", loose=True)
 
 
 def escaped(text: str) -> str:
-    """A text as it stands inside a JSON string."""
+    """Return the text escaped for the inside of a JSON string."""
     return encode_basestring(text)[1:-1]
 
 
@@ -48,9 +48,9 @@ class ValueReader:
 
     def __init__(self, dialect: Dialect = JSON, *, opened: bool = False) -> None:
         self.done = False
-        """The value is complete."""
+        """True once the value is complete."""
         self.broken = False
-        """It is none: what was read is, up to here, but not what comes next."""
+        """True if the value is invalid: the text so far is valid, the next character is not."""
         self._dialect = dialect
         self._opened = opened
         self._stack: list[str] = [")"] if opened else []
@@ -62,7 +62,7 @@ class ValueReader:
         self._out: list[str] = ["{"] if opened else []
 
     def add(self, text: str, at: int, final: bool) -> tuple[int, str]:
-        """(how far it has read from `at` on, JSON text). Nothing follows a `final` text."""
+        """Read from `at` and return (new position, JSON text). Nothing follows a `final` text."""
         while not self.done and not self.broken:
             before = at
             at = self._text(text, at) if self._quote else self._token(text, at, final)
@@ -75,7 +75,7 @@ class ValueReader:
         return at, out
 
     def _token(self, text: str, at: int, final: bool) -> int:
-        """Read whitespace, or one token. -1 if it needs more."""
+        """Read whitespace or one token. Returns the new position, or -1 if more text is needed."""
         end = _WHITESPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
         if end > at:
             self._space += "" if self._dialect.loose else text[at:end]
@@ -88,7 +88,7 @@ class ValueReader:
         return end
 
     def _take(self, text: str, at: int, space: str, final: bool) -> int:
-        """Read one token that follows `space`. -1 if it needs more."""
+        """Read one token that follows `space`. Returns the new position, or -1 if more text is needed."""
         character = text[at]
         if self._expect == "colon":
             return self._after_key(space, character, at)
@@ -103,7 +103,7 @@ class ValueReader:
         return self._begin(text, at, space, final)
 
     def _named(self) -> bool:
-        """Whether the innermost bracket is that of keyword arguments."""
+        """Return True if the innermost bracket is that of keyword arguments."""
         return self._opened and len(self._stack) == 1
 
     def _after_key(self, space: str, character: str, at: int) -> int:
@@ -115,7 +115,7 @@ class ValueReader:
         return at + 1
 
     def _end(self, space: str, character: str, at: int) -> int:
-        """A closing bracket; a comma before it is left out."""
+        """Read a closing bracket and drop a comma before it."""
         if character != self._stack[-1]:
             self.broken = True
             return at
@@ -131,12 +131,12 @@ class ValueReader:
         self.done = not self._stack
 
     def _separate(self, space: str) -> None:
-        """Write the comma that waited until something follows it."""
+        """Write the pending comma, now that a value follows it."""
         self._out.append((", " if self._dialect.loose and self._comma else self._comma) + space)
         self._comma = ""
 
     def _begin(self, text: str, at: int, space: str, final: bool) -> int:
-        """The beginning of a key or a value."""
+        """Read the start of a key or a value."""
         is_key = self._expect.startswith("key")
         for quote in self._dialect.quotes:
             if text.startswith(quote, at):
@@ -164,7 +164,7 @@ class ValueReader:
         return at
 
     def _bare(self, text: str, at: int, space: str, final: bool, *, is_key: bool) -> int:
-        """A number, a word, or a bare key."""
+        """Read a number, a word, or a bare key."""
         end = (_BARE_KEY if is_key else _SCALAR).match(text, at).end()  # type: ignore[union-attr]  # they match anything
         if end - at > _LONGEST_SCALAR or end == at:
             return self._break(at)
@@ -185,7 +185,7 @@ class ValueReader:
         return end
 
     def _text(self, text: str, at: int) -> int:
-        """The inside of a text, up to its end or to what has to wait."""
+        """Read the inside of a text, to its end or to a character that needs more text."""
         end = text.find(self._quote, at)
         slash = -1 if self._dialect.escapes == "none" else text.find("\\", at, None if end < 0 else end)
         if slash >= 0:
@@ -210,7 +210,7 @@ class ValueReader:
             self._out.append(escaped(text))
 
     def _escape(self, text: str, at: int) -> int:
-        """A backslash with what belongs to it. -1 if it needs more."""
+        """Read an escape sequence. Returns the new position, or -1 if more text is needed."""
         if at + 1 == len(text):
             return -1
         kind, json_escapes = text[at + 1], self._dialect.escapes == "json"

@@ -1,4 +1,4 @@
-"""Fixed texts of a format, found in a text that is still being written."""
+"""Matches a format's literals in text that is still being generated."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from functools import lru_cache
 
 ID = "{id}"
-"""Stands in a literal for a number or a call's id: a run of letters, digits and `_-.`, which means nothing here."""
+"""Placeholder in a literal for a call's number or id: a run of letters, digits and `_-.`, which is ignored."""
 KEY = "{key}"
-"""Stands in a literal for the argument's name."""
+"""Placeholder in a literal for the argument's name."""
 
 MISS, MORE = -1, -2
 _WHITESPACE = " \t\r\n"
@@ -18,9 +18,9 @@ _PARTS = re.compile(rf"(\s+|{re.escape(ID)})")
 
 
 class Literal:
-    """A text to look for. Where it has whitespace any whitespace will do, and none. Immutable.
+    """An immutable text to search for. Its whitespace matches any whitespace, including none.
 
-    `lead` and `trail` are the whitespace that it begins and ends with.
+    `lead` and `trail` are the whitespace at its start and end.
     """
 
     def __init__(self, text: str) -> None:
@@ -30,8 +30,7 @@ class Literal:
         self._parts = tuple(part for part in _PARTS.split(text) if part)
 
     def match(self, text: str, at: int, final: bool) -> int:
-        """Where it ends, if it begins at `at`; `MISS` if it does not, `MORE` if that depends on what follows the text. Nothing follows a
-        `final` text."""
+        """Return the end of a match at `at`, `MISS`, or `MORE` if later text decides. Nothing follows a `final` text."""
         size = len(text)
         for part in self._parts:
             if part == ID:
@@ -52,7 +51,7 @@ class Literal:
         return at
 
     def find(self, text: str, at: int, final: bool) -> tuple[int, int]:
-        """(where it may begin, where it ends or `MORE`) for the first place from `at` on. (size, MISS) if it is nowhere."""
+        """Return (start, end or `MORE`) of the first match at or after `at`; (size of the text, `MISS`) if not found."""
         first = self._parts[0]
         while True:
             at = text.find(first, at)
@@ -67,11 +66,11 @@ class Literal:
 
 
 literal = lru_cache(4096)(Literal)
-"""A `Literal` of this text, made once."""
+"""Cached constructor of `Literal`."""
 
 
 def skip_whitespace(text: str, at: int) -> int:
-    """Where whitespace from `at` on ends; very long runs count as text."""
+    """Return the end of the whitespace at `at`; very long runs count as text."""
     end = at
     while end < len(text) and text[end] in _WHITESPACE and end - at < _MOST_WHITESPACE:
         end += 1
@@ -79,7 +78,7 @@ def skip_whitespace(text: str, at: int) -> int:
 
 
 def overlap(text: str, literal: str) -> int:
-    """Length of the longest end of `text` that `literal` begins with, without being all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `literal`."""
     at = text.find(literal[0], max(0, len(text) - len(literal) + 1))
     while at >= 0 and not literal.startswith(text[at:]):
         at = text.find(literal[0], at + 1)

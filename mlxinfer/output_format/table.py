@@ -1,4 +1,4 @@
-"""Formats by name: for `--tool-format`, and for models whose chat template cannot be asked."""
+"""Formats by name, for `--tool-format` and for models whose chat template does not show its calls."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from .format import HERMES, CallFormat, ReasoningFormat
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family of models writes."""
+    """Output format of a family of models."""
 
     calls: CallFormat
-    """What it is asked for."""
+    """Spelling that the model is asked for."""
     marks: tuple[str, ...] = ()
-    """A chat template that has all of these is of this family, if its calls cannot be read off; empty for families that are found by
-    rendering only."""
+    """Texts that identify the family's chat template if its calls cannot be derived; empty for families found by rendering only."""
     first: bool = False
-    """Asked before the template is rendered: what it renders is not what the model writes."""
+    """True if the table comes before rendering, because the template renders calls differently from the model."""
     also: tuple[CallFormat, ...] = ()
-    """Other spellings that its models use."""
+    """Other spellings that the family's models use."""
     reasoning: ReasoningFormat | None = None
-    """Where the spelling of reasoning is the family's own."""
+    """Literals around reasoning, if they are specific to the family."""
     hidden: tuple[str, ...] = ()
-    """Literals around content."""
+    """Literals around content that do not belong to it."""
     answer: str = ""
-    """What comes before an answer that is no call."""
+    """Literal before an answer without a call."""
 
 
 def _tagged(begin: str, end: str, **literals: Any) -> CallFormat:
@@ -35,7 +34,7 @@ def _tagged(begin: str, end: str, **literals: Any) -> CallFormat:
 
 
 def _listed(begin: str, end: str, **keys: Any) -> CallFormat:
-    """A JSON list of calls."""
+    """Format of a JSON list of calls."""
     return CallFormat("object", section_begin=begin, section_end=end, separator=", ", **keys)
 
 
@@ -44,7 +43,7 @@ def _pythonic(begin: str, end: str, separator: str = ", ") -> CallFormat:
 
 
 def _dsml(section: str) -> CallFormat:
-    """DeepSeek's markup, from V3.2 on."""
+    """Format of DeepSeek's markup, V3.2 and later."""
     tag = "｜DSML｜"
     return _tagged(
         f'<{tag}invoke name="',
@@ -187,11 +186,11 @@ FAMILIES: Mapping[str, Family] = {
     "smollm3": Family(HERMES, ("xml_tools", "python_tools")),
     "functionary": Family(CallFormat("json", call_begin=">>>", name_end="\n"), hidden=(">>>all\n",), answer=">>>all\n"),
 }
-"""Every family by the name that `--tool-format` takes."""
+"""Families by the names that `--tool-format` accepts."""
 
 
 def family_of(template: str, *, first: bool) -> Family | None:
-    """The family whose marks a chat template has; of those that are asked `first`, or of the others."""
+    """Return the family whose marks a chat template has, among those with this value of `first`; None if unknown."""
     found = (family for family in FAMILIES.values() if family.marks and family.first == first)
     return next((family for family in found if all(mark in template for mark in family.marks)), None)
 
@@ -200,7 +199,7 @@ _HIDDEN = ("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TE
 
 
 def hidden_of_template(template: str) -> tuple[str, ...]:
-    """Literals around content that a chat template mentions."""
+    """Return the literals around content that a chat template mentions."""
     known = (*_HIDDEN, "<|open|>response<|sep|>", "<|close|>response<|sep|>", ">>>all\n")
     if "<|open|>" in template and "response" in template:
         return tuple(literal for literal in known if literal.startswith(("<|open|>", "<|close|>")))

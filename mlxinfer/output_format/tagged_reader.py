@@ -1,4 +1,4 @@
-"""Reads calls whose arguments are tagged, as XML is: texts stand there as they are, and their types are in the tool's schema."""
+"""Reads calls with tagged arguments, similar to XML: texts are raw, and the tool's schema has the types."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .streaming_match import KEY, MISS, MORE, Literal, literal, overlap, skip_wh
 
 _LONGEST_KEY = 256
 _CDATA = "<![CDATA["
-"""Some models put texts between this and "]]>"."""
+"""Opening that some models write before a text, with "]]>" after it."""
 
 
 class TaggedCallReader(CallReader):
-    """Kind "tagged". Texts are passed on as they come; other values when they are complete."""
+    """Reads kind "tagged". Texts are emitted as they arrive, other values once they are complete."""
 
     def __init__(self, calls: CallFormat, tools: Tools, emit: Emit) -> None:
         super().__init__(calls, tools, emit)
@@ -54,12 +54,12 @@ class TaggedCallReader(CallReader):
         return at
 
     def _name_ends(self, text: str, at: int, final: bool) -> int:
-        """Where `name_end` ends, if an argument or the end of the call follows."""
+        """Return the position after `name_end` if an argument or the call's end follows; otherwise `MORE` or `MISS`."""
         at = self._name_end.match(text, at, final)
         return at if at < 0 or (end := self._next(text, at, final)[1]) >= 0 else end
 
     def _next(self, text: str, at: int, final: bool) -> tuple[str, int]:
-        """What begins at `at`: ("key" or "end", where that literal ends), or ("", `MORE` or `MISS`)."""
+        """Return ("key" or "end", position after that literal), or ("", `MORE` or `MISS`)."""
         at = skip_whitespace(text, at)
         if at == len(text):
             return "", MISS if final else MORE
@@ -86,7 +86,7 @@ class TaggedCallReader(CallReader):
         return at if len(text) < begin + _LONGEST_KEY and not final else self._fail(at)
 
     def _begin_value(self, key: str, key_end: str, ending: Literal, text: str, place: int) -> int:
-        """The place after the literal; its whitespace at the end is the value's, except for as much as the literal has."""
+        """Start a value and return the position after the literal. Whitespace beyond the literal's belongs to the value."""
         self._types = types_of(self._schema, key)
         if self.calls.key_end_json:
             self._types = frozenset({"string"}) if key_end == self.calls.key_end else (self._types or frozenset({"object"})) - {"string"}
@@ -131,7 +131,7 @@ class TaggedCallReader(CallReader):
 
     @staticmethod
     def _trailing(text: str, at: int, place: int, trail: str) -> int:
-        """How much before `place` may belong to the literal that ends the value."""
+        """Number of characters before `place` that may belong to the value's closing literal."""
         if not trail:
             return 0
         piece = text[max(at, place - len(trail)) : place]

@@ -2,12 +2,13 @@
 
 from benchmarks.readers import FORMS, measure, table, texts, tools
 from mlxinfer.output_format import OutputFormat
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.table import FAMILIES
 
 
 def test_every_form_is_read_as_a_call():
     for form in FORMS:
-        reader = OutputFormat(None, FAMILIES[form].calls, "option").reader(tools())
+        reader = OutputReader(OutputFormat(None, FAMILIES[form].calls, "option"), tools())
         events = [*reader.add(texts(form, 300)["a call"]), *reader.finish()]
         assert [event.text for event in events if event.kind == "call_begin"] == ["write_file"], form
 

@@ -11,7 +11,8 @@ from mlxinfer.errors import PromptError
 from mlxinfer.output_format import OutputFormat, messages_for_template
 from mlxinfer.output_format.format import HERMES
 from mlxinfer.output_format.from_template import KEYS, NAMES, NUMBER, TEXT, _tagged
-from mlxinfer.output_format.render_calls import write_calls
+from mlxinfer.output_format.history import write_calls
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.response_template import _named
 from mlxinfer.output_format.schema_types import types_of
 from mlxinfer.output_format.table import FAMILIES
@@ -66,7 +67,7 @@ def test_an_empty_quote_is_none():
 
 def test_the_end_of_a_call_is_no_content():
     """Where what follows is none of the offered tools."""
-    reader = OUTPUT.reader(TOOLS)
+    reader = OutputReader(OUTPUT, TOOLS)
     text = '<tool_call>\n{"name": "get", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>'
     events = [*reader.add(text), *reader.finish()]
     assert [event.kind for event in events][:1] == ["call_begin"]
@@ -75,7 +76,7 @@ def test_the_end_of_a_call_is_no_content():
 
 
 def test_whitespace_without_end_is_not_held_back():
-    reader = OUTPUT.reader(TOOLS)
+    reader = OutputReader(OUTPUT, TOOLS)
     delivered = sum(len(event.text) for _ in range(100) for event in reader.add(" " * 64))
     assert delivered >= 6400 - 256
 

@@ -9,6 +9,7 @@ import pytest
 
 from mlxinfer.output_format import OutputFormat, ReasoningFormat
 from mlxinfer.output_format.format import HERMES
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.table import FAMILIES
 from tests.support.schemas.tool_chats import TOOLS, calls_in, check_every_cut, random_call, read
 
@@ -115,7 +116,7 @@ def test_text_that_cannot_become_a_call_is_not_held_back() -> None:
 
 
 def read_so_far(text: str) -> str:
-    return "".join(event.text for event in QWEN.reader(TOOLS).add(text)).rstrip()
+    return "".join(event.text for event in OutputReader(QWEN, TOOLS).add(text)).rstrip()
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -141,7 +142,7 @@ def test_there_is_one_call_where_the_client_takes_one() -> None:
         f"```json\n{CALL}\n```\n```json\n{CALL}\n```",
         f"<tool_call>{CALL}</tool_call>\n{CALL}",
     ):
-        reader = QWEN.reader(TOOLS, parallel=False)
+        reader = OutputReader(QWEN, TOOLS, parallel=False)
         events = [*reader.add(text), *reader.finish()]
         assert len(calls_in(events)) == 1, text
         assert not any(event.kind == "content" for event in events)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mlxinfer.output_format import OutputFormat
-from mlxinfer.output_format.render_calls import write_calls
+from mlxinfer.output_format.history import write_calls
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.structure import Schema
 from mlxinfer.tools import Tool, Tools

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mlxinfer.output_format import CallFormat, OutputFormat, ReasoningFormat
 from mlxinfer.output_format.format import HERMES
-from mlxinfer.output_format.render_calls import write_calls
+from mlxinfer.output_format.history import write_calls
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.table import FAMILIES
 from tests.support.schemas.tool_chats import TOOLS, calls_in, check_every_cut, random_calls, read
 
@@ -289,7 +290,7 @@ def test_long_texts_are_read_in_linear_time() -> None:
 
 
 def test_a_call_of_many_pieces_is_json() -> None:
-    reader = QWEN.reader(TOOLS)
+    reader = OutputReader(QWEN, TOOLS)
     text, pieces = '<tool_call>\n{"name": "write-file", "arguments": {"city": "' + "line\\n" * 50 + '"}}\n</tool_call>', []
     for letter in text:
         pieces += [event.text for event in reader.add(letter) if event.kind == "arguments"]

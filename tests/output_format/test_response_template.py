@@ -10,7 +10,7 @@ from templates import SHAPES
 
 from mlxinfer.output_format.detect import derived
 from mlxinfer.output_format.format import OutputFormat
-from mlxinfer.output_format.render_calls import write_calls
+from mlxinfer.output_format.history import write_calls
 from mlxinfer.output_format.response_template import read_response_template
 from tests.support.schemas.tool_chats import TOOLS, TemplateOnly, calls_in, check_every_cut, random_calls, read
 

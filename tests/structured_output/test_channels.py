@@ -7,6 +7,7 @@ from support.tokenizers.byte_tokenizer import byte_tokenizer
 from test_phases import TOOLS, follow
 
 from mlxinfer.output_format.format import OutputFormat
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.structure import Choice, Schema
 from mlxinfer.structured_output.answer_constraint import AnswerRules
@@ -45,7 +46,7 @@ def held(family, *, structure, begun, budget=None, choice=None):
 
 
 def answer_of(output_format, text, tools=None, begun=PROMPT):
-    reader = output_format.reader(tools or {}, begun)
+    reader = OutputReader(output_format, tools or {}, begun)
     return [(event.kind, event.text) for event in [*reader.add(text), *reader.finish()]]
 
 

@@ -12,6 +12,7 @@ from support.schemas.function_sets import FOLDER, MOST, function_sets
 from support.tokenizers.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.output_format.format import OutputFormat
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.structured_output.tool_grammar import ToolGrammars
@@ -73,7 +74,7 @@ def check(family: str, tools: Tools, grammars: ToolGrammars, seed: int) -> bool:
     text = walk(constraint, random.Random(seed), ends)
     if text is None:
         return False
-    reader = OutputFormat(None, calls, "option").reader(tools)
+    reader = OutputReader(OutputFormat(None, calls, "option"), tools)
     events = [*reader.add(text), *reader.finish()]
     names = [event.text for event in events if event.kind == "call_begin"]
     assert len(names) == 1, text

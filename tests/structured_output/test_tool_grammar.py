@@ -9,7 +9,8 @@ from support.tokenizers.byte_tokenizer import byte_tokenizer
 
 from mlxinfer.errors import PromptError, SamplingError
 from mlxinfer.output_format.format import HERMES, CallFormat, OutputFormat
-from mlxinfer.output_format.render_calls import write_calls
+from mlxinfer.output_format.history import write_calls
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.structure import Choice, Lark, Regex, Schema
 from mlxinfer.structured_output.grammar import GrammarCompiler
@@ -99,7 +100,7 @@ def test_what_the_format_writes_is_accepted_and_read_back(grammars, name):
     text = write_calls(calls, made)
     assert accepts(constraint, text), text
     assert all(accepts(constraint, write_calls(calls, [each])) for each in made)
-    reader = OutputFormat(None, calls, "option").reader(TOOLS)
+    reader = OutputReader(OutputFormat(None, calls, "option"), TOOLS)
     events = [*reader.add(text), *reader.finish()]
     assert [event.text for event in events if event.kind == "call_begin"] == [each for each, _ in made]
 

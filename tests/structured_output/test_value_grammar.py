@@ -8,7 +8,7 @@ from support.tokenizers.byte_tokenizer import byte_tokenizer
 from test_tool_grammar import FORMATS, accepts
 
 from mlxinfer.errors import PromptError
-from mlxinfer.output_format.render_calls import write_calls
+from mlxinfer.output_format.history import write_calls
 from mlxinfer.structured_output.grammar import GrammarCompiler
 from mlxinfer.structured_output.text_pattern import whole_text
 from mlxinfer.structured_output.tool_grammar import ToolGrammars

@@ -45,8 +45,10 @@ class ChatPrompt:
         return bool(self.tools or self.format.reasoning or self.format.hidden)
 
     def reader(self) -> OutputReader:
-        """What tells the parts of one answer apart."""
-        return self.format.reader(self.tools, self.begun, parallel=self.choice.parallel)
+        """Return a reader of one answer's parts."""
+        from ...output_format.reader import OutputReader
+
+        return OutputReader(self.format, self.tools, self.begun, parallel=self.choice.parallel)
 
 
 def continued(prompt: ChatPrompt, tokenizer: Tokenizer, content: str, reasoning: str = "") -> ChatPrompt:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from mlxinfer.output_format import OutputEvent, OutputFormat, messages_for_template
+from mlxinfer.output_format.reader import OutputReader
 from mlxinfer.structure import Schema
 from mlxinfer.tokenizer.chat_template import ChatTemplates
 from mlxinfer.tools import Tool, Tools
@@ -111,7 +112,7 @@ def merged(events: Iterable[OutputEvent]) -> list[tuple[str, str]]:
 
 def read(format: OutputFormat, text: str, cuts: Iterable[int] = (), begun: str = "", tools: Tools = TOOLS) -> list[tuple[str, str]]:
     """What a reader gives for a text that comes in pieces, cut at these places."""
-    reader, events, last = format.reader(tools, begun), [], 0
+    reader, events, last = OutputReader(format, tools, begun), [], 0
     for cut in (*cuts, len(text)):
         events += reader.add(text[last:cut])
         last = cut
