@@ -195,9 +195,6 @@ KNOWN_SMALL = {
     "mlxinfer/server/model_manager/collector.py",
     "mlxinfer/server/model_manager/revival.py",
     "mlxinfer/server/page/browser.py",
-    "mlxinfer/structured_output/deadline.py",
-    "mlxinfer/structured_output/phased.py",
-    "mlxinfer/structured_output/text_pattern.py",
 }
 
 

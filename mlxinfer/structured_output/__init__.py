@@ -1,1 +1,1 @@
-"""Answers that fit a schema, an expression or a grammar: which tokens may come next."""
+"""Constrained decoding: masks of the tokens that keep an answer within a schema, an expression or a grammar."""

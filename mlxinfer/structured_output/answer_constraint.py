@@ -1,4 +1,4 @@
-"""What an answer in a chat is held to, all of it together."""
+"""Constraint of a chat answer: reasoning, tool calls and structure combined."""
 
 from __future__ import annotations
 
@@ -16,31 +16,33 @@ from .vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """What a chat asks of its answer."""
+    """Requirements of a chat on its answer."""
 
     output_format: OutputFormat
-    """How the model writes reasoning and calls."""
+    """Format of reasoning and calls."""
     tools: Tools
-    """What may be called."""
+    """Offered tools."""
     choice: ToolChoice
-    """Whether the model may, must or must not call."""
+    """Choice of the caller: calls are allowed, required or forbidden."""
     begun: str
-    """The end of the prompt, which may have begun the reasoning or a call."""
+    """End of the prompt, which may have opened the reasoning or a call."""
     structure: Structure | None
-    """What the answer is held to; with tools that may be called, it is either calls or this."""
+    """Structure of the answer; with callable tools the answer is either calls or this structure."""
     budget: int | None
-    """Tokens of reasoning at most."""
+    """Maximum number of reasoning tokens; None for no limit."""
 
     def constraint(self, compiler: GrammarCompiler, vocab_size: int) -> Constraint | None:
-        """None where the answer is free. `vocab_size`: logits of the model. Raises `PromptError` and `SamplingError` for what cannot be
-        held."""
+        """Return the constraint over `vocab_size` logits; None if the answer is free.
+
+        Raises `PromptError` and `SamplingError` for requirements that are not supported.
+        """
         vocabulary, reasoning = Vocabulary.of(compiler, vocab_size), self.output_format.reasoning
         first = self._after_reasoning(compiler, vocabulary, self.begun.rstrip())
         if reasoning is None or (first is None and self.budget is None):
             return first
         begin, end = reasoning.begin.strip(), reasoning.end.strip()
         begun, ended = self.begun.rstrip(), self.begun.rfind(end)
-        if begun.endswith(end) or -1 < self.begun.rfind(begin) < ended:  # any other end is that of an earlier message
+        if begun.endswith(end) or -1 < self.begun.rfind(begin) < ended:  # otherwise the end belongs to an earlier message
             return first
         literals = (self.output_format.answer, "" if self.output_format.calls is None else self.output_format.calls.begin)
         after = self._after_reasoning(compiler, vocabulary, "") if any(_common(begun, literal) for literal in literals) else first
@@ -48,7 +50,7 @@ class AnswerRules:
         return Reasoning(vocabulary, begin, end, after, first=first, budget=self.budget, begun=thinks, spaced=spaced)
 
     def _after_reasoning(self, compiler: GrammarCompiler, vocabulary: Vocabulary, begun: str) -> Constraint | None:
-        """What the answer itself is held to. `begun`: the text before it, which may be the beginning of a call, or of the answer."""
+        """Return the constraint after the reasoning. `begun` is the text before it, perhaps the start of a call or of the answer."""
         calls, choice, tools, header = self.output_format.calls, self.choice, self.tools, self.output_format.answer
         header = header[len(_common(begun, header)) :]
         if calls is None or not tools or choice.mode == "none":
@@ -69,5 +71,5 @@ class AnswerRules:
 
 
 def _common(text: str, mark: str) -> str:
-    """What `text` ends with and `mark` begins with."""
+    """Return the longest suffix of `text` that is a prefix of `mark`."""
     return next((mark[:size] for size in range(min(len(mark), len(text)), 0, -1) if text.endswith(mark[:size])), "")

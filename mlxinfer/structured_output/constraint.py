@@ -1,4 +1,4 @@
-"""What one answer may still say: a value on its sequence, on the host only."""
+"""Constraint of one answer: host-side state of its sequence."""
 
 from __future__ import annotations
 
@@ -15,85 +15,89 @@ from .number_limits import BEGINNING, in_string
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-    from .formatting_drafts import Habits
+    from .formatting_drafts import FormattingDrafts
     from .number_limits import NumberLimit
 
 CERTAIN = 0.999
-"""The chance that a token comes about which a structure leaves no choice."""
+"""Probability assigned to a forced token."""
 _FORESIGHT = 32
-"""Tokens that are looked ahead, about."""
+"""Approximate number of tokens predicted ahead."""
 _TOO_LONG = "structure: what may follow here takes too long to find out"
 _GAVE_UP = re.compile("max is|Too many|lexer error")
-"""What the matcher says when a step costs more than it may, rather than of a token that must not come."""
+"""Matcher errors about the cost of a step, as opposed to a token that is not allowed."""
 _UNLIKELY = 0.3
-"""A chance below which nothing more is guessed."""
+"""Probability below which no further token is guessed."""
 
 
 class Constraint(Protocol):
-    """The engine's view. It follows the tokens that the host has read, and is never told of those that are on the device only."""
+    """The engine's interface. A constraint follows the tokens that the host has read, not those that are only on the device."""
 
     @property
     def fault(self) -> str:
-        """Why the answer cannot go on, or nothing. The last rows mean nothing then, and what is sampled from them does not belong to it."""
+        """Reason why the answer cannot continue, or "". The last rows are then invalid, and so is a token sampled from them."""
         ...
 
     def advance(self, token: int) -> str:
-        """Take the next token of the answer. Returns why it is not allowed, or nothing."""
+        """Consume the answer's next token. Returns the reason if it is not allowed, otherwise ""."""
         ...
 
     def rows(self, drafts: Sequence[int]) -> np.ndarray | None:
-        """Which tokens may follow, after the answer so far and after each further draft: bits of int32 `[1 + drafts, vocab / 32]`, lowest
-        first. None if all may. Drafts must be allowed."""
+        """Return masks of allowed tokens after the answer and after each draft, int32 `[1 + drafts, vocab / 32]`, lowest bit first.
+
+        None if all tokens are allowed. Drafts must be allowed.
+        """
         ...
 
     def allowed(self, drafts: Sequence[int]) -> int:
-        """How many of these tokens may follow, one after another."""
+        """Return the number of leading drafts that are allowed in sequence."""
         ...
 
     def forced(self) -> list[int]:
-        """The tokens that must follow; empty where there is a choice."""
+        """Return the tokens that must follow; empty if there is a choice."""
         ...
 
     def expected(self) -> tuple[list[int], list[float]]:
-        """The tokens that are likely to follow, those of `forced` first, and the chance of each that all up to it do."""
+        """Return likely tokens, those of `forced` first, with the cumulative probability of each."""
         ...
 
     def copy(self) -> Constraint:
-        """The same state, for another sample of the prompt."""
+        """Return a copy of the state, for another sample of the prompt."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class JSONText:
-    """What answers in JSON need to know of a vocabulary."""
+    """State of a vocabulary for answers in JSON."""
 
     numbers: NumberLimit
-    """How long its numbers may get."""
-    habits: Habits
-    """How the model puts it."""
+    """Limit on the digits of numbers."""
+    formatting: FormattingDrafts
+    """Formatting tokens that the model wrote before."""
 
 
 class GrammarConstraint:
     """Implements `Constraint` with a matcher of llguidance."""
 
     def __init__(self, matcher: LLMatcher, vocab_size: int, json: JSONText | None = None, ends: Collection[int] = ()) -> None:
-        """`vocab_size`: logits of the model. `json`: what is known of the vocabulary where the answer is JSON. `ends`: the tokens that end
-        an answer, which a matcher takes but cannot take back."""
+        """Create a constraint over `vocab_size` logits.
+
+        `json` is given for answers in JSON. `ends` are the EOS tokens, which the matcher consumes but cannot roll back.
+        """
         self._matcher = matcher
         self._ends = ends
         self._words = (vocab_size + 31) // 32
         self._json, self._place = json, BEGINNING
         self._last: int | None = None
-        """The last token, if it is punctuation."""
+        """Last token if it is JSON punctuation, otherwise None."""
         self._after_name = False
-        """Whether the last token was forced."""
+        """True if the last token was forced."""
         self._forced: list[int] | None = None
         self._expected: tuple[list[int], list[float]] | None = None
         self._fault = ""
 
     @property
     def fault(self) -> str:
-        """See `Constraint`: the matcher ran out of what one step may cost."""
+        """See `Constraint`: the matcher exceeded its cost limit of a step."""
         return self._fault
 
     def advance(self, token: int) -> str:
@@ -117,12 +121,12 @@ class GrammarConstraint:
         taken, address, fits = 0, bits.ctypes.data, self.allowed(drafts)
         for row in range(len(bits)):
             matcher.unsafe_compute_mask_ptr(address + row * nbytes, nbytes)
-            if matcher.is_error():  # then that row says that the answer may end
+            if matcher.is_error():  # the row then allows only the end
                 self._fault = f"{_TOO_LONG}: {_reason(matcher)}"
                 return bits
             if numbers is not None:
                 numbers.apply(place, bits[row])
-            if row == fits:  # a matcher that was given what does not fit is of no use any more
+            if row == fits:  # a matcher is unusable after a token that does not fit
                 bits[row + 1 :] = -1
                 break
             matcher.consume_token(drafts[row])
@@ -148,7 +152,7 @@ class GrammarConstraint:
 
     @property
     def stopped(self) -> bool:
-        """Whether nothing may follow but the end."""
+        """True if only the end may follow."""
         return self._matcher.is_stopped()
 
     def forced(self) -> list[int]:
@@ -163,7 +167,7 @@ class GrammarConstraint:
             forced = self.forced()
             tokens, chances = list(forced), [CERTAIN] * len(forced)
             if self._json is not None and (forced or self._after_name or self._last is not None):
-                self._go_on(tokens, chances, self._json)
+                self._extend_expected(tokens, chances, self._json)
             self._expected = tokens, chances
         return self._expected
 
@@ -174,16 +178,16 @@ class GrammarConstraint:
         return other
 
     def _follow(self, token: int, json: JSONText) -> None:
-        """Learn which punctuation follows a name, or other punctuation."""
+        """Record the punctuation that follows a name or other punctuation."""
         forced = self._forced is not None and self._forced[:1] == [token]
         if not forced and self._after_name:
-            json.habits.learn(None, token)
+            json.formatting.learn(None, token)
         elif not forced and self._last is not None and not in_string(self._place):
-            json.habits.learn(self._last, token)
-        self._after_name, self._last = forced, token if json.habits.joint(token) else None
+            json.formatting.learn(self._last, token)
+        self._after_name, self._last = forced, token if json.formatting.joint(token) else None
 
-    def _go_on(self, tokens: list[int], chances: list[float], json: JSONText) -> None:
-        """Guess what follows, add what is forced after it, and guess again, as long as that is worth it."""
+    def _extend_expected(self, tokens: list[int], chances: list[float], json: JSONText) -> None:
+        """Append guessed tokens and the tokens forced after them while they are likely enough."""
         matcher, taken, chance = self._matcher, 0, CERTAIN
         place, last, after_name = self._place, self._last, self._after_name
         while len(tokens) < _FORESIGHT:
@@ -193,7 +197,7 @@ class GrammarConstraint:
             taken = len(tokens)
             if not after_name and (last is None or in_string(place)):
                 break
-            guess = json.habits.guess(None if after_name else last, lambda token: matcher.validate_tokens([token]) == 1)
+            guess = json.formatting.guess(None if after_name else last, lambda token: matcher.validate_tokens([token]) == 1)
             if guess is None or chance * guess[1] < _UNLIKELY:
                 break
             last, chance, after_name = guess[0], chance * guess[1], False

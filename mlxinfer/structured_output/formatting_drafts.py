@@ -1,4 +1,4 @@
-"""What a model writes where the grammar leaves it a choice that it hardly ever uses: blanks, quotes and commas between names and values."""
+"""Predicts formatting tokens (spaces, quotes, commas) from the tokens that the model wrote in the same place before."""
 
 from __future__ import annotations
 
@@ -8,41 +8,42 @@ from ..util.dataclass import dataclass
 
 _JOINTS = frozenset(b' \t\n\r":,{}[]')
 _KEPT = 3
-"""Tokens that are remembered for what came before."""
+"""Number of followers stored per token."""
 _RIGHT, _SEEN = 4.0, 5.0
-"""How often a guess holds, until it is known better."""
+"""Initial counts of correct guesses and of guesses."""
 _MEMORY = 0.95
-"""Weight of the past at each new token."""
+"""Decay of the counts per token."""
 _NAME = -1
 
 
 @dataclass(slots=True)
 class _Follower:
-    """What followed one token."""
+    """Tokens that followed one token."""
 
     tokens: tuple[int, ...] = ()
-    """The latest first."""
+    """Latest first."""
     right: float = _RIGHT
     seen: float = _SEEN
 
 
-class Habits:
-    """Which token follows which where nothing but punctuation does, as last seen: guesses for drafts, so a wrong one costs time only.
+class FormattingDrafts:
+    """Last observed successors of names and punctuation, used as drafts: a wrong guess costs only time.
 
-    Shared by all answers of a model."""
+    All answers of a model share one object.
+    """
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        """`pieces`: the bytes of each token."""
+        """Create an empty table; `pieces` are the bytes of each token."""
         self._pieces = pieces
         self._after: dict[int, _Follower] = {}
 
     def joint(self, token: int) -> bool:
-        """Whether a token is nothing but punctuation of JSON."""
+        """Return True if a token has only JSON punctuation."""
         piece = self._pieces[token] if token < len(self._pieces) else b""
         return bool(piece) and _JOINTS.issuperset(piece)
 
     def learn(self, before: int | None, token: int) -> None:
-        """`token` followed `before`, which is None for a name that was given."""
+        """Record that `token` followed `before`; None means a forced name."""
         key, joint = _NAME if before is None else before, self.joint(token)
         known = self._after.get(key)
         if known is None:
@@ -54,7 +55,7 @@ class Habits:
             known.tokens = (token, *[other for other in known.tokens if other != token])[:_KEPT]
 
     def guess(self, before: int | None, allowed: Callable[[int], bool]) -> tuple[int, float] | None:
-        """What may follow `before` and most lately did, and the chance that it does again."""
+        """Return (latest allowed successor of `before`, probability); None if unknown."""
         known = self._after.get(_NAME if before is None else before)
         token = None if known is None else next(filter(allowed, known.tokens), None)
         return None if known is None or token is None else (token, known.right / known.seen)

@@ -1,13 +1,14 @@
-"""Structures compiled to matchers of llguidance, over the bytes of a model's own tokens."""
+"""Compiles structures to llguidance matchers over the bytes of a model's tokens."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
-from threading import Lock
-from typing import TYPE_CHECKING, Any
+from threading import Lock, Thread
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
@@ -16,8 +17,7 @@ from ..structure import Choice, Lark, Regex, Schema, Structure
 from ..tokenizer.tokenizer import Tokenizer
 from ..util.dataclass import dataclass
 from .constraint import GrammarConstraint, JSONText
-from .deadline import Deadline, TooLongError
-from .formatting_drafts import Habits
+from .formatting_drafts import FormattingDrafts
 from .gbnf import gbnf_to_lark, quoted
 from .lark_limits import check_lark
 from .number_limits import NumberLimit
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 WHITESPACE = r" |\n[ \t]{0,40}"
-"""Between the tokens of JSON. Unbounded whitespace lets a model ramble in it until `max_tokens`."""
+"""Whitespace between JSON tokens. A model may fill unbounded whitespace until `max_tokens`."""
 _KEPT = 128
-"""Compiled grammars that are kept for further requests."""
+"""Number of compiled grammars in the cache."""
 _LIMITS = {
     "initial_lexer_fuel": 400_000,
     "step_lexer_fuel": 50_000,
@@ -38,7 +38,7 @@ _LIMITS = {
     "max_items_in_row": 4_500,
     "max_grammar_size": 30_000,
 }
-"""What a grammar and a step may cost llguidance, in its own units. Of a thousand schemas of all kinds none needs more than a third."""
+"""Cost limits of a grammar and a step, in llguidance's units: three times the maximum of a thousand schemas of all kinds."""
 _LIMITS_OF_CLIENTS = {
     "initial_lexer_fuel": 100_000,
     "step_lexer_fuel": 50_000,
@@ -46,26 +46,79 @@ _LIMITS_OF_CLIENTS = {
     "max_items_in_row": 1_500,
     "max_grammar_size": 6_000,
 }
-"""The same for expressions and grammars that clients write, which may be ambiguous as no schema is."""
+"""Cost limits for clients' expressions and grammars, which may be ambiguous, unlike schemas."""
 _LONGEST_COMPILE_S = 3.0
-"""Seconds that a request waits for its grammar, whatever else runs: all that is known to take long is refused before."""
+"""Seconds that a request waits for its grammar. Structures that are known to be slow are refused earlier."""
 _MOST_OVERDUE = 2
 _LONGEST_FORCED = 4096
-"""Bytes that an answer may be forced to have in one piece: they are turned into tokens again and again. Where there may be more, the model
-takes them token by token."""
+"""Maximum number of forced bytes, because they are tokenized at each step. Longer texts are generated token by token."""
 _TOO_BIG = re.compile("too (big|large)|fuel")
-"""What is said of a schema as a whole: no part of it is to blame."""
+"""Errors about a schema as a whole, for which no part is searched."""
 _TOO_DEEP = f"structure: the schema is nested too deeply: {MAX_DEPTH} levels of JSON are allowed"
 
 
+T = TypeVar("T")
+
+
+class TooLongError(Exception):
+    """The work is not done in time, or cannot start because too much other work is overdue."""
+
+
+class Deadline(Generic[T]):
+    """Runs uninterruptible work in a thread and waits for it with a limit. Thread-safe."""
+
+    def __init__(self, seconds: float, most_overdue: int) -> None:
+        """Wait at most `seconds` for a result. No further work is started while `most_overdue` calls are overdue."""
+        self._seconds = seconds
+        self._most_overdue = most_overdue
+        self._lock = Lock()
+        self._overdue = 0
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`, which must not raise. Raises `TooLongError`."""
+        with self._lock:
+            if self._overdue >= self._most_overdue:
+                raise TooLongError
+        call = _Call(work)
+        thread = Thread(target=self._finish, args=(call,), name="mlxinfer-compile", daemon=True)
+        thread.start()
+        thread.join(self._seconds)
+        with self._lock:
+            if not call.done:
+                call.overdue = True
+                self._overdue += 1
+        if call.overdue:
+            raise TooLongError
+        if not call.results:
+            raise RuntimeError("it broke off")  # `threading.excepthook` has reported the exception
+        return call.results[0]
+
+    def _finish(self, call: _Call[T]) -> None:
+        try:
+            call.results.append(call.work())
+        finally:
+            with self._lock:
+                call.done = True
+                self._overdue -= call.overdue
+
+
+class _Call(Generic[T]):
+    def __init__(self, work: Callable[[], T]) -> None:
+        self.work = work
+        self.results: list[T] = []
+        self.done = self.overdue = False
+
+
 class _TokenTable:
-    """A vocabulary as llguidance asks for it. Its own reader of tokenizer.json takes every added token for a special one, which forbids
-    Gemma's HTML tags inside strings."""
+    """A vocabulary in the form that llguidance expects.
+
+    llguidance's reader of tokenizer.json treats every added token as special, which would forbid Gemma's HTML tags inside strings.
+    """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         ids = range(min(vocab_size, tokenizer.vocab_size))
         self.special_token_ids = [i for i in ids if tokenizer.is_special(i)]
-        # Embeddings are often larger than the vocabulary. The library takes the length of this list, not `n_vocab`, for the size.
+        # Embeddings are often larger than the vocabulary. The library uses the length of this list as the size, not `n_vocab`.
         self.tokens = [*(tokenizer.token_bytes(i) or b"" for i in ids), *[b""] * (vocab_size - len(ids))]
         self.eos_token_id = min(tokenizer.eos_token_ids, default=0)
         self.bos_token_id = tokenizer.bos_token_id
@@ -79,21 +132,20 @@ class _TokenTable:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """What is prepared of a vocabulary."""
+    """Prepared vocabulary."""
 
     tokens: LLTokenizer
-    """As llguidance needs it."""
+    """Tokens in llguidance's form."""
     json: JSONText
-    """For answers that are JSON."""
+    """State for answers in JSON."""
 
 
 class GrammarCompiler:
-    """Compiles structures for one model. Any thread may use it; it lets other threads run meanwhile."""
+    """Compiles structures for one model. Thread-safe; other threads run during a compilation."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
-        """`vocab_size`: logits of the model. Cheap: the vocabulary is prepared with the first structure, or by `prepare`."""
+        """Create a compiler for `vocab_size` logits. The vocabulary is prepared with the first structure or by `prepare`."""
         self.tokenizer = tokenizer
-        """Whose tokens they are."""
         self._vocab_size = vocab_size
         self._lock = Lock()
         self._table: _Table | None = None
@@ -101,8 +153,10 @@ class GrammarCompiler:
         self._deadline: Deadline[LLMatcher] = Deadline(_LONGEST_COMPILE_S, _MOST_OVERDUE)
 
     def compile(self, structure: Structure, *, own: bool = False) -> GrammarConstraint:
-        """What holds an answer to the structure, from its beginning. `own`: a grammar that was written here, not by a client. Raises
-        `SamplingError` that names what cannot be held, or would take too long."""
+        """Return a constraint for a new answer. `own` marks grammars generated by this package.
+
+        Raises `SamplingError` that names the unsupported part, or for a structure that takes too long to compile.
+        """
         with self._lock:
             known = self._compiled.get((structure, own))
             if known is not None:
@@ -121,7 +175,7 @@ class GrammarCompiler:
         return self._constraint(matcher, structure)
 
     def _matcher(self, grammar: str, limits: dict[str, int]) -> LLMatcher:
-        """A compiled grammar whose first step has been tried."""
+        """Compile a grammar and compute its first mask."""
         from llguidance import LLMatcher, LLParserLimits
 
         tokens, words = self.table(), (self._vocab_size + 31) // 32
@@ -145,12 +199,12 @@ class GrammarCompiler:
         return GrammarConstraint(matcher.deep_copy(), self._vocab_size, json, ends)
 
     def prepare(self) -> None:
-        """Prepare the vocabulary, so that the first structure does not wait for it. Other threads stand still for most of that time."""
-        with suppress(SamplingError):  # which the first structure will be told
+        """Prepare the vocabulary before the first structure needs it. Most of the time other threads are blocked."""
+        with suppress(SamplingError):  # the first structure raises it again
             self._prepared()
 
     def table(self) -> LLTokenizer:
-        """The prepared vocabulary. Raises `SamplingError` where the tokenizer cannot be used."""
+        """Return the prepared vocabulary. Raises `SamplingError` if the tokenizer has no EOS token."""
         return self._prepared().tokens
 
     def _prepared(self) -> _Table:
@@ -163,19 +217,19 @@ class GrammarCompiler:
                 known = _TokenTable(self.tokenizer, self._vocab_size)
                 ends = sorted(self.tokenizer.eos_token_ids)
                 tokens = LLTokenizer(TokenizerWrapper(known), n_vocab=self._vocab_size, eos_token=ends)  # type: ignore[arg-type]
-                self._table = _Table(tokens, JSONText(NumberLimit(known.tokens, self._vocab_size), Habits(known.tokens)))
+                self._table = _Table(tokens, JSONText(NumberLimit(known.tokens, self._vocab_size), FormattingDrafts(known.tokens)))
             return self._table
 
 
 def _grammar(structure: Structure) -> str:
-    """The text that llguidance compiles."""
+    """Return the text that llguidance compiles."""
     if isinstance(structure, Schema):
         if structure.schema is False:
             raise SamplingError("structure: no JSON fits the schema false")
         return _of_schema(_normalized(structure))
     if isinstance(structure, Regex):
         return _lark(f"start: /{as_lark_regex(structure.pattern)}/", len(structure.pattern))
-    if isinstance(structure, Choice):  # one terminal: as words of a grammar, each would be looked at in every step
+    if isinstance(structure, Choice):  # one terminal, because each option of a rule would cost time in every step
         options = " | ".join(map(quoted, structure.options))
         return _lark(f"start: CHOICE\nCHOICE: {options}", max(len(option.encode()) for option in structure.options))
     grammar = gbnf_to_lark(structure.grammar) if "::=" in structure.grammar else structure.grammar  # llama.cpp's clients send GBNF
@@ -184,13 +238,13 @@ def _grammar(structure: Structure) -> str:
 
 
 def as_lark_regex(pattern: str) -> str:
-    """What stands for an expression between the slashes of Lark."""
+    """Return an expression escaped for Lark's slashes."""
     lines = {"\n": r"\n", "\r": r"\r", "/": r"\/"}
     return re.sub(r"(\\[^\n\r])|\\?([/\n\r])", lambda found: found[1] or lines[found[2]], pattern)
 
 
 def _lark(grammar: str, longest_text: int) -> str:
-    """Lark for llguidance. `longest_text`: bytes that an answer may be forced to have in one piece."""
+    """Return Lark for llguidance. `longest_text` is the maximum number of forced bytes."""
     from llguidance import LLMatcher
 
     options = '\n%llguidance {"no_forcing": true}\n' if longest_text > _LONGEST_FORCED else ""
@@ -211,12 +265,12 @@ def _of_schema(schema: Any) -> str:
         return _lark("start: %json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}}), _LONGEST_FORCED + 1)
     try:
         return LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides={"whitespace_pattern": WHITESPACE})
-    except ValueError:  # its reader of JSON goes 128 levels deep, whatever they are
+    except ValueError:  # its JSON reader accepts 128 levels
         raise SamplingError(_TOO_DEEP) from None
 
 
 def _refusal(structure: Structure, error: str) -> str:
-    """One line that names what cannot be held, and where."""
+    """Return a one-line error that names the unsupported part and its path."""
     if isinstance(structure, Schema):
         schema = _normalized(structure)
         fault = "" if _TOO_BIG.search(error) else _fault(schema)

@@ -1,4 +1,4 @@
-"""Lark text for llguidance, while it is written: rules, literals with special tokens in them, arguments in any order."""
+"""Builder of Lark grammars for llguidance: rules, literals with special tokens, arguments in any order."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from .gbnf import quoted
 from .grammar import WHITESPACE, as_lark_regex
 
 _ID = "{id}"
-"""Stands in a format's literal for a number or an id, which means nothing."""
+"""Placeholder in a format's literal for a number or an id."""
 _MOST_IN_ANY_ORDER = 60
-"""A parametric rule counts in 64 bits."""
+"""Limit of a parametric rule, whose state has 64 bits."""
 
 
 def escaped(text: str) -> str:
-    """A text inside a regular expression of Lark."""
+    """Return a text escaped for a regular expression of Lark."""
     plain = "".join(c if c.isalnum() or c in "<>_" or ord(c) > 127 or c in "\n\t\r" else f"\\{c}" for c in text)
     return plain.replace("\n", "\\n").replace("\t", "\\t").replace("\r", "\\r")
 
 
 class GrammarRules:
-    """The rules so far. Each method returns an expression that may stand in another rule."""
+    """Rules of a grammar. Each method returns an expression for use in another rule."""
 
     def __init__(self, special_tokens: Mapping[str, int]) -> None:
-        """`special_tokens`: their ids by their texts; in literals they are tokens, not text."""
+        """Create an empty grammar. `special_tokens` maps texts to ids; in literals they become tokens."""
         self._special_tokens = special_tokens
         self._lines: list[str] = []
         self._names: dict[str, str] = {}
         self._count = 0
 
     def grammar(self, start: str) -> str:
-        """The whole of it."""
+        """Return the grammar's text."""
         return "\n".join([f"start: {start}", *self._lines])
 
     def rule(self, body: str, *, lazy: bool = False) -> str:
-        """A rule; the same one for the same body."""
+        """Add a rule, or reuse the one with the same body."""
         key = f"{lazy} {body}"
         if key not in self._names:
             self._names[key] = self._new()
@@ -45,7 +45,7 @@ class GrammarRules:
         return self._names[key]
 
     def recursive(self, body: Callable[[str], str]) -> str:
-        """A rule that refers to itself: `body` makes it of its own name. The same one for the same body."""
+        """Add a recursive rule; `body` maps the rule's name to its body. Equal bodies share a rule."""
         key = f"recursive {body('.')}"
         if key not in self._names:
             name = self._names[key] = self._new()
@@ -53,19 +53,19 @@ class GrammarRules:
         return self._names[key]
 
     def terminal(self, *expressions: str) -> str:
-        """A text that fits all of these regular expressions."""
+        """Return a terminal that matches all of these regular expressions."""
         return self._terminal(" & ".join(f"/{as_lark_regex(each)}/" for each in expressions))
 
     def text_of(self, options: Sequence[str]) -> str:
-        """One of these texts, however many there are: as words of the grammar, each would be looked at in every step."""
+        """Return one terminal for all of these texts, because each option of a rule would cost time in every step."""
         return self._terminal(" | ".join(map(quoted, options)))
 
     def one_of(self, expressions: Sequence[str]) -> str:
-        """Any of them."""
+        """Return an alternative of the expressions."""
         return expressions[0] if len(expressions) == 1 else self.rule(" | ".join(expressions))
 
     def literal(self, text: str) -> str:
-        """A fixed text, in which special tokens and ids are what they stand for."""
+        """Return a fixed text with special tokens as tokens and placeholders expanded."""
         if not text:
             return '""'
         parts = self.split(text)
@@ -74,13 +74,13 @@ class GrammarRules:
         return " ".join(next(texts) if isinstance(part, str) else f"<[{part}]>" for part in parts)
 
     def split(self, text: str) -> list[str | int]:
-        """A literal as texts and the ids of special tokens."""
+        """Split a literal into texts and ids of special tokens."""
         inside = sorted((token for token in self._special_tokens if token in text), key=len, reverse=True)
         found = re.split(f"({'|'.join(map(re.escape, [*inside, _ID]))})", text)
         return [self._special_tokens.get(part, part) for part in found if part]
 
     def text_until(self, end: str, least: int = 0, most: int | None = None) -> str:
-        """Any text, of so many characters, up to and with the first `end`."""
+        """Return free text of `least` to `most` characters, followed by the first `end`."""
         first, *rest = self.split(end)
         count = "*" if not least and most is None else f"{{{least},{'' if most is None else most}}}"
         if isinstance(first, int):
@@ -89,13 +89,13 @@ class GrammarRules:
         return " ".join([body, *(quoted(part) if isinstance(part, str) else f"<[{part}]>" for part in rest)])
 
     def json(self, schema: Any) -> str:
-        """JSON of a normalized schema, with bounded whitespace."""
+        """Return JSON of a normalized schema, with bounded whitespace."""
         options = {"x-guidance": {"whitespace_pattern": WHITESPACE}}
         whole = {**schema, **options} if isinstance(schema, Mapping) else options
         return self.rule("%json " + json.dumps(whole, ensure_ascii=True))
 
     def any_order(self, items: Sequence[tuple[bool, str]], separator: str = "") -> str:
-        """(required, expression) in any order, each once at most, with the required ones."""
+        """Return items of (required, expression) in any order, each at most once, with all required ones."""
         ordered = sorted(items, key=lambda item: not item[0])
         required = sum(is_required for is_required, _ in ordered)
         if not ordered:
@@ -112,10 +112,10 @@ class GrammarRules:
         return f"{first}::0"
 
     def _in_order(self, items: Sequence[tuple[bool, str]], separator: str) -> str:
-        """As they are given: there are too many to count."""
+        """Return the items in their order, for more items than a parametric rule supports."""
         between = f"{quoted(separator)} " if separator else ""
         rest = [f"({between}{expression})" if required else f"({between}{expression})?" for required, expression in items]
-        if not items[0][0] and separator:  # which of them is the first is not known
+        if not items[0][0] and separator:  # the first item present is unknown
             return self.rule(
                 f"({self.rule(' | '.join(each for _, each in items))} ({between}{self.rule(' | '.join(each for _, each in items))})*)?"
             )

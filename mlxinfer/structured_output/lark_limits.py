@@ -1,4 +1,4 @@
-"""Grammars of clients that nobody needs, told before they are compiled: what would take llguidance too long, or its stack."""
+"""Limits on clients' grammars, checked before compilation: those that would exceed llguidance's time or stack."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _TOKEN = re.compile(
     | (?P<sign>::|->|[:()\[\]{}.,~|&=_+*?@])""",
     re.VERBOSE,
 )
-"""The tokens of llguidance's own reader (`parser/src/lark/lexer.rs`): what it reads as text, nothing here may take for a reference, nor the
-other way round. Where no token begins that reader ends with an error, so nothing behind that place needs to be looked at."""
+"""Tokens of llguidance's reader (`parser/src/lark/lexer.rs`). Both must agree on texts and references. llguidance stops with an error where
+no token matches, so the rest need not be read."""
 MOST_RULES = 2000
 MOST_TOKENS = 60_000
-"""Tokens, spaces among them. A grammar with more has more symbols than llguidance may compile."""
+"""Maximum number of tokens, with spaces. A longer grammar has more symbols than llguidance accepts."""
 LONGEST_TERMINAL = 20_000
-"""Characters of a terminal next to the grammar's own, with each reference written out."""
+"""Characters of a terminal beyond the grammar's length, with each reference expanded."""
 LONGEST_CHAIN = 400
-"""Rules that lead into one another, and brackets: each takes a part of the stack."""
+"""Nesting of rules and brackets; each level uses stack."""
 _DECODER = json.JSONDecoder()
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -35,57 +35,55 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 @dataclass(slots=True)
 class _Rule:
     size: int = 0
-    """Characters of its texts and expressions."""
+    """Number of characters of texts and expressions."""
     names: list[str] = field(default_factory=list)
-    """What it refers to, as often as it does."""
+    """Referenced names, with repetitions."""
     depth: int = 1
-    """Brackets inside one another, and one."""
+    """Nesting of brackets plus one."""
 
 
 @dataclass(frozen=True, slots=True)
 class LarkText:
-    """What is known of a grammar without compiling it."""
+    """A grammar's properties known without compilation."""
 
     rules: dict[str, _Rule]
-    """By their names."""
     text: str
-    """The grammar itself, its schemas normalized."""
+    """The grammar with normalized schemas."""
     text_size: int
-    """Characters of all its texts, of which an answer may have to have all."""
+    """Number of characters of all texts, which bounds the forced part of an answer."""
     tokens: int
-    """Tokens that were read."""
+    """Number of tokens."""
 
 
 class _Reader:
-    """Goes through the tokens of a grammar once."""
+    """Reads the tokens of a grammar in one pass."""
 
     def __init__(self, grammar: str) -> None:
         self._grammar = grammar
         self.rules: dict[str, _Rule] = {"": _Rule()}
         self.text_size = 0
         self.tokens = 0
-        """Tokens that were read."""
         self._rule, self._depth = self.rules[""], 1
         self._square = 0
         self._text: list[str] = []
         self._written = 0
         self._defined: tuple[str, int] | None = None
-        """The newest name of this line, which a colon would define, and how many references there were before it."""
+        """(last name of this line, number of references before it); a colon would define that name."""
         self._outside: list[tuple[_Rule, int]] = []
-        """The rules that nested grammars stand in, and how deep in brackets; plain braces repeat the rule they stand in."""
+        """(rule, nesting) around each open brace: of a nested grammar, or of the same rule for plain braces."""
 
     def read(self) -> None:
-        """Raises `SamplingError`."""
+        """Read the grammar. Raises `SamplingError`."""
         place, nested, before = 0, False, ""
         while found := _TOKEN.match(self._grammar, place):
             self.tokens += 1
             if self.tokens > MOST_TOKENS:
-                raise _error(f"it has more than {MOST_TOKENS} words and signs: make it shorter")
+                raise _grammar_error(f"it has more than {MOST_TOKENS} words and signs: make it shorter")
             place = found.end()
             kind = found.lastgroup
             if kind == "value":
                 place = self._value(place, is_schema=found[0] == "%json")
-            elif kind == "name" and before not in ("::", "%if"):  # after these stands a function of a rule's parameter
+            elif kind == "name" and before not in ("::", "%if"):  # a function of a rule's parameter follows these
                 self._refer(found[0].lstrip("?!"))
             elif kind == "sign":
                 self._sign(found[0], nested)
@@ -98,9 +96,9 @@ class _Reader:
             nested = found[0] == "%lark" or (nested and kind in (None, "line"))
 
     def _value(self, place: int, *, is_schema: bool) -> int:
-        """Find the end of the value of JSON that starts here.
+        """Return the end of the JSON value at `place`.
 
-        Raises `SamplingError`, also for a value that only some readers of JSON accept.
+        Raises `SamplingError`, also for a value that only some JSON readers accept.
         """
         start = _SPACE.match(self._grammar, place)
         assert start is not None
@@ -109,9 +107,9 @@ class _Reader:
             value, end = _DECODER.raw_decode(self._grammar, start.end())
             made = normalized(value) if is_schema else value
         except ValueError as error:
-            raise _error(f"a value in it is not JSON: {error}") from None
+            raise _grammar_error(f"a value in it is not JSON: {error}") from None
         except RecursionError:
-            raise _error("a schema in it is nested too deeply") from None
+            raise _grammar_error("a schema in it is nested too deeply") from None
         if made != value:
             options = {key: value[key] for key in ("x-guidance",) if isinstance(value, dict) and key in value}
             self._text += [self._grammar[self._written : start.end()], json.dumps({**made, **options})]
@@ -120,11 +118,11 @@ class _Reader:
 
     @property
     def text(self) -> str:
-        """The grammar, its schemas normalized."""
+        """The grammar with normalized schemas."""
         return "".join([*self._text, self._grammar[self._written :]])
 
     def _refer(self, name: str) -> None:
-        if not self._square:  # names in there are those of a rule's attributes
+        if not self._square:  # names in square brackets are attributes of a rule
             self._defined = name, len(self._rule.names)
         self._rule.names.append(name)
 
@@ -151,39 +149,38 @@ class _Reader:
 
 
 def read_lark(grammar: str) -> LarkText:
-    """Looks through a grammar, which need not be right, in time that grows with its length. Raises `SamplingError` for a schema in it that
-    cannot be held."""
+    """Read a grammar, valid or not, in linear time. Raises `SamplingError` for an unsupported schema in it."""
     reader = _Reader(grammar)
     reader.read()
     return LarkText(reader.rules, reader.text, reader.text_size, reader.tokens)
 
 
 def check_count(rules: int) -> None:
-    """Raises `SamplingError` where a grammar has too many rules."""
+    """Raise `SamplingError` if a grammar has too many rules."""
     if rules > MOST_RULES:
-        raise _error(f"it has {rules} rules, and {MOST_RULES} are allowed")
+        raise _grammar_error(f"it has {rules} rules, and {MOST_RULES} are allowed")
 
 
 def check_lark(grammar: str) -> LarkText:
-    """The same, and raises `SamplingError` where there are too many rules, and one that names the rule where it is too deep or too long."""
+    """Read a grammar and raise `SamplingError` for too many rules, or naming a rule that is too deep or too long."""
     lark = read_lark(grammar)
     check_count(len(lark.rules) - 1)
     references = {name: rule.names for name, rule in lark.rules.items()}
     levels, first = longest_chain(references, {name: rule.depth for name, rule in lark.rules.items()})
     if levels > LONGEST_CHAIN:
-        raise _error(f"rule {first!r} leads {levels} rules and brackets deep, and {LONGEST_CHAIN} are allowed")
+        raise _grammar_error(f"rule {first!r} leads {levels} rules and brackets deep, and {LONGEST_CHAIN} are allowed")
     most = LONGEST_TERMINAL + len(grammar)
     sizes: dict[str, int] = {}
     for name in lark.rules:
         if name.isupper() and _written_out(name, lark.rules, sizes, most) > most:
-            raise _error(f"terminal {name!r} is longer than {most} characters with what it refers to written out")
+            raise _grammar_error(f"terminal {name!r} is longer than {most} characters with what it refers to written out")
     return lark
 
 
 def _written_out(name: str, rules: dict[str, _Rule], sizes: dict[str, int], most: int) -> int:
-    """Characters of a terminal with each reference written out, or more than `most`. Chains are short: see `LONGEST_CHAIN`."""
+    """Return the characters of a terminal with each reference expanded, or a number above `most`. `LONGEST_CHAIN` bounds the recursion."""
     if name not in sizes:
-        sizes[name] = 0  # what refers to itself is refused later
+        sizes[name] = 0  # a self-reference is refused later
         rule = rules[name]
         total = rule.size
         for other in rule.names:
@@ -194,5 +191,5 @@ def _written_out(name: str, rules: dict[str, _Rule], sizes: dict[str, int], most
     return sizes[name]
 
 
-def _error(what: str) -> SamplingError:
+def _grammar_error(what: str) -> SamplingError:
     return SamplingError(f"structure: grammar: {what}")

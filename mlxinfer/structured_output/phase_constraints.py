@@ -1,37 +1,103 @@
-"""Constraints of several phases: reasoning, then what the answer is held to; free text, then calls."""
+"""Constraints with several phases: reasoning before a constrained answer, free text before calls."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
 
-from .constraint import Constraint, GrammarConstraint
-from .phased import Phased, has
+from .constraint import CERTAIN, Constraint, GrammarConstraint
 from .tool_grammar import CallGrammar
 from .vocabulary import Vocabulary, is_cut, overlap
 
 _MOST_TO_COMPLETE = 3
-"""Tokens by which a budget may be exceeded to complete a character."""
+"""Tokens by which a reasoning budget may be exceeded to complete a UTF-8 character."""
+
+
+class Phased(ABC):
+    """A constraint that computes the row of its present state only; drafts are tried on a copy."""
+
+    _draft_fault = ""
+    """Fault that occurred after a draft."""
+
+    @property
+    def fault(self) -> str:
+        """See `Constraint`."""
+        held = self._held()
+        return self._draft_fault or ("" if held is None else held.fault)
+
+    @abstractmethod
+    def _held(self) -> Constraint | None:
+        """Return the constraint of the present phase; None if the text is free."""
+
+    @abstractmethod
+    def advance(self, token: int) -> str:
+        """See `Constraint`."""
+
+    @abstractmethod
+    def row(self) -> np.ndarray | None:
+        """Return bits of the tokens allowed now, int32 `[vocab / 32]`; None if all are."""
+
+    @abstractmethod
+    def forced(self) -> list[int]:
+        """See `Constraint`."""
+
+    @abstractmethod
+    def copy(self) -> Phased:
+        """See `Constraint`."""
+
+    def expected(self) -> tuple[list[int], list[float]]:
+        """Return the tokens of `forced` and their probabilities."""
+        forced = self.forced()
+        return forced, [CERTAIN] * len(forced)
+
+    def rows(self, drafts: Sequence[int], words: np.ndarray) -> np.ndarray | None:
+        """See `Constraint`. `words` is the row that allows all tokens."""
+        state, found = self, [self.row()]
+        for number, token in enumerate(drafts):
+            state = state.copy() if number == 0 else state
+            if state.advance(token):
+                found += [None] * (len(drafts) - number)  # unreachable, as drafts are allowed
+                break
+            found.append(state.row())
+        self._draft_fault = state.fault
+        if all(each is None for each in found):
+            return None
+        return np.stack([words if each is None else each for each in found])
+
+    def allowed_of(self, drafts: Sequence[int]) -> int:
+        """See `Constraint.allowed`."""
+        state = self.copy()
+        for number, token in enumerate(drafts):
+            row = state.row()
+            if (row is not None and not has(row, token)) or state.advance(token):
+                return number
+        return len(drafts)
+
+
+def has(row: np.ndarray, token: int) -> bool:
+    """Return True if a row allows a token."""
+    return bool(int(row[token // 32]) >> (token % 32) & 1)
 
 
 class CallsInText(Phased):
-    """Text is free until a call begins, which is then held to the offered tools. What begins like a call and goes on otherwise is text."""
+    """Free text until a call starts; the call is constrained by the offered tools. Text that only starts like a call stays free."""
 
     def __init__(self, vocabulary: Vocabulary, grammar: CallGrammar, *, parallel: bool) -> None:
-        """`parallel`: there may be further text and calls after the first."""
+        """Create a constraint; with `parallel`, further text and calls may follow the first call."""
         self._vocabulary = vocabulary
         self._grammar = grammar
         self._parallel = parallel
         self._longest = max(map(len, grammar.triggers))
         self._call: GrammarConstraint | None = None
         self._over = False
-        """There was a call, and it has to be the only one."""
+        """True after the only allowed call."""
         self._watches = True
         self._text = b""
-        """The last bytes of the text, as far as a call may have begun in them."""
+        """Last bytes of the text in which a call may have started."""
         self._tokens: list[int] = []
-        """The tokens that these are made of."""
+        """Tokens of `_text`."""
 
     def advance(self, token: int) -> str:
         if self._over:
@@ -76,7 +142,7 @@ class CallsInText(Phased):
         return made
 
     def _watch(self, token: int) -> None:
-        """Look for the beginning of a call in the text with one more token."""
+        """Search for the start of a call in the text with one more token."""
         piece, triggers = self._vocabulary.bytes_of(token), self._grammar.triggers
         if not self._text and not self._grammar.at_start and not any(trigger[:1] in piece for trigger in triggers):
             return
@@ -98,7 +164,7 @@ class CallsInText(Phased):
         self._text = b"".join(map(self._vocabulary.bytes_of, self._tokens))
 
     def _from(self, place: int) -> list[int]:
-        """The tokens from the one on in which this byte of the text is."""
+        """Return the tokens from the one that contains byte `place` of the text."""
         end = 0
         for number, token in enumerate(self._tokens):
             end += len(self._vocabulary.bytes_of(token))
@@ -117,7 +183,7 @@ class CallsInText(Phased):
 
 
 class Reasoning(Phased):
-    """The model may think before it answers, within a budget; the answer is held to another constraint, or to none."""
+    """Reasoning within a token budget, followed by an answer with its own constraint or a free one."""
 
     def __init__(
         self,
@@ -131,28 +197,31 @@ class Reasoning(Phased):
         begun: bool,
         spaced: bool = True,
     ) -> None:
-        """`begin` and `end`: what reasoning stands between; the prompt has `begun` it, or the model may. `after`: what the answer is held
-        to; `first`: the same for an answer without reasoning; `spaced`: whether line breaks may come before it. Raises `SamplingError`
-        if the model's tokens cannot write `end`."""
+        """Create a constraint for reasoning between the literals `begin` and `end`.
+
+        With `begun`, the prompt has opened the reasoning; otherwise the model may. `after` constrains the answer, `first` an answer without
+        reasoning. With `spaced`, line breaks may precede a constrained answer. Raises `SamplingError` if the model's tokens cannot write
+        `end` and there is a `budget`.
+        """
         self._vocabulary = vocabulary
         self._begin, self._end = begin.strip().encode(), end.strip().encode()
         self._begin_tokens = [] if begun else vocabulary.tokens_of(begin.strip())
         self._after = after if begun else first
         self._fresh = None if after is None or begun else after.copy()
-        """`after` as it is for an answer after reasoning."""
+        """Unused copy of `after`, for an answer after reasoning."""
         self._answers = True
-        """Before the reasoning: the tokens so far may be the answer's, too."""
+        """True if the tokens before the reasoning may also belong to the answer."""
         self._budget = budget
         self._holds = after is not None and not isinstance(after, CallsInText)
         self._spaced = self._holds and spaced
         self._state = "thinking" if begun else "before"
         self._text = b""
-        """All of the text before the reasoning; in it, the last bytes."""
+        """Text before the reasoning; inside the reasoning, its last bytes."""
         self._count = 0
-        """Tokens before the reasoning, then in it."""
+        """Number of tokens before the reasoning; inside the reasoning, of its tokens."""
         self._closing: list[int] = []
         self._gap = False
-        """Whitespace may come before what the answer is held to."""
+        """True if whitespace may precede the constrained answer."""
         if budget is not None:
             vocabulary.spelled(end.strip())
             self._close_if_due()
@@ -213,10 +282,10 @@ class Reasoning(Phased):
         made = object.__new__(Reasoning)
         made.__dict__.update(self.__dict__)
         made._after = None if self._after is None else self._after.copy()
-        return made  # `_fresh` is never advanced before it is taken
+        return made  # `_fresh` is copied before it is advanced
 
     def _advance_before(self, token: int) -> str:
-        """The model either begins to think now, or never."""
+        """Advance where the model either starts to reason now or never."""
         if self._holds:
             return self._advance_held(token)
         self._text += self._vocabulary.bytes_of(token)
@@ -229,7 +298,7 @@ class Reasoning(Phased):
         return "" if self._after is None else self._after.advance(token)
 
     def _advance_held(self, token: int) -> str:
-        """`_advance_before` where either the tokens of `begin` come, or the answer."""
+        """Advance where either the tokens of `begin` or a constrained answer must follow."""
         assert self._after is not None
         answers = self._answers and bool(self._after.allowed([token]))
         if self._count == len(self._begin_tokens) or token != self._begin_tokens[self._count]:
@@ -244,7 +313,7 @@ class Reasoning(Phased):
         return ""
 
     def _think(self, text: bytes) -> None:
-        """The reasoning has begun, with this text."""
+        """Start the reasoning with this text."""
         self._state, self._text, self._count = "thinking", text, 0
         self._after = None if self._fresh is None else self._fresh.copy()
         self._close_if_due()
@@ -265,7 +334,7 @@ class Reasoning(Phased):
         return ""
 
     def _close_if_due(self) -> None:
-        """End the reasoning once the budget is spent: with what is missing of its end, after the last character."""
+        """Force the end of the reasoning once the budget is spent, after a complete character."""
         if self._state != "thinking" or self._budget is None or self._count < self._budget:
             return
         if is_cut(self._text) and self._budget and self._count < self._budget + _MOST_TO_COMPLETE:
@@ -274,7 +343,7 @@ class Reasoning(Phased):
         self._state, self._closing = "closing", self._vocabulary.spelled(missing.decode("utf-8", "replace"))
 
     def _thinking_row(self) -> np.ndarray | None:
-        """An answer that is held to something must not end before, nor begin in the token in which the reasoning ends."""
+        """Ban ends, and tokens that end the reasoning and start the answer, if the answer is constrained."""
         if not self._holds:
             return None
         banned = self._vocabulary.ends
@@ -285,10 +354,10 @@ class Reasoning(Phased):
 
 
 class Preamble(Phased):
-    """A fixed text comes before what an answer is held to, such as the header of a channel."""
+    """A fixed text, such as a channel's header, before a constrained answer."""
 
     def __init__(self, vocabulary: Vocabulary, tokens: list[int], after: Constraint) -> None:
-        """`tokens`: of the text."""
+        """Create a constraint that forces `tokens` and continues with `after`."""
         self._vocabulary = vocabulary
         self._left = tokens
         self._after = after

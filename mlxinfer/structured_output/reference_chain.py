@@ -1,4 +1,4 @@
-"""How deep definitions lead into one another: whoever reads them recursively needs that much stack, and llguidance does."""
+"""Depth of definitions that refer to one another, which bounds the stack of llguidance's recursive reader."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping
 
 
 def longest_chain(references: Mapping[str, Iterable[str]], weights: Mapping[str, int]) -> tuple[int, str]:
-    """The largest sum of weights along a chain of definitions that refer to one another, none of them twice, and where it begins. Of
-    those that refer to each other in a circle all are counted, which may be too many. References to what is not there are left out."""
+    """Return (largest sum of weights along a chain of references without repetition, name at its start).
+
+    A cycle counts with all of its definitions, which is an upper bound. Unknown references are ignored.
+    """
     known = {name: [other for other in dict.fromkeys(others) if other in references] for name, others in references.items()}
     circle = _circles(known)
     total: dict[str, int] = {}
@@ -15,7 +17,7 @@ def longest_chain(references: Mapping[str, Iterable[str]], weights: Mapping[str,
         total[circle[name]] = total.get(circle[name], 0) + weights[name]
     below: dict[str, int] = {}
     longest = (0, "")
-    for name in reversed(list(circle)):  # a circle comes before those that lead to it
+    for name in reversed(list(circle)):  # a cycle comes before definitions that lead to it
         mine = circle[name]
         below.setdefault(mine, 0)
         for other in known[name]:
@@ -27,7 +29,7 @@ def longest_chain(references: Mapping[str, Iterable[str]], weights: Mapping[str,
 
 
 def _circles(references: Mapping[str, list[str]]) -> dict[str, str]:
-    """One name for each circle, by the names in it; those that lead to a circle come before it."""
+    """Map each name to a representative of its cycle (Kosaraju's algorithm); names that lead to a cycle come before it."""
     backwards: dict[str, list[str]] = {name: [] for name in references}
     for name, others in references.items():
         for other in others:
@@ -46,7 +48,7 @@ def _circles(references: Mapping[str, list[str]]) -> dict[str, str]:
 
 
 def _finished(references: Mapping[str, list[str]]) -> list[str]:
-    """All names, each after what it leads to, but for circles."""
+    """Return all names in postorder: each after the names that it refers to, except in cycles."""
     order: list[str] = []
     seen: set[str] = set()
     for first in references:

@@ -1,4 +1,4 @@
-"""JSON Schemas as clients send them, made ready for llguidance: what asks for nothing is dropped, and what it cannot hold is found."""
+"""Prepares clients' JSON Schemas for llguidance: drops annotations and locates unsupported parts."""
 
 from __future__ import annotations
 
@@ -11,31 +11,32 @@ from .schema_limits import check_limits
 from .schema_parts import DATA, use_pointers
 
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
-"""Formats that llguidance holds an answer to; by the specification all others are annotations, so they are dropped."""
+"""Formats that llguidance enforces. Others are annotations by the specification and are dropped."""
 _DECIMAL = r"^(?!^[-+.]*$)[+-]?0*\d*\.?\d*$"
-"""What pydantic writes for a `Decimal`: a sign at most, then digits with at most one point, and not empty."""
+"""Pydantic's pattern of a `Decimal`: an optional sign, then digits with at most one point."""
 _DECIMAL_PLAIN = r"^[+-]?(\d+\.?\d*|\.\d+)$"
 _OPTIONS = "x-guidance"
-"""llguidance reads its own options from this key of a schema; a client's schema does not get to set them."""
+"""Key of llguidance's own options in a schema, which clients must not set."""
 
 MAX_DEPTH = 120
-"""Schemas nested deeper than this are refused: llguidance reads 128 levels of JSON."""
+"""Maximum nesting of a schema; llguidance reads 128 levels of JSON."""
 _LONGEST_SEARCH_S = 0.05
-"""Seconds of a processor that finding the place of a fault may take; then it is told as closely as it is known."""
+"""CPU seconds for locating a fault; after that the path found so far is reported."""
 
 
 def normalized(schema: Any) -> Any:
-    """The schema without what asks for nothing: formats that are annotations, trivial `propertyNames`. Its references are pointers.
+    """Return a schema without annotations and trivial `propertyNames`, with its references as JSON pointers.
 
-    Raises `RecursionError` for one that is nested too deeply, and `SamplingError` for one that would take too long (`schema_limits.py`)."""
-    plain = _plain(schema, 0)
+    Raises `RecursionError` for a schema that is nested too deeply, `SamplingError` for one beyond the limits of `schema_limits.py`.
+    """
+    plain = _without_annotations(schema, 0)
     if isinstance(plain, dict):
         use_pointers(plain)
     check_limits(plain)
     return plain
 
 
-def _plain(schema: Any, depth: int) -> Any:
+def _without_annotations(schema: Any, depth: int) -> Any:
     if not isinstance(schema, Mapping):
         return schema
     if depth > MAX_DEPTH:
@@ -45,16 +46,19 @@ def _plain(schema: Any, depth: int) -> Any:
         del plain["format"]
     if plain.get("pattern") == _DECIMAL:
         plain["pattern"] = _DECIMAL_PLAIN
-    if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # what zod writes for a record: any name
+    if plain.get("propertyNames") in ({"type": "string"}, {}, True):  # zod writes these for a record: any name
         del plain["propertyNames"]
-    plain = with_parts(plain, lambda _, part: _plain(part, depth + 1))
-    others = {key for key in plain if key not in KEYWORDS and key not in DATA}  # which references may point into
-    return {key: _plain(value, depth + 1) if key in others else value for key, value in plain.items()}
+    plain = with_parts(plain, lambda _, part: _without_annotations(part, depth + 1))
+    others = {key for key in plain if key not in KEYWORDS and key not in DATA}  # references may point into these
+    return {key: _without_annotations(value, depth + 1) if key in others else value for key, value in plain.items()}
 
 
 def fault_path(schema: Any, fault_of: Callable[[Any], str], fault: str | None = None) -> str:
-    """Where the fault of a schema lies, such as `properties.age`; empty for the schema itself. `fault_of` tells what is wrong with a
-    schema, or nothing, and `fault` what that is for this one: the innermost part that by itself has the same fault is where it is."""
+    """Return the path of a schema's fault, such as `properties.age`; "" for the schema itself.
+
+    `fault_of` returns the fault of a schema or "". `fault` is that of this schema. The path leads to the innermost part that has the same
+    fault on its own.
+    """
     fault = fault_of(schema) if fault is None else fault
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema} if isinstance(schema, Mapping) else {}
     path: list[str] = []

@@ -1,4 +1,4 @@
-"""Schemas that nobody needs to hold an answer to, told before they are compiled: what would take llguidance too long, or its stack."""
+"""Limits on clients' schemas, checked before compilation: those that would exceed llguidance's time or stack."""
 
 from __future__ import annotations
 
@@ -7,29 +7,31 @@ from decimal import Decimal
 from typing import Any
 
 from .reference_chain import longest_chain
-from .schema_parts import Part, Targets, refusal, schema_parts, steps_of
+from .schema_parts import SchemaPart, Targets, refusal, schema_parts, steps_of
 
 MOST_PROPERTIES = 2500
-"""Properties of one object."""
+"""Maximum number of properties of an object."""
 MOST_OPTIONAL = 1000
-"""Properties of one object that may be left out. All orders of leaving out are tried: time grows with the square."""
+"""Maximum number of optional properties of an object; the compile time grows with its square."""
 _MOST_OPTIONAL_SQUARED = 1_500_000
-"""The sum of their squares over all objects."""
+"""Maximum sum of the squares of optional properties over all objects."""
 MOST_PATTERN_PROPERTIES = 50
-"""Patterns of names in one object, each of which is compared with each other."""
+"""Maximum number of name patterns of an object, because all pairs are compared."""
 MOST_PATTERNS = 10
-"""Patterns that one text has to match at once. A few more take seconds."""
+"""Maximum number of patterns that one text must match. A few more take seconds."""
 LARGEST_DIVISOR = 10_000
-"""`multipleOf` up to here, read without its decimal point: there is a state for each remainder."""
+"""Maximum of `multipleOf` without its decimal point, because each remainder is a state."""
 MOST_DEFINITIONS = 2000
-"""What references point at."""
+"""Maximum number of referenced definitions."""
 LONGEST_CHAIN = 600
-"""Levels of schemas that are read one inside the other, through references too: each takes a part of the stack."""
+"""Maximum nesting of schemas, references included; each level uses stack."""
 
 
 def check_limits(schema: Any) -> None:
-    """Raises `SamplingError` that names keyword and place. The schema may be nested 120 levels deep. Takes time and memory that grow with
-    the length of its text."""
+    """Raise `SamplingError` with keyword and path for a schema beyond the limits.
+
+    The schema may be nested 120 levels deep. Time and memory are linear in its length.
+    """
     seen = list(schema_parts(schema))
     squared = 0
     patterns: dict[int, int] = {}
@@ -44,13 +46,13 @@ def check_limits(schema: Any) -> None:
 
 
 def forced_size(schema: Any) -> int:
-    """Bytes of the texts that an answer has no choice about, next to names."""
+    """Return the number of bytes of forced texts, without names."""
     options = ([part.schema["const"]] if "const" in part.schema else _listed(part.schema, "enum") for part in schema_parts(schema))
     return sum(len(option[0].encode()) for option in options if len(option) == 1 and isinstance(option[0], str))
 
 
-def _check_object(where: Part) -> int:
-    """The square of the number of properties that may be left out."""
+def _check_object(where: SchemaPart) -> int:
+    """Check one object and return the square of its number of optional properties."""
     part, path = where.schema, where
     patterns = part.get("patternProperties")
     if isinstance(patterns, Mapping) and len(patterns) > MOST_PATTERN_PROPERTIES:
@@ -68,7 +70,7 @@ def _check_object(where: Part) -> int:
 
 
 def _properties(part: Any) -> tuple[int, int]:
-    """Properties of an object with those of its `allOf`, and how many of them may be left out."""
+    """Return (number of properties, number of optional ones) of an object with its `allOf`."""
     if not isinstance(part, Mapping):
         return 0, 0
     objects = [part, *(each for each in _listed(part, "allOf") if isinstance(each, Mapping))]
@@ -77,7 +79,7 @@ def _properties(part: Any) -> tuple[int, int]:
     return len(names), len(names - required)
 
 
-def _check_divisor(part: Part) -> None:
+def _check_divisor(part: SchemaPart) -> None:
     divisor = part.schema.get("multipleOf")
     if isinstance(divisor, bool) or not isinstance(divisor, (int, float)):
         return
@@ -86,14 +88,14 @@ def _check_divisor(part: Part) -> None:
         raise refusal(f"multipleOf {divisor}", part, f"up to {LARGEST_DIVISOR} are allowed")
 
 
-def _check_patterns(part: Part, known: dict[int, int]) -> None:
+def _check_patterns(part: SchemaPart, known: dict[int, int]) -> None:
     count = sum((_patterns(each, known) for each in part.schema["allOf"]), "pattern" in part.schema)
     if count > MOST_PATTERNS:
         raise refusal("allOf", part, f"it has {count} patterns, and {MOST_PATTERNS} are allowed")
 
 
 def _patterns(schema: Any, known: dict[int, int]) -> int:
-    """Patterns that a text has to match which fits this part of an `allOf`. Each part is counted once, and then `known`."""
+    """Return the number of patterns that a text must match to fit this part of an `allOf`; `known` caches parts by id."""
     if not isinstance(schema, Mapping):
         return 0
     if id(schema) not in known:
@@ -103,8 +105,8 @@ def _patterns(schema: Any, known: dict[int, int]) -> int:
     return known[id(schema)]
 
 
-def _check_references(parts: list[Part]) -> None:
-    """Each definition is as heavy as it is deep, and leads to those that it refers to."""
+def _check_references(parts: list[SchemaPart]) -> None:
+    """Check number, targets and nesting of references; a definition weighs its depth."""
     references: dict[str, set[str]] = {"": set()}
     tree = Targets()
     for target in {steps_of(part.schema["$ref"]) for part in parts if isinstance(part.schema.get("$ref"), str)} - {""}:
@@ -127,12 +129,12 @@ def _check_references(parts: list[Part]) -> None:
             raise refusal("$ref", part, f"there is no schema at {reference:.200}")
     levels, first = longest_chain(references, depths)
     if levels > LONGEST_CHAIN:
-        place = Part({}, steps=tuple(first.split("\0")))
+        place = SchemaPart({}, steps=tuple(first.split("\0")))
         raise refusal("$ref", place, f"references lead {levels} levels deep, and {LONGEST_CHAIN} are allowed")
 
 
-def _find_owner(part: Part, tree: Targets) -> None:
-    """Set the owner of a part from its `outside`, whose owner is known."""
+def _find_owner(part: SchemaPart, tree: Targets) -> None:
+    """Set the owner of a part from its `outside`, whose owner is set."""
     part.targets = tree
     if part.outside is not None:
         part.owner, part.below, part.targets = part.outside.owner, part.outside.below, part.outside.targets
@@ -143,7 +145,7 @@ def _find_owner(part: Part, tree: Targets) -> None:
 
 
 def _is_boolean(schema: Any, reference: str) -> bool:
-    """Return True if a reference points at true or false, which are schemas too."""
+    """Return True if a reference points at true or false, which are also schemas."""
     for step in steps_of(reference).split("\0"):
         schema = schema.get(step) if isinstance(schema, Mapping) else None
     return isinstance(schema, bool)

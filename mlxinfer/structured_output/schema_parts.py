@@ -1,4 +1,4 @@
-"""The schemas that a JSON Schema is made of, with their places, and its references, all of which are made pointers to such places."""
+"""Subschemas of a JSON Schema with their paths, and its references as JSON pointers."""
 
 from __future__ import annotations
 
@@ -11,32 +11,31 @@ from ..structure import LISTED, MAX_GRAMMAR_BYTES, NAMED
 from ..util.dataclass import dataclass
 
 DATA = frozenset({"const", "default", "enum", "examples"})
-"""Keywords whose values are not schemas."""
+"""Keywords with data instead of schemas."""
 _LONGEST_STEP = 80
-"""Characters of a name in a message."""
+"""Maximum characters of a name in a message."""
 
 
 @dataclass(slots=True)
-class Part:
-    """A schema in a schema. Its place is known by the part around it: written out for each part, long names would fill the memory."""
+class SchemaPart:
+    """A subschema. Its path is stored relative to the part around it, because full paths of long names would fill the memory."""
 
     schema: Mapping[str, Any]
-    """The part itself."""
-    outside: Part | None = None
-    """The part around it."""
+    outside: SchemaPart | None = None
+    """The enclosing part."""
     steps: tuple[str, ...] = ()
-    """Keyword, and name or number below it, that lead here from `outside`."""
+    """Keyword and, if present, name or number below it, from `outside` to here."""
     owner: str = ""
-    """The innermost definition that it is in: what a reference points at."""
+    """The innermost enclosing target of a reference."""
     below: int = 0
-    """Steps from there."""
+    """Number of steps from `owner`."""
     targets: Targets | None = None
-    """Definitions inside it."""
+    """Targets of references inside of it."""
 
     def steps_from_root(self) -> list[str]:
-        """All steps that lead here."""
+        """Return all steps from the root."""
         steps: list[str] = []
-        part: Part | None = self
+        part: SchemaPart | None = self
         while part is not None:
             steps[:0] = part.steps
             part = part.outside
@@ -44,7 +43,7 @@ class Part:
 
     @property
     def path(self) -> str:
-        """For people: the first steps, and of long names the first characters."""
+        """Dotted path for messages, with long names shortened."""
         return ".".join(step if len(step) <= _LONGEST_STEP else f"{step[:_LONGEST_STEP]}..." for step in self.steps_from_root())
 
 
@@ -55,9 +54,9 @@ class Targets(dict[str, "Targets"]):
     """Result of `steps_of` for a reference that points here."""
 
 
-def schema_parts(schema: Any) -> Iterator[Part]:
-    """All schemas of a schema, each after the one around it."""
-    waiting = [Part(schema)] if isinstance(schema, Mapping) else []
+def schema_parts(schema: Any) -> Iterator[SchemaPart]:
+    """Yield all subschemas, each after its enclosing one."""
+    waiting = [SchemaPart(schema)] if isinstance(schema, Mapping) else []
     while waiting:
         part = waiting.pop()
         yield part
@@ -68,18 +67,19 @@ def schema_parts(schema: Any) -> Iterator[Part]:
             elif isinstance(value, list):
                 below = ((str(number), each) for number, each in enumerate(value)) if key in LISTED else ()
             elif isinstance(value, Mapping) and key not in DATA:
-                waiting.append(Part(value, part, (key,)))
-            waiting += [Part(each, part, (key, name)) for name, each in below if isinstance(each, Mapping)]
+                waiting.append(SchemaPart(value, part, (key,)))
+            waiting += [SchemaPart(each, part, (key, name)) for name, each in below if isinstance(each, Mapping)]
 
 
 def use_pointers(schema: Mapping[str, Any]) -> None:
-    """Change the references of a schema, in place, to pointers from the whole of it, and drop the names that they used.
+    """Replace the references of a schema, in place, by JSON pointers from its root, and drop `$id`, `$anchor` and the older `id`.
 
-    These are `$id`, `$anchor` and the older `id`. Raises `SamplingError` for a reference to what is not there."""
+    Raises `SamplingError` for a reference without a target.
+    """
     parts = list(schema_parts(schema))
     if not any(isinstance(part.schema.get("$ref"), str) for part in parts):
         return
-    names, left = _Names(parts), MAX_GRAMMAR_BYTES
+    names, left = _SchemaNames(parts), MAX_GRAMMAR_BYTES
     for part in parts:
         reference = part.schema.get("$ref")
         if isinstance(reference, str):
@@ -90,20 +90,20 @@ def use_pointers(schema: Mapping[str, Any]) -> None:
             part.schema["$ref"] = pointer  # type: ignore[index]
 
 
-class _Names:
-    """The names that a schema gives to its parts."""
+class _SchemaNames:
+    """Names of subschemas."""
 
-    def __init__(self, parts: Iterable[Part]) -> None:
+    def __init__(self, parts: Iterable[SchemaPart]) -> None:
         self._address = ""
-        self._parts: dict[str, Part] = {}
+        self._parts: dict[str, SchemaPart] = {}
         self._own: set[int] = set()
-        """Parts with an address of their own, from which the pointers inside them start."""
+        """Ids of parts with a base URI, from which the pointers inside them start."""
         for part in parts:
             for key in ("$id", "id", "$anchor"):
                 if isinstance(part.schema.get(key), str):
                     self._take(part, key, part.schema.pop(key))  # type: ignore[attr-defined]
 
-    def _take(self, part: Part, key: str, name: str) -> None:
+    def _take(self, part: SchemaPart, key: str, name: str) -> None:
         if key == "$anchor" or name.startswith("#"):
             self._parts.setdefault(f"#{name.lstrip('#')}", part)
             return
@@ -115,10 +115,10 @@ class _Names:
         for each in (name, urljoin(self._address, name)):
             self._parts.setdefault(each, part)
 
-    def pointer(self, part: Part, reference: str) -> str:
-        """The pointer for a reference of a part. Raises `SamplingError`."""
+    def pointer(self, part: SchemaPart, reference: str) -> str:
+        """Return the pointer for a reference of a part. Raises `SamplingError`."""
         address, _, fragment = reference.partition("#")
-        outside: Part | None = part
+        outside: SchemaPart | None = part
         if address:
             outside = self._parts.get(address) or self._parts.get(urljoin(self._address, address))
         elif fragment and not fragment.startswith("/"):
@@ -133,10 +133,10 @@ class _Names:
 
 
 def steps_of(reference: str) -> str:
-    """The steps of a JSON pointer, separated by zero characters; empty for the whole schema."""
+    """Return the steps of a JSON pointer, separated by zero characters; "" for the root."""
     return "\0".join(each.replace("~1", "/").replace("~0", "~") for each in unquote(reference.lstrip("#")).split("/")[1:])
 
 
-def refusal(keyword: str, part: Part | None, why: str) -> SamplingError:
+def refusal(keyword: str, part: SchemaPart | None, why: str) -> SamplingError:
     place = "" if part is None else part.path
     return SamplingError(f"structure: the schema cannot be held{f' at {place}' if place else ''}: {keyword}: {why}")

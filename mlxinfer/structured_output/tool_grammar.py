@@ -1,4 +1,4 @@
-"""Calls of the offered tools as grammars, in the form in which a model writes them."""
+"""Grammars of the offered tools' calls, in the model's format."""
 
 from __future__ import annotations
 
@@ -20,30 +20,30 @@ from .gbnf import quoted
 from .grammar import GrammarCompiler, as_lark_regex
 from .grammar_rules import GrammarRules, escaped
 from .schema import MAX_DEPTH, normalized
-from .value_grammar import ArgumentRules, NotHeldError
+from .value_grammar import ArgumentRules, UnsupportedArgumentError
 
 _KEPT = 64
 _SHORT, _SHORTEST = 6, 3
-"""A beginning of fewer characters may be that of other things: then only one with an offered tool's name begins a call; and with still
-fewer only where the content begins."""
+"""Lengths of a call's opening literal. Below `_SHORT`, only the literal with a tool's name starts a call; below `_SHORTEST`, only at the
+start of the content."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """What calls are held to, and by what they are known to have begun."""
+    """Constraint of calls, and the texts that start them."""
 
     constraint: GrammarConstraint
-    """From the beginning of the calls; to be copied."""
+    """Initial state, to be copied."""
     triggers: tuple[bytes, ...]
-    """Texts, special tokens included, with which calls begin."""
+    """Texts that start a call, special tokens spelled out."""
     at_start: bool
-    """Whether they begin calls only at the beginning of the content."""
+    """True if triggers count only at the start of the content."""
 
 
 class ToolGrammars:
-    """The grammars of one model's tools. Any thread may use it."""
+    """Cache of the grammars of one model's tools. Thread-safe."""
 
     def __init__(self, compiler: GrammarCompiler) -> None:
         self._compiler = compiler
@@ -55,11 +55,11 @@ class ToolGrammars:
 
     @classmethod
     def of(cls, compiler: GrammarCompiler) -> ToolGrammars:
-        """Those of a compiler: always the same ones."""
+        """Return the grammars of a compiler, created once."""
         with _lock:
             found = _grammars.get(compiler)
             if found is None:
-                found = _grammars[compiler] = cls(proxy(compiler))  # else it would keep its own key
+                found = _grammars[compiler] = cls(proxy(compiler))  # a reference to its key would keep the entry alive
             return found
 
     def compile(
@@ -73,9 +73,12 @@ class ToolGrammars:
         structure: Structure | None = None,
         header: str = "",
     ) -> CallGrammar:
-        """One call, or with `parallel` one and more. `free`: after free text, which may run into them. `written`: what is there already of
-        the beginning of the first. With a `structure`, an answer that is either; before the structure comes the `header`. Raises
-        `PromptError` for a strict tool whose schema cannot be held, and `SamplingError` for a structure."""
+        """Return the grammar of one call or, with `parallel`, of one or more.
+
+        With `free`, calls follow free text that may run into them. `written` is the part of the first call's opening that the prompt has.
+        With a `structure`, the answer is either calls or `header` and the structure. Raises `PromptError` for a strict tool whose schema is
+        not supported, `SamplingError` for a structure.
+        """
         texts = tuple((tool.name, tool.strict, tool.parameters.text) for tool in tools.values())
         key = (calls, texts, parallel, free, written, structure, header)
         with self._lock:
@@ -93,7 +96,7 @@ class ToolGrammars:
         self, calls: CallFormat, tools: Tools, *, parallel: bool, free: bool, written: str, structure: Structure | None, header: str
     ) -> CallGrammar:
         if structure is not None:
-            self._compiler.compile(structure)  # whose error tells what is wrong with it
+            self._compiler.compile(structure)  # raises its own error
         loose = self._loose(calls, tools, compiled=False)
         for _ in range(2):
             rules = GrammarRules(self._special_tokens)
@@ -107,7 +110,7 @@ class ToolGrammars:
                 found = self._loose(calls, tools, compiled=True)
                 if found <= loose:
                     if structure is None:
-                        raise PromptError(f"tools: their schemas cannot be held together: {_plain(error)}") from None
+                        raise PromptError(f"tools: their schemas cannot be held together: {_fault_text(error)}") from None
                     raise
                 loose |= found
             else:
@@ -115,8 +118,10 @@ class ToolGrammars:
         raise PromptError("tools: their schemas cannot be held together")
 
     def _loose(self, calls: CallFormat, tools: Tools, *, compiled: bool) -> set[str]:
-        """The tools whose schemas cannot be held. `compiled`: also those for which only compiling them shows it. Raises `PromptError` for
-        a strict one."""
+        """Return the tools with unsupported schemas, with `compiled` also those that fail only to compile.
+
+        Raises `PromptError` for a strict tool.
+        """
         loose = set()
         for name, tool in tools.items():
             fault = self._fault(calls, tool, compiled=compiled)
@@ -128,21 +133,21 @@ class ToolGrammars:
         return loose
 
     def _fault(self, calls: CallFormat, tool: Tool, *, compiled: bool) -> str:
-        """Why a tool's schema cannot be held; empty if it can."""
+        """Return the reason why a tool's schema is not supported, or ""."""
         rules = GrammarRules(self._special_tokens)
         try:
             start = _CallWriter(rules, calls, set(), exact=True).call(tool)
             if compiled:
                 self._compiler.compile(Lark(rules.grammar(start)), own=True)
-        except (NotHeldError, SamplingError) as error:
-            return _plain(error)
+        except (UnsupportedArgumentError, SamplingError) as error:
+            return _fault_text(error)
         except RecursionError:
             return f"it is nested more than {MAX_DEPTH} deep"
         return ""
 
 
-def _plain(error: Exception) -> str:
-    """The fault without the place in our grammar."""
+def _fault_text(error: Exception) -> str:
+    """Return an error's text without positions in the generated grammar."""
     found = re.sub(r"^structure: |grammar: |at \d+\(\d+\): |failed to compile JSON schema: ", "", str(error))
     return re.split(r"\s+\d+ \| ", found)[0]
 
@@ -152,7 +157,7 @@ _lock = Lock()
 
 
 class _CallWriter:
-    """Writes the rules of calls in one form. `loose`: tools whose arguments may be any JSON object."""
+    """Writes the rules of calls in one format; `loose` tools accept any JSON object as arguments."""
 
     def __init__(self, rules: GrammarRules, calls: CallFormat, loose: set[str], *, exact: bool = False) -> None:
         self._rules = rules
@@ -173,7 +178,7 @@ class _CallWriter:
         return tuple((calls.begin.strip() + name + calls.name_end.strip()).encode() for name in tools)
 
     def answer(self, tools: Tools, *, parallel: bool, free: bool, written: str = "") -> str:
-        """All calls. `free` and `written`: see `ToolGrammars.compile`. With `free`, a call without a section ends the grammar."""
+        """Return all calls (`free`, `written`: see `ToolGrammars.compile`). With `free`, a call without a section ends it."""
         rules, calls = self._rules, self._calls
         body = rules.one_of([self._after_begin(tool) for tool in tools.values()])
         begin = self._free_begin() if free else rules.literal(calls.begin[len(written) :])
@@ -185,24 +190,24 @@ class _CallWriter:
         return " ".join(filter(None, [begin, body, further, rules.literal(calls.section_end)]))
 
     def call(self, tool: Tool) -> str:
-        """One call of one tool."""
+        """Return an expression of one call."""
         return f"{self._rules.literal(self._calls.begin)} {self._after_begin(tool)}"
 
     def _free_begin(self) -> str:
-        """What calls begin with, where the token that it begins in may have begun with something else."""
+        """Return the opening of calls, whose first token may start with other text."""
         rules, begin = self._rules, self._calls.begin
         if self.at_start:
             return f"/\\s{{0,8}}/ {rules.literal(begin)}"
         parts = rules.split(begin.lstrip())
         if not isinstance(parts[0], str):
             return rules.literal(begin.lstrip())
-        # Whitespace at the end is not waited for, so that the token with what comes after it is held already.
+        # Without its trailing whitespace, so that a token with whitespace and more text is constrained already.
         first = parts[0].rstrip() if len(parts) == 1 else parts[0]
         head = rules.rule(f"/(?s:.*){escaped(first)}/", lazy=True)
         return f"{head} {rules.literal(begin.lstrip()[len(first) :])}"
 
     def _after_begin(self, tool: Tool) -> str:
-        """The name, the arguments and the end of a call."""
+        """Return an expression of name, arguments and end of a call."""
         rules, calls = self._rules, self._calls
         end = rules.literal(calls.call_end)
         if calls.kind == "object":
@@ -221,14 +226,14 @@ class _CallWriter:
 
 
 def _any_of_each(tool: Tool) -> dict[str, Any]:
-    """The properties of a schema that cannot be held, any value for each."""
+    """Return the properties of an unsupported schema, each with any value."""
     schema = tool.parameters.schema
     properties = schema.get("properties") if isinstance(schema, dict) else None
     return {key: {} for key in properties} if isinstance(properties, dict) else {}
 
 
 def _structure(rules: GrammarRules, structure: Structure) -> str:
-    """A structure as one alternative of a grammar."""
+    """Return a structure as an alternative of a grammar."""
     if isinstance(structure, Schema):
         return rules.json(normalized(structure.schema) if isinstance(structure.schema, dict) else {})
     if isinstance(structure, Regex):

@@ -1,4 +1,4 @@
-"""Arguments that are not JSON, as rules: tagged ones, Python's and Gemma's."""
+"""Grammar rules of arguments that are not JSON: tagged, Python's and Gemma's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from ..output_format.format import CallFormat
 from ..output_format.schema_types import referenced, types_of
 from .gbnf import quoted
 from .grammar_rules import GrammarRules
-from .text_pattern import whole_text
 
 _KEY = "{key}"
 _NOTES = frozenset(
@@ -25,26 +24,28 @@ _KEYWORDS = {
     "array": frozenset({"items", "minItems", "maxItems"}),
     "object": frozenset({"properties", "required", "additionalProperties"}),
 }
-"""What can be held of a value, by its type; it means nothing for values of other types."""
+"""Supported keywords by type; they do not apply to values of other types."""
 _VALUE = _NOTES.union(*_KEYWORDS.values())
 _DEEPEST = 12
 _NUMBER = r"/-?(0|[1-9][0-9]{0,17})(\.[0-9]{1,17})?([eE][+\-]?[0-9]{1,3})?/"
 _INTEGER = "/-?(0|[1-9][0-9]{0,17})/"
 _MARKS = ("'", '"')
-"""Python's quotation marks: templates write either."""
+"""Python's quotes; templates write either."""
 _ESCAPE = r"\\(['\\nt\"]|x[0-9a-f]{2}|u([0-9a-ce-f][0-9a-f]{3}|d[0-7][0-9a-f]{2}))"
-"""Halves of characters are none."""
+"""Escapes without surrogates."""
 _BARE_KEY = r"/[\w.\-]([\w.\- ]{0,62}[\w.\-])?/"
-"""A key of Gemma's, which stands between no marks."""
+"""An unquoted key of Gemma's format."""
+_ASCII_CLASSES = {"d": "0-9", "w": "A-Za-z0-9_"}
+"""ASCII classes of ECMAScript; Rust's classes cover Unicode."""
 
 
-class NotHeldError(Exception):
-    """A schema asks for what cannot be held in this form. The message names it."""
+class UnsupportedArgumentError(Exception):
+    """A schema has a keyword that is not supported in this format. The message names it."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """What differs between dialects of values."""
+    """Spellings that differ between formats of values."""
 
     true: str
     false: str
@@ -52,9 +53,9 @@ class _Words:
     comma: str
     colon: str
     booleans: tuple[str, ...]
-    """As templates write them."""
+    """Spellings of booleans in chat templates."""
     nulls: tuple[str, ...] = ("None", "null")
-    """The same."""
+    """Spellings of null in chat templates."""
 
 
 _BOOLEANS = ("true", "false", "True", "False")
@@ -63,7 +64,7 @@ _GEMMA = _Words("true", "false", "null", ",", ":", ("true", "false"))
 
 
 class ArgumentRules:
-    """Writes the rules of one tool's arguments. `exact`: raise `NotHeldError` for what cannot be held, rather than leave it out."""
+    """Writes the rules of one tool's arguments. With `exact`, unsupported keywords raise `UnsupportedArgumentError`."""
 
     def __init__(self, rules: GrammarRules, calls: CallFormat, schema: Any, *, exact: bool) -> None:
         self._rules = rules
@@ -74,7 +75,7 @@ class ArgumentRules:
         self._words = _PYTHON if calls.kind == "pythonic" else _GEMMA
 
     def arguments(self) -> str:
-        """All of them, up to the end of the call."""
+        """Return an expression of all arguments, up to the end of the call."""
         root = self._resolved(self._root)
         self._check(root, _OBJECT)
         if self._calls.kind == "tagged":
@@ -119,7 +120,7 @@ class ArgumentRules:
         return {**schema, **shared} if isinstance(schema, Mapping) else schema
 
     def _value(self, schema: Any, depth: int) -> str:
-        """One value of Python or Gemma."""
+        """Return an expression of one value in Python's or Gemma's format."""
         schema = self._resolved(schema)
         key = id(schema), depth
         if key not in self._made:
@@ -165,7 +166,7 @@ class ArgumentRules:
             items = [(need, f"{self._key(key)} {self._value(each, depth + 1)}") for key, each, need in _properties(schema)]
             return rules.rule(f'"{{" {rules.any_order(items, words.comma)} "}}"')
         if "required" in schema and self._exact and schema["required"]:
-            raise NotHeldError("required without properties is not supported in the form in which this model writes calls")
+            raise UnsupportedArgumentError("required without properties is not supported in the form in which this model writes calls")
         free = schema.get("additionalProperties", True)
         if free is False:
             return quoted("{}")
@@ -173,23 +174,23 @@ class ArgumentRules:
         return rules.rule(self._free_object(value))
 
     def _free_object(self, value: str) -> str:
-        """An object of any keys."""
+        """Return an expression of an object with any keys."""
         words = self._words
         item = f"{self._string({})} {quoted(words.colon)} {value}" if words is _PYTHON else f"{self._bare_key()} {value}"
         return f'"{{" ({item} ({quoted(words.comma)} {item})*)? "}}"'
 
     def _bounds(self, schema: Mapping[str, Any], what: str) -> tuple[int, int | None]:
-        """`min` and `max` of something; a whole number may be written as 2.0."""
+        """Return the keywords `min…` and `max…` of `what`; a whole number may be written as 2.0."""
         least, most = schema.get(f"min{what}", 0), schema.get(f"max{what}")
         for key, count in ((f"min{what}", least), (f"max{what}", most)):
             if count is not None and (isinstance(count, bool) or not isinstance(count, (int, float)) or count < 0 or count != int(count)):
-                raise NotHeldError(f"{key} must be a whole number, not {count!r:.40}")
+                raise UnsupportedArgumentError(f"{key} must be a whole number, not {count!r:.40}")
         if most is not None and most < least:
-            raise NotHeldError(f"max{what} is below min{what}")
+            raise UnsupportedArgumentError(f"max{what} is below min{what}")
         return int(least), None if most is None else int(most)
 
     def _any(self) -> str:
-        """Any value."""
+        """Return an expression of any value."""
         scalar = self._rules.one_of([self._typed(kind, {}, _DEEPEST) for kind in ("string", "number", "boolean", "null")])
         comma = quoted(self._words.comma)
         return self._rules.recursive(lambda own: f'{scalar} | "[" ({own} ({comma} {own})*)? "]" | {self._free_object(own)}')
@@ -210,12 +211,12 @@ class ArgumentRules:
         if self._words is _PYTHON:
             if pattern is None:
                 return rules.rule(" | ".join(rf"/{mark}([^{mark}\\\n]|{_ESCAPE}){count}{mark}/" for mark in _MARKS))
-            # Without escapes: these would be another text.
+            # Without escapes, which would change the text.
             return rules.one_of([rules.terminal(rf"{mark}[^{mark}\\\n]{count}{mark}", f"{mark}{pattern}{mark}") for mark in _MARKS])
         if pattern is None:
             return rules.rule(f"{rules.literal(quote)} {rules.text_until(quote, least, most)}")
         if not isinstance(rules.split(quote)[0], int):
-            raise NotHeldError("pattern is not supported in the form in which this model writes calls")
+            raise UnsupportedArgumentError("pattern is not supported in the form in which this model writes calls")
         return rules.rule(f"{rules.literal(quote)} {rules.terminal(f'(?s:.{count})', pattern)} {rules.literal(quote)}")
 
     def _pattern(self, schema: Mapping[str, Any]) -> str | None:
@@ -224,14 +225,14 @@ class ArgumentRules:
             return None
         whole = whole_text(pattern) if isinstance(pattern, str) else None
         if whole is None:
-            raise NotHeldError(f"pattern {pattern!r:.60} is not supported in the form in which this model writes calls")
+            raise UnsupportedArgumentError(f"pattern {pattern!r:.60} is not supported in the form in which this model writes calls")
         return whole
 
     def _key(self, key: str) -> str:
         return f"{self._python_text(key)} {quoted(self._words.colon)}" if self._words is _PYTHON else quoted(key + self._words.colon)
 
     def _python_text(self, text: str) -> str:
-        """A fixed text between either kind of quotation marks."""
+        """Return a fixed text with either kind of quotes."""
         return self._rules.one_of([quoted(one) for one in dict.fromkeys((repr(text), json.dumps(text, ensure_ascii=False)))])
 
     def _bare_key(self) -> str:
@@ -247,17 +248,17 @@ class ArgumentRules:
     def _checked_options(self, schema: Mapping[str, Any]) -> list[Any] | None:
         options = _options(schema)
         if options == [] and self._exact:
-            raise NotHeldError("enum has no value of its type")
+            raise UnsupportedArgumentError("enum has no value of its type")
         return options
 
     def _check(self, schema: Mapping[str, Any], known: frozenset[str]) -> None:
         unknown = schema.keys() - known
         if unknown and self._exact:
-            raise NotHeldError(f"{min(unknown)} is not supported in the form in which this model writes calls")
+            raise UnsupportedArgumentError(f"{min(unknown)} is not supported in the form in which this model writes calls")
 
 
 def _repeated(item: str, separator: str, least: int, most: int | None) -> str:
-    """So many items with separators between them."""
+    """Return `least` to `most` items with separators."""
     if most == 0:
         return '""'
     if most == 1:
@@ -268,7 +269,7 @@ def _repeated(item: str, separator: str, least: int, most: int | None) -> str:
 
 
 def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
-    """(name, schema, required)."""
+    """Yield (name, schema, required)."""
     properties = schema.get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = schema.get("required")
@@ -276,12 +277,12 @@ def _properties(schema: Mapping[str, Any]) -> Iterator[tuple[str, Any, bool]]:
     for key in dict.fromkeys([*properties, *required]):
         found = properties.get(key, {})
         if key not in required and isinstance(found, Mapping) and _options(found) == []:
-            continue  # it can only be left out
+            continue  # no value fits, so it is always omitted
         yield key, found, key in required
 
 
 def _options(schema: Mapping[str, Any]) -> list[Any] | None:
-    """The values that it lists, if it does, as far as they are of its type."""
+    """Return the listed values of `enum` or `const` that fit the schema's type; None if there is no list."""
     if isinstance(schema.get("enum"), list) and schema["enum"]:
         options = list(schema["enum"])
     elif "const" in schema:
@@ -302,3 +303,39 @@ _NAMES: dict[type, set[str]] = {
     dict: {"object"},
     type(None): {"null"},
 }
+
+
+def whole_text(pattern: str) -> str | None:
+    """Convert a JSON Schema `pattern`, which matches anywhere, to a Rust expression for the whole text; None for inner anchors."""
+    begins, ends = pattern.startswith("^"), pattern.endswith("$") and not _is_escaped(pattern)
+    inner = pattern[int(begins) : len(pattern) - int(ends)]
+    made: list[str] = []
+    depth, in_set, place = 0, False, 0
+    while place < len(inner):
+        character = inner[place]
+        place += 1
+        if character == "\\" and place < len(inner):
+            found = _ASCII_CLASSES.get(inner[place])
+            escape = f"\\{inner[place]}" if found is None else found if in_set else f"[{found}]"
+            made.append(escape)
+            place += 1
+            continue
+        if in_set:
+            in_set = character != "]"
+        elif character == "[":
+            in_set = True
+            if inner[place : place + 1] == "^":
+                character += "^"
+                place += 1
+        elif character in "^$" or (character == "|" and not depth and (begins or ends)):
+            return None
+        depth += 0 if in_set else (character == "(") - (character == ")")
+        made.append(character)
+    body = f"(?:{''.join(made)})"
+    return f"{'' if begins else '(?s:.*)'}{body}{'' if ends else '(?s:.*)'}"
+
+
+def _is_escaped(pattern: str) -> bool:
+    """Return True if the last character is escaped."""
+    before = pattern[:-1]
+    return (len(before) - len(before.rstrip("\\"))) % 2 == 1

@@ -1,4 +1,4 @@
-"""What constraints have to know of a model's tokens."""
+"""Token properties that constraints need."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .grammar import GrammarCompiler
 
 
 class Vocabulary:
-    """The tokens of one model. Any thread may use it."""
+    """Tokens of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
         self._tokenizer = tokenizer
@@ -23,7 +23,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, compiler: GrammarCompiler, vocab_size: int) -> Vocabulary:
-        """That of a compiler: always the same one. `vocab_size`: logits of the model."""
+        """Return the vocabulary of a compiler, created once; `vocab_size` is the number of logits."""
         with _lock:
             found = _vocabularies.get(compiler)
             if found is None:
@@ -31,23 +31,23 @@ class Vocabulary:
             return found
 
     def bytes_of(self, token: int) -> bytes:
-        """The bytes of a token, special ones spelled out; none for an id that is no token."""
+        """Return the bytes of a token, with special tokens spelled out; b"" for an unused id."""
         return self._tokenizer.token_bytes(token) or b""
 
     def spelled(self, text: str) -> list[int]:
-        """The tokens of a fixed text. Raises `SamplingError` where there are none."""
+        """Return the tokens of a fixed text. Raises `SamplingError` if the tokens cannot write it."""
         tokens = self.tokens_of(text)
         if not tokens:
             raise SamplingError(f"thinking_token_budget: the model's tokens cannot write {text!r}, which ends its reasoning")
         return tokens
 
     def tokens_of(self, text: str) -> list[int]:
-        """The same; nothing where there are none."""
+        """Return the tokens of a fixed text; empty if the tokens cannot write it."""
         tokens = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens if text.encode() in b"".join(map(self.bytes_of, tokens)) else []
 
     def row(self, tokens: list[int]) -> np.ndarray:
-        """Bits of these tokens, int32 `[vocab / 32]`."""
+        """Return a mask of these tokens, int32 `[vocab / 32]`."""
         bits = np.zeros(self._words, np.uint32)
         for token in tokens:
             bits[token // 32] |= np.uint32(1 << token % 32)
@@ -55,22 +55,22 @@ class Vocabulary:
 
     @cached_property
     def ends(self) -> np.ndarray:
-        """Bits of the model's end tokens."""
+        """Mask of the EOS tokens."""
         return self.row([token for token in self._tokenizer.eos_token_ids if token < self._vocab_size])
 
     @cached_property
     def all(self) -> np.ndarray:
-        """Bits of every token."""
+        """Mask of all tokens."""
         return np.full(self._words, -1, np.int32)
 
     @cached_property
     def spaces(self) -> np.ndarray:
-        """Bits of the tokens of one line break and two."""
+        """Mask of the tokens of one and two line breaks."""
         found = [self._tokenizer.encode(text, add_special_tokens=False) for text in ("\n", "\n\n")]
         return self.row([tokens[0] for tokens in found if len(tokens) == 1 and not self.bytes_of(tokens[0]).strip()])
 
     def running_on(self, mark: bytes, written: int) -> np.ndarray:
-        """Bits of the tokens that finish a mark, of which `written` bytes are there, and go on with more than whitespace."""
+        """Return a mask of tokens that complete `mark`, after its first `written` bytes, and continue with more than whitespace."""
         key = (mark, written)
         if key not in self._running_on:
             rest = mark[written:]
@@ -89,12 +89,12 @@ _lock = Lock()
 
 
 def overlap(text: bytes, mark: bytes) -> int:
-    """Bytes of the longest end of `text` that `mark` begins with, without being all of it."""
+    """Return the length of the longest suffix of `text` that is a proper prefix of `mark`."""
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)
 
 
 def is_cut(text: bytes) -> bool:
-    """Whether a text ends inside a UTF-8 character that could still be completed."""
+    """Return True if a text ends inside a UTF-8 character."""
     for back in range(1, min(3, len(text)) + 1):
         byte = text[-back]
         if byte >= 0xC0:

@@ -12,7 +12,7 @@ from mlxinfer.output_format.table import FAMILIES
 from mlxinfer.structure import Choice, Schema
 from mlxinfer.structured_output.answer_constraint import AnswerRules
 from mlxinfer.structured_output.grammar import GrammarCompiler
-from mlxinfer.structured_output.phased import has
+from mlxinfer.structured_output.phase_constraints import has
 from mlxinfer.tools import ToolChoice
 
 WORDS = ("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|return|>", "<|call|>", "<|constrain|>", "assistant", "analysis", "final")

@@ -13,8 +13,7 @@ from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 from mlxinfer import LLM, Choice, Lark, Regex, SamplingParams, Schema
 from mlxinfer.errors import SamplingError
 from mlxinfer.structured_output import grammar
-from mlxinfer.structured_output.deadline import Deadline, TooLongError
-from mlxinfer.structured_output.grammar import GrammarCompiler
+from mlxinfer.structured_output.grammar import Deadline, GrammarCompiler, TooLongError
 from mlxinfer.structured_output.lark_limits import LONGEST_CHAIN, check_lark
 from mlxinfer.structured_output.reference_chain import longest_chain
 from mlxinfer.structured_output.schema_limits import MOST_OPTIONAL, MOST_PATTERN_PROPERTIES, MOST_PATTERNS, MOST_PROPERTIES

@@ -10,8 +10,8 @@ from test_tool_grammar import FORMATS, accepts
 from mlxinfer.errors import PromptError
 from mlxinfer.output_format.history import write_calls
 from mlxinfer.structured_output.grammar import GrammarCompiler
-from mlxinfer.structured_output.text_pattern import whole_text
 from mlxinfer.structured_output.tool_grammar import ToolGrammars
+from mlxinfer.structured_output.value_grammar import whole_text
 from mlxinfer.tools import offered
 
 jsonschema = pytest.importorskip("jsonschema")
