@@ -138,8 +138,6 @@ def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
 KNOWN_CIRCLES = {
     "mlxinfer.models.native.cpu_program",
     "mlxinfer.models.heads.mtp",
-    "mlxinfer.tokenizer.sentencepiece",
-    "mlxinfer.tokenizer.tokenizer",
     "mlxinfer.cache.kv_events",
     "mlxinfer.notebook.formats",
     "mlxinfer.cli",

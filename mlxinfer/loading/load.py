@@ -21,7 +21,8 @@ from ..models.pipeline_stage import Part
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
 from ..tokenizer import tokenizer as tokenizers
-from ..tokenizer.no_tokenizer import NoTokenizer, has_tokenizer
+from ..tokenizer.config_files import has_tokenizer
+from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu

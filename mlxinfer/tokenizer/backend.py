@@ -1,4 +1,4 @@
-"""What a tokenizer's backend must do, the one made of the `tokenizers` library, and that library's errors as ours."""
+"""Tokenizer backends: their protocol, the one over the `tokenizers` library, and its errors as `TokenizerError`."""
 
 from __future__ import annotations
 
@@ -19,63 +19,63 @@ TOOL_TEMPLATE = "tool_use"
 
 
 class Backend(Protocol):
-    """A library that cuts texts into tokens. Safe to share between threads."""
+    """Converts texts to token ids. Thread-safe."""
 
     special: frozenset[int]
-    """Ids of control tokens, which are not text and can be skipped when decoding."""
+    """Ids of control tokens, which are not text and may be skipped when decoding."""
 
     @property
     def decoder(self) -> tokenizers.decoders.Decoder | None:
-        """The decoder that turns tokens into text, or None where tokens are joined by spaces."""
+        """Decoder from tokens to text; None if tokens are joined by spaces."""
         ...
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids; special tokens spelled in the text are parsed. `add_special_tokens` puts BOS and EOS where the model wants them."""
+        """Return token ids. Special tokens in the text are parsed; `add_special_tokens` adds BOS and EOS as the model requires."""
         ...
 
     def encode_marked(self, text: str, mark: str) -> list[int]:
-        """Token ids of a text with a mark inside each special token that it spells and does not mean; nothing is put around it."""
+        """Return token ids of a text whose spelled special tokens contain `mark`, which makes them plain text. Adds no BOS or EOS."""
         ...
 
     @property
     def token(self) -> Callable[[int], str | None]:
-        """From an id to the token as the vocabulary spells it; None for an id outside the vocabulary."""
+        """Function from an id to the vocabulary's token; None for an id outside the vocabulary."""
         ...
 
     def save(self, path: str) -> None:
-        """Write a `tokenizer.json`."""
+        """Write a `tokenizer.json` at `path`."""
         ...
 
 
 @dataclass(frozen=True)
 class TokenizerParts:
-    """What a reader of tokenizer files finds, for `Tokenizer`."""
+    """Result of reading tokenizer files, from which a `Tokenizer` is made."""
 
     backend: Backend
     """Text to token ids."""
     vocab_size: int
     """Number of token ids; every id is below it."""
     bos_token_id: int | None
-    """The id that begins a text, or None."""
+    """Id of BOS, or None."""
     eos_token_ids: frozenset[int]
-    """Every id that ends a turn."""
+    """Ids that end a turn."""
     special_tokens: Mapping[str, str] = field(default_factory=dict)
-    """Named special tokens ("bos_token": "<s>"), as chat templates see them."""
+    """Named special tokens for chat templates, for example {"bos_token": "<s>"}."""
     chat_templates: Mapping[str, str] = field(default_factory=dict)
     """Sources of the chat templates by name: "default", "tool_use", ..."""
     response_template: Mapping[str, Any] | None = None
-    """How answers are written, where the checkpoint says so (`response_template` in tokenizer_config.json)."""
+    """`response_template` of tokenizer_config.json: transformers' declaration of the answer format."""
     written_by_template: frozenset[int] = frozenset()
-    """Ids of tokens that no message but the model's own may spell, besides the special ones."""
+    """Ids of further tokens that only the model's own messages may spell."""
     sorts_tools: bool = False
     """True if the chat template gets tools with alphabetically sorted keys."""
 
 
 @contextmanager
 def tokenizer_errors(doing: str) -> Iterator[None]:
-    """Raise whatever the Rust library raises as a one-line `TokenizerError`: "`doing` failed: why".
+    """Convert errors of the Rust library to a one-line `TokenizerError`: "`doing` failed: why".
 
-    It raises plain `Exception`, and a panic in it is a `BaseException` of a type that cannot be imported.
+    The library raises plain `Exception`; its panics are a `BaseException` of a type that cannot be imported.
     """
     try:
         yield
@@ -119,14 +119,14 @@ class TokenizersBackend:
             stretches += stretch
             ids += stretch if token_id is None else [*stretch, token_id]
             done = end
-        # A word that is the text of a special token is taken whole.
+        # The vocabulary has the special token as a word, so the library would take it whole.
         return ids if self.special.isdisjoint(stretches) else encode_parts(self, text, mark)
 
     def _without_special_tokens(self) -> tuple[TokenSearch, Tokenizer | None]:
-        """Return a search for the special tokens in a text, and the same tokenizer without them.
+        """Return a search for special tokens, and the same tokenizer without them.
 
-        The tokenizer is None where the two together would not cut a text as the whole does: with special tokens that swallow spaces or
-        that a normalizer changes, and for other kinds than byte-level BPE.
+        The tokenizer is None if the two together would split a text differently: for special tokens that strip spaces or that a normalizer
+        changes, and for models other than byte-level BPE.
         """
         added = list(self.tokenizer.get_added_tokens_decoder().values())
         normalizer = self.tokenizer.normalizer
@@ -145,12 +145,12 @@ class TokenizersBackend:
 
 
 def encode_parts(backend: Backend, text: str, mark: str) -> list[int]:
-    """As `Backend.encode_marked`, with the parts between marks cut one by one: what was spelled is text, in other tokens than usual."""
+    """Encode as `Backend.encode_marked`, part by part: spelled special tokens become text, split at the marks."""
     return [token_id for part in text.split(mark) for token_id in backend.encode(part, False)]
 
 
 def frame_texts(backend: Tokenizer, first: int | None, last: int | None) -> None:
-    """Put the tokens with these ids around every text that is encoded with special tokens; None for no token."""
+    """Add the tokens `first` and `last` around texts that are encoded with special tokens; None adds nothing."""
     head, tail = ([] if token_id is None else [backend.id_to_token(token_id)] for token_id in (first, last))
     if head or tail:
         known = [(backend.id_to_token(token_id), token_id) for token_id in {first, last} if token_id is not None]

@@ -1,8 +1,8 @@
 """Byte-level BPE from a vocabulary and its merges, which a file lists or ranks imply.
 
-The first texts are cut with the part of the vocabulary that they can contain.
-The `tokenizers` library takes 0.1 s to read 49,152 tokens and their merges, a quarter of the time to a new process's first token. Merges
-only ever make pieces of a word, so that a model of those pieces cuts a text as the whole vocabulary does, and is made in some milliseconds.
+The first texts are encoded with the part of the vocabulary that can occur in them. Reading 49,152 tokens and their merges takes the
+`tokenizers` library 0.1 s, a quarter of the time to a new process's first token. Merges only make pieces of a word, so a model of these
+pieces splits a text exactly as the whole vocabulary does, and is built in milliseconds.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from .pretokenizers import PreTokenization
 from .vocab import CUT_OUT, TokenType, Vocabulary, split_merges
 
 _AT_ONCE = 4096
-"""A vocabulary of at most so many tokens is read whole from the beginning."""
+"""Largest vocabulary that is read whole at the start."""
 _TEXTS, _CHARACTERS, _WORD = 4, 4000, 64
-"""So many texts are cut with a part of the vocabulary, if they and their words have at most so many characters."""
+"""Limits on encoding with a part of the vocabulary: number of texts, characters of a text, characters of a word."""
 _DELAY_S = 2.0
-"""Seconds until the whole is read in any case, so that no later text waits for it."""
+"""Seconds until the whole vocabulary is read in the background."""
 
 
 class Merges(Protocol):
-    """The pairs of tokens that are joined, best first."""
+    """Pairs of tokens that are merged, best first."""
 
     def whole(self) -> list[tuple[str, str]]:
-        """All of them. Raises `TokenizerError`."""
+        """Return all merges. Raises `TokenizerError`."""
         ...
 
     def among(self, pieces: Mapping[str, int]) -> list[tuple[str, str]]:
-        """Those that make one of these tokens, which stand in the order of their ids."""
+        """Return the merges that make one of these tokens, which are in the order of their ids."""
         ...
 
 
 class WrittenMerges:
-    """Implements `Merges` for a file that lists them, each as two tokens with a space between."""
+    """Implements `Merges` for a listed form: two tokens separated by a space."""
 
     def __init__(self, merges: Sequence[str]) -> None:
         self._merges = merges
@@ -58,10 +58,10 @@ class WrittenMerges:
 
 
 class ByteLevelBackend:
-    """Implements `Backend`. Raises `TokenizerError`; for wrong merges of a large vocabulary not before the whole of it is read."""
+    """Implements `Backend`. Raises `TokenizerError`, for invalid merges of a large vocabulary only once all of it is read."""
 
     def __init__(self, vocabulary: Vocabulary, merges: Merges, pre: PreTokenization, first: int | None, last: int | None) -> None:
-        """`first` and `last` are the ids around a text."""
+        """Create a backend that adds the ids `first` and `last` around texts."""
         self.decoder = decoders.ByteLevel()
         self.special = frozenset(vocabulary.ids(TokenType.UNKNOWN, TokenType.CONTROL))
         self._pre, self._frame = pre, ([] if first is None else [first], [] if last is None else [last])
@@ -103,7 +103,7 @@ class ByteLevelBackend:
         return self._source.part(text)
 
     def _read_later(self, stop: Stop) -> None:
-        with self._lock, suppress(TokenizerError):  # it is raised for the next text
+        with self._lock, suppress(TokenizerError):  # the next text raises it again
             if not stop():
                 self._read_whole()
 
@@ -115,7 +115,7 @@ class ByteLevelBackend:
 
 @dataclass(frozen=True)
 class _Unread:
-    """What the library makes a tokenizer from."""
+    """Input from which the library builds a tokenizer."""
 
     vocabulary: Vocabulary
     merges: Merges
@@ -130,7 +130,7 @@ class _Unread:
         return TokenizersBackend(self._tokenizer(self.vocabulary.index(), self.merges.whole()))
 
     def part(self, text: str) -> TokenizersBackend | None:
-        """For this text only; None where a word is too long, or has a byte that is no token."""
+        """Return a backend for this text only; None if a word is too long or has a byte without a token."""
         words = set(self._words(text))
         if any(len(word) > _WORD for word in words):
             return None
@@ -141,7 +141,7 @@ class _Unread:
         return TokenizersBackend(self._tokenizer(index | self._always(), self.merges.among(index)))
 
     def _words(self, text: str) -> Iterator[str]:
-        """The words of a text as the model sees them, spelled in the letters that stand for bytes."""
+        """Yield the words of a text in the byte alphabet."""
         size = len(self.vocabulary.tokens)
         letters = {letter: size + place for place, letter in enumerate(pre_tokenizers.ByteLevel.alphabet())}
         found = self._tokenizer(letters | self._always(), []).encode(text, add_special_tokens=False)
@@ -149,7 +149,7 @@ class _Unread:
             yield "".join(letter for letter, _ in word if letter in letters)
 
     def _always(self) -> dict[str, int]:
-        """The tokens that are found before a text is cut into words, and those around a text."""
+        """Tokens that are matched before a text is split into words, and the tokens around a text."""
         around = [token_id for token_id in self.frame if token_id is not None]
         return {self.vocabulary.tokens[token_id]: token_id for token_id in [*self.vocabulary.ids(*CUT_OUT), *around]}
 

@@ -1,4 +1,4 @@
-"""A model's chat templates: which one applies, and what it is given."""
+"""Chat templates of a model: selection, variables and rendering."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
 
 
 class SpecialTokens:
-    """The special tokens of a vocabulary, as a text would spell them. Safe to share between threads."""
+    """Special tokens of a vocabulary, searched in the text of messages. Thread-safe."""
 
     def __init__(self, tokens: Iterable[str], also: Iterable[str] = ()) -> None:
-        """`also`: further tokens that only a chat template and the model's own answers may spell, which calls of tools are written in."""
+        """Create a search; `also` are further tokens, used in tool calls, that user messages must not spell."""
         special = {token for token in tokens if len(token) > 1}
         self._everywhere = TokenSearch(special)
         self._but_in_answers = TokenSearch(special.union(token for token in also if len(token) > 1))
 
     def escape_special_tokens(self, value: Any) -> tuple[Any, str]:
-        """A copy of messages or tools with a mark inside every special token that a text spells, and the mark.
+        """Return a copy of messages or tools with a mark inside each spelled special token, and the mark.
 
-        Cut the prompt at the mark and encode the parts one by one: then what was spelled is encoded as text. Without special tokens in
-        it, the value itself and an empty mark.
+        Encode the prompt with `encode_marked`; spelled special tokens are then plain text. Returns the value itself and "" if there are
+        none.
         """
-        mark = f"\ufdd0{os.urandom(8).hex()}\ufdd1"  # noncharacters: no message contains it, and no normalization makes it
+        mark = f"\ufdd0{os.urandom(8).hex()}\ufdd1"  # noncharacters: random, and no normalization produces them
         escaped, found = self._escaped(value, mark, self._but_in_answers, 0)
         return (escaped, mark) if found else (value, "")
 
     def _escaped(self, value: Any, mark: str, search: TokenSearch, depth: int) -> tuple[Any, bool]:
-        """A copy, and whether anything in it was escaped."""
+        """Return (copy, True if a text was escaped)."""
         if isinstance(value, str):
             text = _escaped_text(value, mark, search)
             return text, text != value
@@ -58,15 +58,15 @@ def _escaped_text(text: str, mark: str, search: TokenSearch) -> str:
 
 
 _MESSAGE = 2
-"""The level of nesting where messages stand."""
+"""Nesting level of messages."""
 _DEEPEST = 120
-"""Levels of nesting that are searched; templates refuse fewer, with an error of their own."""
+"""Maximum nesting that is searched; templates refuse values below that with their own error."""
 
 
 class ChatTemplates:
-    """Chat templates by name ("default", "tool_use", ...), compiled when first used. Safe to share between threads.
+    """Chat templates by name ("default", "tool_use", ...), compiled at first use. Thread-safe.
 
-    Templates see `special_tokens` as variables ("bos_token", ...).
+    Templates receive `special_tokens` as variables ("bos_token", ...).
     """
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
@@ -78,31 +78,31 @@ class ChatTemplates:
 
     @property
     def default(self) -> str | None:
-        """The source of the default template."""
+        """Source of the default template; None without one."""
         return self._sources.get(DEFAULT_TEMPLATE)
 
     @property
     def variables(self) -> frozenset[str]:
-        """The variables that any of the templates reads. Raises `TemplateError`."""
+        """Variables that at least one template reads. Raises `TemplateError`."""
         if self._variables is None:
-            from .template_sandbox import mentioned_variables  # imports jinja2, as below
+            from .template_sandbox import mentioned_variables  # lazy: imports jinja2
 
             self._variables = frozenset().union(*map(mentioned_variables, self._sources.values()))
         return self._variables
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> str:
-        """The prompt text. With tools, the template "tool_use" is preferred. Raises `TemplateError`."""
+        """Return the prompt text. With tools, the template "tool_use" is preferred. Raises `TemplateError`."""
         renderer = self._renderer(TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._sources else DEFAULT_TEMPLATE)
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise TemplateError("messages must be a list of mappings with 'role' and 'content'")
         given = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None, **variables}
-        return renderer({**self._special_tokens, **_plain(given)})
+        return renderer({**self._special_tokens, **_plain_values(given)})
 
     def _renderer(self, name: str) -> Renderer:
         if name not in self._sources:
             others = f" of that name, only {', '.join(map(repr, self._sources))}" if self._sources else ""
             raise TemplateError(f"the model has no chat template{others}: use a text prompt, or put a chat_template.jinja beside the model")
-        # jinja2 takes as long to import as this whole package, so it waits for something to render.
+        # Lazy: jinja2 takes as long to import as this whole package.
         from .template_sandbox import compile_template
 
         with self._lock:
@@ -112,7 +112,7 @@ class ChatTemplates:
 
 
 def sorted_keys(value: Any, depth: int = 0) -> Any:
-    """A copy whose mappings have their keys in order, at all levels."""
+    """Return a copy with sorted keys at all levels."""
     if depth > _DEEPEST:
         raise TemplateError("messages and tools are nested too deeply")
     if isinstance(value, Mapping):
@@ -120,8 +120,8 @@ def sorted_keys(value: Any, depth: int = 0) -> Any:
     return [sorted_keys(item, depth + 1) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
-    """A copy made of plain values only: any other object has methods that a template could call."""
+def _plain_values(value: Any, depth: int = 0) -> Any:
+    """Return a copy of plain values only, because a template could call the methods of other objects."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
@@ -133,7 +133,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if depth > 100:
         raise TemplateError("messages and tools are nested too deeply")
     if isinstance(value, Mapping):
-        return {_plain(key, depth + 1): _plain(item, depth + 1) for key, item in value.items()}
+        return {_plain_values(key, depth + 1): _plain_values(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item, depth + 1) for item in value]
+        return [_plain_values(item, depth + 1) for item in value]
     raise TemplateError(f"messages and tools must be made of text, numbers, lists and mappings, not {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""Settings in the JSON files and templates beside a tokenizer: special tokens, BOS and ends of turns, chat templates."""
+"""Reads the JSON files and templates of a tokenizer: special tokens, BOS, EOS and chat templates."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _IdOf = Callable[[str], "int | None"]
 _LARGEST_FILE = 64 << 20
 _POINTER = b"version https://git-lfs.github.com/"
 _DIGITS = 10
-"""Longest id, in digits: Python refuses to convert texts of thousands of digits."""
+"""Maximum digits of an id; Python refuses to convert thousands of digits."""
 
 
 class ConfigFiles:
-    """The files beside a tokenizer, read. Raises `TokenizerError`."""
+    """Contents of the files beside a tokenizer. Raises `TokenizerError`."""
 
     def __init__(self, path: Path, defaults: Mapping[str, Any] | None = None) -> None:
-        """`defaults`: keys of tokenizer_config.json that it need not have."""
+        """Read the files of directory `path`; `defaults` are values for missing keys of tokenizer_config.json."""
         self.path = path
         self.config: dict[str, Any] = {**(defaults or {}), **_tokenizer_config(path)}
-        """tokenizer_config.json, with special_tokens_map.json."""
+        """tokenizer_config.json merged with special_tokens_map.json."""
         self.special_tokens = _special_tokens(self.config)
-        """The text of each named special token ("bos_token": "<s>")."""
+        """Text of each named special token, for example {"bos_token": "<s>"}."""
 
     def declared(self) -> dict[int, AddedToken]:
-        """Tokens that the JSON files add to the vocabulary, by id."""
+        """Return the tokens that the JSON files add to the vocabulary, by id."""
         decoder = self.config.get("added_tokens_decoder")
         if isinstance(decoder, Mapping):
             return dict(_declared(decoder))
@@ -44,7 +44,7 @@ class ConfigFiles:
         return declared
 
     def listed(self) -> Iterator[str]:
-        """Special tokens that have no name."""
+        """Yield special tokens without a name."""
         for key in ("additional_special_tokens", "extra_special_tokens"):
             tokens = self.config.get(key)
             for token in tokens if isinstance(tokens, list) else ():
@@ -53,7 +53,7 @@ class ConfigFiles:
                     yield text
 
     def parts(self, backend: Backend, vocab_size: int, id_of: _IdOf, template: str | None = None, **more: Any) -> TokenizerParts:
-        """`id_of` finds a token's id by its text. `template` is the chat template where no file has one; `more` are fields of the parts."""
+        """Return the parts. `id_of` maps a token to its id. `template` is the default chat template; `more` are further fields."""
         model_config, generation_config = read_json(self.path / "config.json"), read_json(self.path / "generation_config.json")
         templates = self._chat_templates()
         if not templates and template is not None:
@@ -71,7 +71,7 @@ class ConfigFiles:
         )
 
     def _bos(self, id_of: _IdOf, model_config: Mapping[str, Any]) -> int | None:
-        """The id of BOS. A null in tokenizer_config.json means that there is none."""
+        """Return the id of BOS; a null in tokenizer_config.json means no BOS."""
         if "bos_token" in self.config:
             token = self.special_tokens.get("bos_token")
             return None if token is None else id_of(token)
@@ -87,7 +87,7 @@ class ConfigFiles:
                 yield from _ids(config.get("eos_token_id"))
 
     def _chat_templates(self) -> dict[str, str]:
-        """Template files win over tokenizer_config.json, as in transformers."""
+        """Return the templates by name. Files override tokenizer_config.json, as in transformers."""
         path = self.path
         templates = {file.stem: _read_text(file) for file in sorted((path / "additional_chat_templates").glob("*.jinja"))}
         if (path / "chat_template.jinja").is_file():
@@ -99,13 +99,13 @@ class ConfigFiles:
 
 
 def _tokenizer_config(path: Path) -> dict[str, Any]:
-    """tokenizer_config.json with special_tokens_map.json, which wins only over older configs that list no tokens."""
+    """Return tokenizer_config.json with special_tokens_map.json, which overrides only older configs without a token list."""
     config, named = read_json(path / "tokenizer_config.json"), read_json(path / "special_tokens_map.json")
     return {**named, **config} if "added_tokens_decoder" in config else {**config, **named}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """An object in a JSON file; empty where there is no file. Raises `TokenizerError`."""
+    """Return the object in a JSON file; {} without the file. Raises `TokenizerError`."""
     try:
         value = json.loads(read_plain(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -118,7 +118,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The contents of a tokenizer file, which is refused if no vocabulary is so large. Raises `TokenizerError`."""
+    """Return the contents of a tokenizer file. Raises `TokenizerError`, also for a file larger than any vocabulary."""
     check_is_no_pointer(path)
     try:
         with open_plain(path) as file:
@@ -131,7 +131,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def check_is_no_pointer(path: Path) -> None:
-    """Raise `TokenizerError` for what a clone without Git LFS has in the place of a large file."""
+    """Raise `TokenizerError` for a Git LFS pointer in place of the file."""
     try:
         with open_plain(path) as file:
             pointer = file.read(len(_POINTER)) == _POINTER
@@ -142,7 +142,7 @@ def check_is_no_pointer(path: Path) -> None:
 
 
 def _content(token: object) -> str | None:
-    """A token is written as its text, or as an object with its text and flags."""
+    """Return the text of a token, which is a string or an object with text and flags."""
     content = token.get("content") if isinstance(token, Mapping) else token
     return content if isinstance(content, str) and content else None
 
@@ -187,3 +187,22 @@ def _read_text(path: Path) -> str:
         return read_plain(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise TokenizerError(f"{path} cannot be read: {error}") from error
+
+
+_FILES = ("tokenizer*", "vocab.*", "*.vocab", "merges.txt", "*.tiktoken", "*tekken*.json", "*.model", "*.model.v*")
+_CODE = "tokenization*.py"
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Return True if the directory has any tokenizer file, supported or not."""
+    return any(next(directory.glob(pattern), None) for pattern in _FILES)
+
+
+def unreadable(directory: Path) -> TokenizerError:
+    """Return the error for a directory without a supported tokenizer file. The message lists the files found."""
+    found = sorted({path.name for pattern in (*_FILES, _CODE) for path in directory.glob(pattern)})
+    there = f"only {', '.join(found[:6])}" if found else "nothing of the kind"
+    return TokenizerError(
+        f"{directory} has no tokenizer that can be read (tokenizer.json, tokenizer.model, tekken.json, tiktoken.model or qwen.tiktoken): "
+        f"{there} is there; add the model's tokenizer.json, which transformers' save_pretrained writes"
+    )

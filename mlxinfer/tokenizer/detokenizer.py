@@ -17,7 +17,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class TokenBytes:
-    """The bytes of every token, worked out when first asked for. Safe to share between threads."""
+    """Bytes of each token, computed at first use. Thread-safe."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -29,7 +29,7 @@ class TokenBytes:
         return token_id in self._special
 
     def token_bytes(self, token_id: int, *, first: bool = False) -> bytes | None:
-        """The bytes of a token inside a text, or at its beginning (`first`); None for an id outside the vocabulary."""
+        """Return the bytes of a token inside a text or, with `first`, at its start; None for an id outside the vocabulary."""
         if first:
             return self._decode(token_id, first=True)
         if token_id not in self._known:
@@ -46,7 +46,7 @@ class TokenBytes:
 
 
 def _steps(backend: Backend) -> tuple[list[_Step], bytes, int]:
-    """The steps that decode one token, the separator between tokens, and how many spaces are stripped from the beginning of a text."""
+    """Return (decoding steps of a token, separator between tokens, number of spaces stripped at the start of a text)."""
     if backend.decoder is None:
         return [], b" ", 0
     steps: list[_Step] = []
@@ -132,7 +132,7 @@ _MAKERS: dict[str | None, Callable[[dict[str, Any]], _Step]] = {
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The characters that stand for bytes in byte-level models: GPT-2's table (`bytes_to_unicode` of its `encoder.py`)."""
+    """Return the characters that represent bytes in byte-level models: GPT-2's table (`bytes_to_unicode` of its `encoder.py`)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
@@ -142,13 +142,13 @@ _BYTE_OF = byte_alphabet()
 
 
 class Detokenizer:
-    """Turns a stream of token ids into text; never emits half a character.
+    """Converts a stream of token ids to text in whole characters.
 
-    The texts returned, joined, are the decoding of the whole. The cost of a token does not grow with the text before it.
+    The concatenated results equal the decoding of all ids. The cost per token is constant.
     """
 
     def __init__(self, tokens: TokenBytes, *, skip_special_tokens: bool = True, spelled: Collection[int] = ()) -> None:
-        """`spelled`: special tokens that are not skipped."""
+        """Create a detokenizer; special tokens in `spelled` are never skipped."""
         self._tokens = tokens
         self._skip_special = skip_special_tokens
         self._spelled = spelled
@@ -157,7 +157,7 @@ class Detokenizer:
         self._to_strip = tokens.strip_left
 
     def add(self, token_id: int) -> str:
-        """The text that this token completes; "" while a character is incomplete."""
+        """Return the text that this token completes; "" while a character is incomplete."""
         if self._skip_special and self._tokens.is_special(token_id) and token_id not in self._spelled:
             return ""
         piece = self._tokens.token_bytes(token_id, first=not self._begun)
@@ -170,7 +170,7 @@ class Detokenizer:
         return self._strip(text) if self._to_strip else text
 
     def finish(self) -> str:
-        """What is left when the stream ends; bytes that never became a character are U+FFFD."""
+        """End the stream and return the rest; bytes of an incomplete character become U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
     def _strip(self, text: str) -> str:
@@ -180,20 +180,20 @@ class Detokenizer:
 
 
 class StopStrings:
-    """Cuts a stream of text before the first stop string, wherever the chunk borders fall.
+    """Truncates a stream of text before the first stop string, independent of chunk borders.
 
-    Text that may be the beginning of a stop string is held back until more text decides. The stop string itself is never
-    emitted. Where two end at the same character, the one that begins earlier wins.
+    Text that may start a stop string is held back until more text decides. The stop string is not emitted. If two end at the same
+    character, the one that starts earlier wins.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
         self._strings = tuple(string for string in strings if string)
         self._held = ""
         self.met: str | None = None
-        """The stop string that ended the text."""
+        """Stop string that ended the text; None before that."""
 
     def add(self, text: str) -> tuple[str, bool]:
-        """Take the next chunk; returns the text that is safe to emit, and whether a stop string was met."""
+        """Add a chunk and return (text that may be emitted, True if a stop string was found)."""
         if self.met is not None:
             return "", True
         self._held += text
@@ -207,17 +207,17 @@ class StopStrings:
         return safe, False
 
     def finish(self) -> str:
-        """The text still held back when the stream ends without a stop string."""
+        """End the stream and return the text that was held back."""
         held, self._held = self._held, ""
         return held
 
     def _first_stop(self) -> tuple[int, int] | None:
-        """Where it ends and where it begins."""
+        """Return (end, start) of the first stop string; None if not found."""
         found = [(at + len(string), at) for string in self._strings if (at := self._held.find(string)) >= 0]
         return min(found, default=None)
 
     def _possible_beginning(self) -> int:
-        """Length of the longest end of the held text that begins a stop string."""
+        """Return the length of the longest suffix of the held text that starts a stop string."""
         longest = 0
         for string in self._strings:
             for size in range(min(len(string) - 1, len(self._held)), longest, -1):

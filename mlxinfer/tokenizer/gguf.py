@@ -1,7 +1,6 @@
-"""The tokenizer in a GGUF file's metadata.
+"""Reads the tokenizer in a GGUF file's metadata.
 
-Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Defaults where a key is missing are llama.cpp's
-(`llama_vocab::impl::load`).
+Keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Defaults of missing keys are llama.cpp's (`llama_vocab::impl::load`).
 """
 
 from __future__ import annotations
@@ -27,20 +26,20 @@ _END_OF_TURN = frozenset(
         *("<|calls|>", "<|flush|>", "</s>", "<eos>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
     }
 )
-"""Texts of control tokens that end a turn. Many files name only one, and models use several."""
+"""Control tokens that end a turn. Many files name only one of the several that a model uses."""
 
 _LLAMA, _GPT2, _GEMMA4 = "llama", "gpt2", "gemma4"
 """Values of `tokenizer.ggml.model`: SentencePiece BPE with scores, byte-level BPE, and merges over raw text with spaces replaced."""
 
 
 class TokenizerMetadata(TypedReader):
-    """Typed values of the keys `tokenizer.*`. Every error is a `TokenizerError`."""
+    """Typed reader of the keys `tokenizer.*`. Raises `TokenizerError`."""
 
     def error(self, key: str, what: str) -> TokenizerError:
         return TokenizerError(f"the GGUF file is corrupt: {key} {what}")
 
     def flag(self, name: str, default: bool) -> bool:
-        """A bool; some writers put a number."""
+        """Return a bool; some writers store a number."""
         value = self.take(f"tokenizer.ggml.{name}", default)
         if not isinstance(value, int):
             raise self.bad(f"tokenizer.ggml.{name}", value, "true or false")
@@ -53,7 +52,7 @@ class TokenizerMetadata(TypedReader):
         return values
 
     def numbers(self, name: str, length: int) -> np.ndarray | None:
-        """One number for each of `length` tokens."""
+        """Return one number per token; None without the key."""
         given = self.take(f"tokenizer.ggml.{name}")
         if given is None:
             return None
@@ -64,13 +63,13 @@ class TokenizerMetadata(TypedReader):
         return np.asarray(given)
 
     def token_id(self, name: str, vocabulary_size: int, default: int | None = None) -> int | None:
-        """A special token's id; None also for an id outside the vocabulary."""
+        """Return a special token's id; None without the key or for an id outside the vocabulary."""
         token_id = self.optional_integer(f"tokenizer.ggml.{name}_token_id", default, low=-math.inf, high=math.inf)
         return token_id if token_id is not None and 0 <= token_id < vocabulary_size else None
 
 
 def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
-    """The tokenizer in a GGUF file's metadata. Raises `TokenizerError`."""
+    """Return the tokenizer in a GGUF file's metadata. Raises `TokenizerError`."""
     keys = TokenizerMetadata(metadata)
     model = keys.optional_text("tokenizer.ggml.model")
     if model is None:
@@ -82,7 +81,7 @@ def read_gguf(metadata: Mapping[str, Any]) -> TokenizerParts:
     size = len(vocabulary.tokens)
     bos, eos = keys.token_id("bos", size, 1 if is_llama else None), keys.token_id("eos", size, 2 if is_llama else None)
     pre = pre_tokenization(keys.text("tokenizer.ggml.pre", "default")) if model == _GPT2 else None
-    # Gemma 4's files say that it wants no BOS, and it does.
+    # Gemma 4 needs BOS, although its files deny it.
     first = bos if keys.flag("add_bos_token", pre.add_bos if pre else is_llama) or model == _GEMMA4 else None
     last = eos if keys.flag("add_eos_token", False) else None
     with tokenizer_errors("building the tokenizer of the GGUF file"):
@@ -125,7 +124,7 @@ def _build(
 
 
 def _build_sentencepiece(keys: TokenizerMetadata, vocabulary: Vocabulary, first: int | None, last: int | None, is_llama: bool) -> Backend:
-    from .sentencepiece import PLAIN, Normalization, SentencePieceModel, build_sentencepiece  # byte-level models start sooner without it
+    from .sentencepiece import PLAIN, Normalization, SentencePieceModel, build_sentencepiece  # lazy: byte-level models do not need it
 
     if not is_llama:
         tokenizer = build_sentencepiece(vocabulary, "bpe", PLAIN, merges=split_merges(_merges(keys)))
@@ -137,7 +136,7 @@ def _build_sentencepiece(keys: TokenizerMetadata, vocabulary: Vocabulary, first:
     model = SentencePieceModel(vocabulary, "bpe", normalization, first, last, _right_stripped(keys, vocabulary))
     from .sentencepiece_library import backend_of_vocabulary
 
-    # A vocabulary that SentencePiece refuses is left to `tokenizers`, which accepts it or says what is wrong.
+    # `tokenizers` accepts a vocabulary that SentencePiece refuses, or reports the fault.
     with suppress(RuntimeError):
         return backend_of_vocabulary(model)
     return TokenizersBackend(model.in_tokenizers())
@@ -151,7 +150,7 @@ def _merges(keys: TokenizerMetadata) -> list[str]:
 
 
 def _right_stripped(keys: TokenizerMetadata, vocabulary: Vocabulary) -> frozenset[str]:
-    """Phi-3's special tokens swallow the spaces after them. GGUF has no key for that, so the model's name decides."""
+    """Return the special tokens that strip the spaces after them: Phi-3's. GGUF has no key for this, so the model's name decides."""
     name = keys.text("general.name", "").lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()
@@ -164,12 +163,12 @@ def _end_of_turn(keys: TokenizerMetadata, vocabulary: Vocabulary, eos: int | Non
     by_text = {}
     for token_id in vocabulary.ids(TokenType.CONTROL, TokenType.USER_DEFINED):
         token = vocabulary.tokens[token_id]
-        # "</s>" is strike-through text in Gemma, where it is not a control token
+        # "</s>" is plain text in Gemma (strike-through)
         if token in _END_OF_TURN and (token != "</s>" or vocabulary.types[token_id] == TokenType.CONTROL):
             by_text[token] = token_id
     if {"<|return|>", "<|call|>"} <= by_text.keys() or {"<|calls|>", "<|flush|>"} <= by_text.keys():
         by_text.pop("<|end|>", None)
-    several = keys.take("tokenizer.ggml.eos_token_ids")  # Ollama's
+    several = keys.take("tokenizer.ggml.eos_token_ids")  # a key of Ollama's
     named = {eos, keys.token_id("eot", size), keys.token_id("eom", size)}
     if isinstance(several, np.ndarray) and several.dtype.kind in "iu":
         named |= {int(token_id) for token_id in several if 0 <= token_id < size}

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face or MLX model directory."""
+"""Reads and writes the tokenizer of a Hugging Face or MLX model directory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from ..errors import TokenizerError
 from .backend import DEFAULT_TEMPLATE, TokenizerParts, TokenizersBackend, tokenizer_errors
-from .config_files import ConfigFiles, check_is_no_pointer
-from .no_tokenizer import unreadable
-from .sentencepiece import read_sentencepiece_model
+from .config_files import ConfigFiles, check_is_no_pointer, unreadable
+from .sentencepiece_library import read_sentencepiece_model
 
 
 def save_tokenizer(parts: TokenizerParts, directory: Path) -> None:
@@ -38,7 +37,7 @@ def save_tokenizer(parts: TokenizerParts, directory: Path) -> None:
 
 
 def _template_file(directory: Path, name: str) -> Path:
-    """The name comes from the model, so it must not lead out of the directory."""
+    """Return the path of a chat template. The name comes from the model and must not leave the directory."""
     folder = directory / "additional_chat_templates"
     if not name.replace("_", "").replace("-", "").isalnum():
         raise TokenizerError(f"the chat template {name!r} has a name that cannot be a file name")
@@ -51,15 +50,17 @@ def _write_json(path: Path, value: object) -> None:
 
 
 def read_directory(path: Path) -> TokenizerParts:
-    """From the first of these files that there is, and the JSON files beside it: `tokenizer.json`, a SentencePiece `tokenizer.model`,
-    `tekken.json`, tiktoken's ranks. Raises `TokenizerError`."""
+    """Read the first of `tokenizer.json`, a SentencePiece `tokenizer.model`, `tekken.json` and tiktoken's ranks, with its JSON files.
+
+    Raises `TokenizerError`.
+    """
     if (path / "tokenizer.json").is_file():
         return _read_tokenizer_json(path)
     for name in ("tokenizer.model", "spiece.model"):
         if (path / name).is_file():
             return _read_sentencepiece(path, name)
     if (path / "tekken.json").is_file():
-        from .tekken import read_tekken  # few models need it, as below
+        from .tekken import read_tekken  # lazy: few models need it
 
         return read_tekken(path)
     from .tiktoken_files import find_ranks, read_tiktoken
@@ -86,7 +87,7 @@ def _read_sentencepiece(path: Path, name: str) -> TokenizerParts:
 
 
 def _add_missing_tokens(backend: Tokenizer, files: ConfigFiles) -> None:
-    """Add, as transformers does, the tokens that only the other files know, and make the named ones special."""
+    """Add the tokens that only the other files have, and make the named ones special, as transformers does."""
     added = backend.get_added_tokens_decoder().values()
     present, present_special = {token.content for token in added}, {token.content for token in added if token.special}
     declared = files.declared()

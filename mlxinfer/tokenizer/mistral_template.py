@@ -1,8 +1,7 @@
-"""The chat template of a model that comes with `tekken.json` alone: Mistral's instruct formats, as mistral_common's versions write them.
+"""Chat template for models with `tekken.json` alone: Mistral's instruct formats in the versions of mistral_common.
 
-Neighbouring messages of a user, or of the model, are one. System prompts stand where the messages have them, from v7 on; before, at the
-beginning of the last user message. Tools stand before the last user message, from v13 on before the first. Nothing is written that
-the messages do not say: no SYSTEM_PROMPT.txt is applied.
+Consecutive messages of one role are joined. From v7 the system prompt keeps its position; before, it starts the last user message. Tools
+precede the last user message, from v13 the first. SYSTEM_PROMPT.txt is not applied.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from collections.abc import Collection
 
 _VERSIONS = (3, 7, 11, 13, 15)
 _FEATURE = re.compile(r"\s*@(?P<low>\d+)-(?P<high>\d+)(?P<thinks>[+-]?) ")
-"""Before a line: the versions that have it, and + or - if it is for templates with, or without, reasoning."""
+"""Prefix of a line: its versions, and + or - for templates with or without reasoning."""
 
-# Every line ends where the next begins: only what stands in {{ }} is written.
+# Line breaks are removed; only {{ }} produces output.
 _TEMPLATE = r"""
 {%- set joint = '\n\n' %}
 @3-13 {%- set chunk_joint = '\n\n' %}
@@ -164,9 +163,9 @@ _TEMPLATE = r"""
 
 
 def mistral_template(version: int, special: Collection[str], efforts: Collection[str] = (), effort: str | None = None) -> str | None:
-    """The source of the chat template of a version such as 13, for a vocabulary with these special tokens; None for one that is not known.
+    """Return the chat template of a version such as 13 for a vocabulary with these special tokens; None for an unknown version.
 
-    `efforts` are the values of `reasoning_effort` that the model knows (v15), and `effort` the one where a request has none.
+    `efforts` are the supported values of `reasoning_effort` (v15), `effort` the default.
     """
     if version not in _VERSIONS:
         return None
@@ -185,7 +184,7 @@ def _belongs(line: str, version: int, thinks: bool) -> bool:
 
 
 def _settings(efforts: Collection[str], effort: str | None) -> str:
-    """A line that sets `settings` to what stands between the tools and the first user message."""
+    """Return a line that sets `settings`, the text between the tools and the first user message."""
     if effort is None:
         return "{%- set settings = '' %}"
     known = json.dumps(list(efforts))

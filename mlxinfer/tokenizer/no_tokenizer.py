@@ -1,4 +1,4 @@
-"""For model directories without a tokenizer that can be read: prompts and answers are token ids, or an error names what is there."""
+"""Tokenizer of model directories without one: prompts and answers are token ids."""
 
 from __future__ import annotations
 
@@ -10,27 +10,9 @@ from ..errors import TokenizerError
 from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer
 
-_FILES = ("tokenizer*", "vocab.*", "*.vocab", "merges.txt", "*.tiktoken", "*tekken*.json", "*.model", "*.model.v*")
-_CODE = "tokenization*.py"
-
-
-def has_tokenizer(directory: Path) -> bool:
-    """Whether the directory holds any tokenizer file."""
-    return any(next(directory.glob(pattern), None) for pattern in _FILES)
-
-
-def unreadable(directory: Path) -> TokenizerError:
-    """The error for a directory that holds none of the tokenizer files that are read. It names the others."""
-    found = sorted({path.name for pattern in (*_FILES, _CODE) for path in directory.glob(pattern)})
-    there = f"only {', '.join(found[:6])}" if found else "nothing of the kind"
-    return TokenizerError(
-        f"{directory} has no tokenizer that can be read (tokenizer.json, tokenizer.model, tekken.json, tiktoken.model or qwen.tiktoken): "
-        f"{there} is there; add the model's tokenizer.json, which transformers' save_pretrained writes"
-    )
-
 
 class NoTokenizer(Tokenizer):
-    """Knows which ids end a turn, and nothing else: encoding raises `TokenizerError`, and every token decodes to an empty text."""
+    """Has the ids that end a turn only. Encoding raises `TokenizerError`; tokens decode to ""."""
 
     def __init__(self, directory: Path, config: Mapping[str, Any]) -> None:
         self._directory = directory
@@ -83,7 +65,7 @@ class NoTokenizer(Tokenizer):
         raise self._missing()
 
     def save(self, directory: Path) -> None:
-        """There is nothing to write."""
+        """Write nothing."""
 
     def _missing(self) -> TokenizerError:
         return TokenizerError(f"{self._directory} has no tokenizer files: give token ids, or add tokenizer.json")

@@ -1,8 +1,7 @@
-"""Rules by which byte-level BPE cuts a text into words, by the name that GGUF gives it (`tokenizer.ggml.pre`), or for a file of ranks.
+"""Pre-tokenization of byte-level BPE, by its name in GGUF (`tokenizer.ggml.pre`) or for a file of ranks.
 
-The names are those of llama.cpp (`llama_vocab::impl::load`). The expressions are those of the models' own `tokenizer.json`,
-which llama.cpp approximates in places; they are applied one after the other, each inside the pieces of the one before. Only those
-are here that models of the supported architectures use (`loading/gguf/arch_configs.py`).
+The names are llama.cpp's (`llama_vocab::impl::load`). The expressions are those of the models' own `tokenizer.json`, which llama.cpp
+approximates in places. They are applied in order, each inside the pieces of the one before. The table covers the supported architectures.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _SEED_CODER = _CONTRACTION + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1}| ?[^\s\p{L}\p{
 
 
 def _cased_words(suffix: str, numbers: str, but: str = "", line_ends: str = r"[\r\n/]") -> str:
-    """Words cut where lower case turns to upper case (o200k, Tekken, Kimi), of letters other than those of `but`."""
+    """Return an expression that splits words where upper case follows lower case (o200k, Tekken, Kimi), without the letters of `but`."""
     upper, lower = (rf"[{letters}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]" for letters in (r"\p{Lu}\p{Lt}", r"\p{Ll}"))
     words = rf"[^\r\n\p{{L}}\p{{N}}]?{upper}*{lower}+{suffix}|[^\r\n\p{{L}}\p{{N}}]?{upper}+{lower}*{suffix}"
     return words + rf"|{numbers}| ?[^\s\p{{L}}\p{{N}}]+{line_ends}*|" + _SPACES
@@ -60,23 +59,23 @@ _LLAMACPP_DEFAULT = (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9
 
 @dataclass(frozen=True)
 class PreTokenization:
-    """How one family of models cuts a text into words."""
+    """Rules by which a family of models splits a text into words."""
 
     splits: tuple[str, ...]
     """Regular expressions, applied in order; each match becomes a word."""
     nfc: bool = False
-    """Whether Unicode is normalized to NFC first."""
+    """True if the text is normalized to NFC first."""
     ignore_merges: bool = False
-    """Whether a word that is itself a token is taken whole, even where the merges would not build it."""
+    """True if a word that is a token stays whole even if the merges do not build it."""
     add_bos: bool = False
-    """Whether texts begin with BOS where the file does not say."""
+    """Default of adding BOS."""
     longest_run: int = 0
-    """A run of spaces, or of other characters, is cut after so many before anything else; 0 for no limit."""
+    """Maximum length of a run of spaces or of other characters, applied first; 0 for no limit."""
     longest_text: int = 0
-    """A text is cut after so many characters before its runs are, with `longest_run`."""
+    """Maximum length of a text, applied before `longest_run`; 0 for no limit."""
 
     def parts(self, text: str) -> list[str]:
-        """The parts of a text that are cut into tokens one by one."""
+        """Return the parts of a text that are tokenized independently."""
         if not self.longest_run or len(text) <= self.longest_run:
             return [text]
         size = self.longest_run
@@ -126,13 +125,13 @@ _BY_NAME: dict[str, PreTokenization] = {
 
 TEKKEN_PATTERN = _TEKKEN
 KIMI = PreTokenization((_KIMI,), ignore_merges=True, longest_run=25_000, longest_text=400_000)
-"""Rules for `tiktoken.model`: the pattern and the limits are those of Moonshot's `tokenization_kimi.py`."""
+"""Rules of `tiktoken.model`, with the pattern and limits of Moonshot's `tokenization_kimi.py`."""
 QWEN1 = PreTokenization((_QWEN2,), nfc=True, ignore_merges=True)
-"""Rules for `qwen.tiktoken`, as in Qwen's `tokenization_qwen.py`."""
+"""Rules of `qwen.tiktoken`, from Qwen's `tokenization_qwen.py`."""
 
 
 def pre_tokenization(name: str) -> PreTokenization:
-    """The pre-tokenizer of this name. Raises `TokenizerError` for an unknown one."""
+    """Return the rules of this name. Raises `TokenizerError` for an unknown name."""
     try:
         return _BY_NAME[name]
     except KeyError:

@@ -1,8 +1,8 @@
-"""Byte-level BPE whose tokens are byte strings by rank, as the library tiktoken has it, for `tiktoken.model` and `tekken.json`.
+"""Byte-level BPE from tokens with ranks, the form of the library tiktoken, for `tiktoken.model` and `tekken.json`.
 
-tiktoken joins, wherever it stands, the pair of neighbours whose joined bytes have the lowest rank, the leftmost first; a word that is a
-token is taken whole. `tokenizers` ranks pairs, so every pair of tokens that makes a token becomes a merge, in the order of the ranks
-(the conversion of transformers' `TikTokenConverter`).
+tiktoken repeatedly joins the neighbours whose joined bytes have the lowest rank, leftmost first; a word that is a token stays whole.
+`tokenizers` ranks pairs instead. Each pair of tokens that makes a token therefore becomes a merge, in the order of the ranks
+(transformers' `TikTokenConverter`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LETTERS = {byte: letter for letter, byte in byte_alphabet().items()}
 
 
 class RankedMerges:
-    """Implements `Merges`: the tokens `first .. end` of a vocabulary stand in the order of their ranks, and others are not merged."""
+    """Implements `Merges` for a vocabulary whose tokens `first .. end` are ordered by rank; other tokens are not merged."""
 
     def __init__(self, vocabulary: Vocabulary, first: int, end: int) -> None:
         self._vocabulary, self._first, self._end = vocabulary, first, end
@@ -38,7 +38,7 @@ class RankedMerges:
 
 
 def decoded(path: Path, tokens: Sequence[bytes | str]) -> list[bytes]:
-    """The bytes of tokens that are written in base64. Raises `TokenizerError`."""
+    """Return the bytes of tokens in base64. Raises `TokenizerError`."""
     try:
         return [b64decode(token, validate=True) for token in tokens]
     except (ValueError, TypeError) as error:
@@ -46,7 +46,7 @@ def decoded(path: Path, tokens: Sequence[bytes | str]) -> list[bytes]:
 
 
 def ranked_vocabulary(path: Path, ranked: Sequence[bytes], first: int, others: Mapping[int, tuple[str, TokenType]]) -> Vocabulary:
-    """The tokens of a file, `ranked` from the id `first` on; `others` are the texts and types of all other ids. Raises `TokenizerError`."""
+    """Return a vocabulary of `ranked` tokens from id `first`, and `others` by id. Raises `TokenizerError`."""
     _check(path, ranked)
     letters = b"".join(ranked).decode("latin-1").translate(_LETTERS)
     ends = accumulate(map(len, ranked), initial=0)

@@ -1,4 +1,4 @@
-"""Search for tokens that a text spells and a tokenizer's library does not cut out."""
+"""Search for special tokens in a text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator
 
 
 class TokenSearch:
-    """Tokens, as a text would spell them. Safe to share between threads.
+    """Searches a text for thousands of tokens. Thread-safe.
 
-    There can be thousands. A regular expression of that many alternatives takes longer to compile than the tokenizer takes to build,
-    so texts are searched for the first characters of the tokens only.
+    A regular expression of that many alternatives takes longer to compile than the tokenizer takes to build. The text is therefore
+    searched for the tokens' first characters only.
     """
 
     def __init__(self, tokens: Iterable[str]) -> None:
@@ -20,7 +20,7 @@ class TokenSearch:
         self._first = re.compile(f"[{first_characters}]") if first_characters else None
 
     def find(self, text: str) -> Iterator[tuple[int, int]]:
-        """Find starts and ends of tokens from left to right; of two with one start, the longer one."""
+        """Yield (start, end) of each token from left to right; of two with the same start, the longer one."""
         done = 0
         for found in self._first.finditer(text) if self._first else ():
             at = found.start()

@@ -1,119 +1,43 @@
 """SentencePiece vocabularies, BPE and unigram, as `tokenizers` models.
 
-SentencePiece's BPE joins, wherever it stands, the pair of neighbours whose joined text is the piece with the best score, the
-leftmost first. `tokenizers` ranks pairs instead, so a rank is given to every pair that makes a piece, in the order of the scores
-(Kudo and Richardson 2018, `bpe_model.cc`; the ranking is that of transformers' converters).
+SentencePiece's BPE repeatedly joins the neighbours that make the piece with the best score, leftmost first. `tokenizers` ranks pairs
+instead, so each pair that makes a piece gets a rank in the order of the scores (Kudo and Richardson 2018, `bpe_model.cc`; the ranking is
+that of transformers' converters).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers
 
-from ..errors import TokenizerError
-from .backend import Backend, TokenizersBackend, frame_texts, tokenizer_errors
-from .config_files import read_bytes
+from .backend import frame_texts
 from .vocab import TokenType, Vocabulary, pairs_that_make
-
-_UNIGRAM, _BPE = 1, 2
-_MAX_GAP = 100_000
 
 
 @dataclass(frozen=True)
 class SentencePieceModel:
-    """A tokenizer, as a file has it."""
+    """Contents of a SentencePiece file."""
 
     vocabulary: Vocabulary
-    """All tokens, those included that other files add."""
+    """All tokens, with those that other files add."""
     algorithm: Literal["bpe", "unigram"]
-    """Algorithm that finds pieces."""
     normalization: Normalization
-    """Normalization of each stretch of a text."""
+    """Normalization of each text between special tokens."""
     first: int | None = None
-    """The id before every text."""
+    """Id before each text, or None."""
     last: int | None = None
-    """The id after every text."""
+    """Id after each text, or None."""
     rstrip: Collection[str] = ()
-    """Tokens that swallow the spaces after them."""
+    """Tokens that strip the spaces after them."""
 
     def in_tokenizers(self) -> Tokenizer:
-        """As a `tokenizers.Tokenizer`, which can be written as tokenizer.json; `SentencePieceBackend` is closer to SentencePiece."""
+        """Return a `tokenizers.Tokenizer`, which can be saved as tokenizer.json; `SentencePieceBackend` is closer to SentencePiece."""
         tokenizer = build_sentencepiece(self.vocabulary, self.algorithm, self.normalization, rstrip=self.rstrip)
         frame_texts(tokenizer, self.first, self.last)
         return tokenizer
-
-
-def read_sentencepiece_model(
-    path: Path, config: Mapping[str, Any], declared: Mapping[int, AddedToken]
-) -> tuple[Backend, SentencePieceModel]:
-    """`config` is tokenizer_config.json. Raises `TokenizerError`."""
-    from .sentencepiece_library import backend_of_file  # imports this
-
-    proto = _parse(path)
-    spec, normalizer = proto.trainer_spec, proto.normalizer_spec
-    kind = spec.model_type
-    if kind not in (_UNIGRAM, _BPE):
-        raise TokenizerError(f"{path} is a SentencePiece model of a kind that is not supported ({kind})")
-    if not normalizer.escape_whitespaces or spec.treat_whitespace_as_suffix:
-        raise TokenizerError(f"{path} treats spaces in a way that is not supported")
-    model = SentencePieceModel(
-        _vocabulary(proto, declared),
-        "unigram" if kind == _UNIGRAM else "bpe",
-        Normalization(normalizer.add_dummy_prefix, normalizer.remove_extra_whitespaces, normalizer.precompiled_charsmap),
-        # BPE models begin with BOS, unigram ones (T5) end with EOS, unless tokenizer_config says otherwise
-        spec.bos_id if config.get("add_bos_token", kind == _BPE) and spec.bos_id >= 0 else None,
-        spec.eos_id if config.get("add_eos_token", kind == _UNIGRAM) and spec.eos_id >= 0 else None,
-        {token.content for token in declared.values() if token.rstrip},
-    )
-    with tokenizer_errors(f"building the tokenizer from {path}"):
-        model.vocabulary.index()
-        try:
-            return backend_of_file(model, proto, declared), model
-        except RuntimeError:  # the library refuses it
-            return TokenizersBackend(model.in_tokenizers()), model
-
-
-def _parse(path: Path) -> Any:
-    from google.protobuf.message import DecodeError
-    from sentencepiece import sentencepiece_model_pb2 as schema
-
-    proto: Any = schema.ModelProto()  # type: ignore[attr-defined]
-    try:
-        proto.ParseFromString(read_bytes(path))
-    except DecodeError as error:
-        raise TokenizerError(f"{path} is not a SentencePiece model, or is corrupt: {error}") from error
-    if not proto.pieces:
-        raise TokenizerError(f"{path} is not a SentencePiece model, or is corrupt: it has no pieces")
-    return proto
-
-
-def _vocabulary(proto: Any, declared: Mapping[int, AddedToken]) -> Vocabulary:
-    tokens = [_text(piece) for piece in proto.pieces]
-    types = [int(piece.type) for piece in proto.pieces]
-    scores = [float(piece.score) for piece in proto.pieces]
-    last = max(declared, default=-1)
-    if last > len(tokens) + _MAX_GAP:
-        raise TokenizerError(f"an added token has the id {last}, far beyond the {len(tokens)} pieces of the vocabulary")
-    for token_id in range(len(tokens), last + 1):
-        tokens.append(f"[EMPTY_{token_id}]")
-        types.append(int(TokenType.UNUSED))
-        scores.append(min(scores))
-    for token_id, token in declared.items():
-        tokens[token_id] = token.content
-        if types[token_id] != TokenType.UNKNOWN:
-            types[token_id] = int(TokenType.CONTROL if token.special else TokenType.USER_DEFINED)
-    return Vocabulary(tokens, np.array(types), np.array(scores))
-
-
-def _text(piece: Any) -> str:
-    """User-defined pieces are searched for in the raw text, before spaces are replaced."""
-    text: str = piece.piece
-    return text.replace(SPACE, " ") if piece.type == TokenType.USER_DEFINED else text
 
 
 SPACE = "\u2581"
@@ -121,14 +45,14 @@ SPACE = "\u2581"
 
 @dataclass(frozen=True)
 class Normalization:
-    """What SentencePiece does to a text before it is cut. Each stretch between special tokens counts as one text."""
+    """SentencePiece's normalization, applied to each text between special tokens."""
 
     prefix_space: bool = True
-    """Whether a space is put before the text."""
+    """True if a space is added before the text."""
     strip_spaces: bool = False
-    """Whether spaces around the text, and all but one of each run, are removed."""
+    """True if spaces around the text are removed and runs of spaces collapsed."""
     charsmap: bytes = b""
-    """SentencePiece's compiled table of replacements (nmt_nfkc and the like); empty for none."""
+    """SentencePiece's compiled table of replacements, such as nmt_nfkc; empty for none."""
 
     def normalizer(self) -> normalizers.Normalizer:
         steps: list[normalizers.Normalizer] = []
@@ -146,7 +70,7 @@ class Normalization:
 
 
 PLAIN = Normalization(prefix_space=False)
-"""Leaves texts alone, so a whole text is normalized like its parts between special tokens."""
+"""Identity, for which a whole text is normalized like its parts between special tokens."""
 
 
 def build_sentencepiece(
@@ -157,7 +81,7 @@ def build_sentencepiece(
     merges: Sequence[tuple[str, str]] | None = None,
     rstrip: Collection[str] = (),
 ) -> Tokenizer:
-    """`merges`, best first, where the file has them; else they follow from the scores. Tokens in `rstrip` swallow the spaces after them."""
+    """Build a tokenizer. `merges`, best first, default to those that the scores imply. Tokens in `rstrip` strip the spaces after them."""
     vocabulary = _with_plain_space_runs(vocabulary)
     if algorithm == "unigram":
         tokenizer = Tokenizer(_unigram(vocabulary))
@@ -170,9 +94,9 @@ def build_sentencepiece(
 
 
 def _with_plain_space_runs(vocabulary: Vocabulary) -> Vocabulary:
-    """Make user-defined runs of 2, 3, 4... spaces pieces that beat every other, longest first (Gemma has them up to 31).
+    """Give user-defined runs of 2, 3, 4... spaces the best scores, longest first (Gemma has runs of up to 31).
 
-    They are matched after spaces were replaced, the one of the prefix included, so they cannot be cut out beforehand.
+    SentencePiece matches them after the replacement of spaces, including the prefix space, so they cannot be split off before.
     """
     tokens, types, scores = list(vocabulary.tokens), vocabulary.types.copy(), vocabulary.scores.copy()
     defined = vocabulary.ids(TokenType.USER_DEFINED)
@@ -193,7 +117,7 @@ def _bpe(vocabulary: Vocabulary, merges: Sequence[tuple[str, str]]) -> models.BP
 
 
 def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
-    """Pairs of pieces that make a piece, best score first."""
+    """Return pairs of pieces that make a piece, best score first."""
     scores = vocabulary.scores.tolist()
     ids = vocabulary.ids(TokenType.NORMAL, TokenType.UNUSED)
     ids.sort(key=scores.__getitem__, reverse=True)
@@ -201,7 +125,7 @@ def _merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _unigram(vocabulary: Vocabulary) -> models.Unigram:
-    """Byte pieces are for characters that no piece covers, so they get a score that never wins against their own text."""
+    """Build a unigram model. Byte pieces get a score that never wins, because they are only for characters without a piece."""
     rows = list(zip(vocabulary.tokens, vocabulary.scores.tolist(), vocabulary.types.tolist(), strict=True))
     never = min((score for _, score, _ in rows), default=0.0) * 8 - 100.0
     pieces = [(token, never if kind == TokenType.BYTE else score) for token, score, kind in rows]

@@ -1,6 +1,6 @@
-"""`tekken.json`, the vocabulary that Mistral's library reads: tokens by rank after a thousand special ones.
+"""Reads `tekken.json`, Mistral's vocabulary: a thousand special tokens, then tokens by rank.
 
-The format is that of mistral_common's `Tekkenizer`. Files of its first versions do not list their special tokens.
+The format is that of mistral_common's `Tekkenizer`. Files of early versions do not list their special tokens.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _UNLISTED = (
     *("[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]"),
     *("[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
 )
-"""The special tokens of a file that lists none."""
+"""Special tokens of a file without a list."""
 _LISTED_FROM = 11
-"""The first version whose files must list their special tokens."""
+"""First version whose files must list their special tokens."""
 _MOST_SPECIAL = 1 << 16
 _NAMED = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
 
@@ -48,7 +48,7 @@ class _Config(TypedReader):
 
 
 def read_tekken(directory: Path) -> TokenizerParts:
-    """From `tekken.json`, and what files stand beside it. Raises `TokenizerError`."""
+    """Read `tekken.json` and the JSON files beside it. Raises `TokenizerError`."""
     path = directory / "tekken.json"
     contents = _contents(path)
     config = _Config(path, _part(path, contents, "config", Mapping))
@@ -82,7 +82,7 @@ def _part(path: Path, contents: Mapping[str, Any], key: str, kind: type) -> Any:
 
 
 def _ranked(path: Path, tokens: list[Any], count: int) -> list[bytes]:
-    """The first `count` tokens; the file has more."""
+    """Return the first `count` tokens; a file may have more."""
     if len(tokens) < count:
         raise TokenizerError(f"{path} is corrupt: it has {len(tokens)} tokens, and its config says {count}")
     try:
@@ -98,7 +98,7 @@ def _ranked(path: Path, tokens: list[Any], count: int) -> list[bytes]:
 
 
 def _specials(path: Path, listed: Any, count: int, version: int) -> dict[str, int]:
-    """Text to id of all special tokens; those that the file does not name are <SPECIAL_20> and so on."""
+    """Return text to id of all special tokens; unnamed ones are <SPECIAL_20> and so on."""
     if listed is None and version >= _LISTED_FROM:
         raise TokenizerError(f"{path} is corrupt: a file of version v{version} lists its special tokens, and this one does not")
     texts = list(_UNLISTED) if listed is None else _texts(path, listed)
@@ -112,7 +112,7 @@ def _specials(path: Path, listed: Any, count: int, version: int) -> dict[str, in
 
 
 def _efforts(contents: Mapping[str, Any]) -> tuple[list[str], str | None]:
-    """The values of `reasoning_effort` that the model knows, and the default."""
+    """Return (supported values of `reasoning_effort`, default)."""
     builder = contents.get("model_settings_builder")
     found = builder.get("reasoning_effort") if isinstance(builder, Mapping) else None
     if not isinstance(found, Mapping):

@@ -1,7 +1,7 @@
-"""Files of ranks for the library tiktoken: `tiktoken.model` of Moonshot's models (Kimi, Moonlight), and `qwen.tiktoken` of Qwen's first.
+"""Reads tiktoken's rank files: `tiktoken.model` of Moonshot's models (Kimi, Moonlight) and `qwen.tiktoken` of Qwen 1.
 
-A line has a token in base64 and its rank. How texts are cut, and the special tokens, stand in Python beside the file, which is never run:
-both are known here, and a class of another name is refused.
+A line has a token in base64 and its rank. Pre-tokenization and special tokens are in Python code beside the file, which is never executed.
+They are tabulated here by class name; other classes are refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _Specials = Mapping[int, tuple[str, TokenType]]
 
 
 def find_ranks(directory: Path) -> Path | None:
-    """The file of ranks of a model directory, if it has one of a known name."""
+    """Return the rank file of a model directory; None without one."""
     return next((directory / name for name in _KINDS if (directory / name).is_file()), None)
 
 
 def read_tiktoken(path: Path) -> TokenizerParts:
-    """From a file that `find_ranks` has found, and the JSON files beside it. Raises `TokenizerError`."""
+    """Read a rank file and the JSON files beside it. Raises `TokenizerError`."""
     kind = _KINDS[path.name]
     files = ConfigFiles(path.parent, {"eos_token": kind.eos} if kind.eos else None)
     named = files.config.get("tokenizer_class")
@@ -44,7 +44,7 @@ def read_tiktoken(path: Path) -> TokenizerParts:
 
 
 def _ranked(path: Path) -> list[bytes]:
-    """The tokens by rank."""
+    """Return the tokens by rank."""
     words = read_bytes(path).split()
     try:
         ranks = list(map(int, words[1::2]))
@@ -60,7 +60,7 @@ _FARTHEST = 1 << 16
 
 
 def _specials_of_kimi(path: Path, files: ConfigFiles, first: int) -> _Specials:
-    """256 ids after the ranks, by the texts of `added_tokens_decoder`."""
+    """Return the 256 ids after the ranks, with the texts of `added_tokens_decoder`."""
     declared = {token_id: token for token_id, token in files.declared().items() if token_id >= first}
     last = max(declared, default=0)
     if last > first + _FARTHEST:
@@ -83,14 +83,14 @@ def _specials_of_qwen(path: Path, files: ConfigFiles, first: int) -> _Specials:
 @dataclass(frozen=True)
 class _Kind:
     class_name: str
-    """The class that reads it, in `tokenizer_config.json`."""
+    """`tokenizer_class` of `tokenizer_config.json`."""
     pre: PreTokenization
     specials: Callable[[Path, ConfigFiles, int], _Specials]
-    """From the file, what stands beside it, and the number of ranks."""
+    """Function of (file, JSON files, number of ranks) to the special tokens."""
     eos: str | None = None
-    """The token that ends a turn where `tokenizer_config.json` names none."""
+    """Default EOS if `tokenizer_config.json` has none."""
     sorts_tools: bool = False
-    """As in `TokenizerParts`."""
+    """See `TokenizerParts`."""
 
 
 _KINDS = {

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and messages to prompts."""
+"""Converts text to token ids and back, and messages to prompts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .gguf import read_gguf
 
 
 class Tokenizer:
-    """The tokenizer of one model. Safe to share between threads."""
+    """Tokenizer of one model. Thread-safe."""
 
     vocab_size: int
-    """Number of token ids. The model's embedding may have more rows than that."""
+    """Number of token ids. The model's embedding may have more rows."""
     bos_token_id: int | None
-    """The id that begins a text, or None."""
+    """Id of BOS, or None."""
     eos_token_ids: frozenset[int]
-    """Every id that ends a turn."""
+    """Ids that end a turn."""
 
     def __init__(self, parts: TokenizerParts) -> None:
         with tokenizer_errors("setting up the tokenizer"):
@@ -38,21 +38,21 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        """The source of the default chat template."""
+        """Source of the default chat template; None without one."""
         return self._templates.default
 
     @property
     def template_variables(self) -> frozenset[str]:
-        """The variables that the chat templates read, such as "messages" and "enable_thinking". Raises `TemplateError`."""
+        """Variables that the chat templates read, such as "messages" and "enable_thinking". Raises `TemplateError`."""
         return self._templates.variables
 
     @property
     def response_template(self) -> Mapping[str, Any] | None:
-        """How answers are written, where the checkpoint says so."""
+        """The checkpoint's declaration of its answer format; None without one."""
         return self._parts.response_template
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Special-token strings in the text are parsed as such; BOS is added where the model wants it.
+        """Return token ids. Special tokens in the text are parsed; BOS is added as the model requires.
 
         Raises `PromptError` for a text that is not Unicode (a lone surrogate).
         """
@@ -61,24 +61,24 @@ class Tokenizer:
             return self._backend.encode(text, add_special_tokens)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of these ids. Ids outside the vocabulary are skipped."""
+        """Return the text of these ids. Ids outside the vocabulary are skipped."""
         detokenizer = Detokenizer(self._token_bytes, skip_special_tokens=skip_special_tokens)
         return "".join(map(detokenizer.add, ids)) + detokenizer.finish()
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token by itself, as well as it can be shown: U+FFFD for bytes that are part of a character."""
+        """Return the text of a single token, with U+FFFD for bytes of an incomplete character."""
         return (self._token_bytes.token_bytes(token_id) or b"").decode("utf-8", "replace")
 
     def token_bytes(self, token_id: int) -> bytes | None:
-        """The bytes of one token inside a text; None for an id outside the vocabulary."""
+        """Return the bytes of a token inside a text; None for an id outside the vocabulary."""
         return self._token_bytes.token_bytes(token_id)
 
     def is_special(self, token_id: int) -> bool:
-        """Whether it is a control token, which stands for no text."""
+        """Return True for a control token, which has no text."""
         return self._token_bytes.is_special(token_id)
 
     def detokenizer(self, spelled: Collection[int] = ()) -> Detokenizer:
-        """A new incremental detokenizer; special tokens are skipped, but for those in `spelled`."""
+        """Return a new incremental detokenizer, which skips special tokens except those in `spelled`."""
         return Detokenizer(self._token_bytes, spelled=spelled)
 
     def render_chat(
@@ -89,7 +89,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> str:
-        """The prompt text of a conversation. `variables` reach the template (`enable_thinking=False`). Raises `TemplateError`."""
+        """Return the prompt text of a conversation. `variables` reach the template (`enable_thinking=False`). Raises `TemplateError`."""
         if self._parts.sorts_tools and tools:
             tools = [sorted_keys(tool) for tool in tools]
         return self._templates.render(messages, tools, {"add_generation_prompt": add_generation_prompt, **variables})
@@ -102,7 +102,7 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> list[int]:
-        """The token ids of a conversation, with the template's special tokens only: one that a message spells is encoded as text."""
+        """Return the token ids of a conversation. Special tokens come from the template only; those in messages are encoded as text."""
         (messages, tools), mark = self._special_tokens.escape_special_tokens((messages, tools))
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
         if not mark:
@@ -112,7 +112,7 @@ class Tokenizer:
             return self._backend.encode_marked(text, mark)
 
     def save(self, directory: Path) -> None:
-        """Write the files from which transformers' and mlx-lm's AutoTokenizer load this tokenizer."""
+        """Write files that transformers' and mlx-lm's AutoTokenizer can load."""
         from .huggingface import save_tokenizer
 
         save_tokenizer(self._parts, directory)
@@ -126,14 +126,14 @@ def _check_unicode(text: str) -> None:
 
 
 def from_directory(path: Path) -> Tokenizer:
-    """The tokenizer of a Hugging Face or MLX model directory. Raises `TokenizerError`."""
-    from .huggingface import read_directory  # a GGUF file does not need it
+    """Return the tokenizer of a Hugging Face or MLX model directory. Raises `TokenizerError`."""
+    from .huggingface import read_directory  # lazy: a GGUF file does not need it
 
     return Tokenizer(read_directory(path))
 
 
 def from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """The tokenizer in a GGUF file's metadata: key to value (str, int, float, bool, list of str, numpy array or list).
+    """Return the tokenizer in a GGUF file's metadata: key to str, int, float, bool, list of str, numpy array or list.
 
     Raises `TokenizerError`.
     """

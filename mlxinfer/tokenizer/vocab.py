@@ -1,4 +1,4 @@
-"""A vocabulary as GGUF and SentencePiece store it: texts, scores and kinds of tokens, by id."""
+"""Vocabulary of GGUF and SentencePiece: texts, scores and types of tokens, by id."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ..errors import TokenizerError
 from ..util.dataclass import dataclass
 
 _NO_SEPARATORS = bytes(set(range(256)) - {0, ord(" ")})
-"""All bytes but those between merges and between their halves."""
+"""All bytes except the separators between merges and between their halves."""
 
 
 def split_merges(merges: Sequence[str]) -> list[tuple[str, str]]:
-    """Each merge, two tokens with a space between them, as a pair. Raises `TokenizerError` for a text without two tokens."""
+    """Split each merge at its space into a pair of tokens. Raises `TokenizerError` for a text without two tokens."""
     joined = "\0".join(merges)
     halves = joined.replace(" ", "\0").split("\0")
-    # Splitting all at once takes less than half the time. It is right where spaces and zeros alternate: no token contains either.
+    # One split of all merges takes less than half the time. It is correct if spaces and zeros alternate: tokens contain neither.
     if joined.encode().translate(None, _NO_SEPARATORS) == b" \0" * (len(merges) - 1) + b" " and all(halves):
         return list(zip(halves[::2], halves[1::2], strict=True))
     return list(map(_split_merge, merges))
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
-    """The left side is never empty, so a space at the beginning belongs to it."""
+    """Split one merge. The left token is never empty, so a leading space belongs to it."""
     at = merge.find(" ", 1)
     if at < 0 or at == len(merge) - 1:
         raise TokenizerError(f"the vocabulary is corrupt: {merge!r} is not a merge of two tokens")
@@ -34,9 +34,9 @@ def _split_merge(merge: str) -> tuple[str, str]:
 
 
 def pairs_that_make(pieces: Sequence[str]) -> list[tuple[str, str]]:
-    """Pairs of these pieces that make one of them, in the order of what they make; of one piece, the longest left side first.
+    """Return pairs of these pieces that make one of them, in the order of the result; for one result, the longest left side first.
 
-    Where two such pairs overlap, as in a run of one character, the left one is the one with the longer left side.
+    If two such pairs overlap, as in a run of one character, the left pair is the one with the longer left side.
     """
     known = set(pieces)
     return [
@@ -48,7 +48,7 @@ def pairs_that_make(pieces: Sequence[str]) -> list[tuple[str, str]]:
 
 
 class TokenType(IntEnum):
-    """Types of tokens; SentencePiece and GGUF number them alike."""
+    """Types of tokens, with the numbers of SentencePiece and GGUF."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -59,22 +59,22 @@ class TokenType(IntEnum):
 
 
 CUT_OUT = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
-"""The types whose tokens are found in a text before it is cut into words."""
+"""Types of tokens that are matched before a text is split into words."""
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens of a model. Columns are arrays, because a Python loop over a quarter of a million tokens would dominate the load time."""
+    """Tokens of a model, in arrays because a Python loop over 250,000 tokens would dominate the load time."""
 
     tokens: Sequence[str]
-    """The text of each token, by id."""
+    """Text of each token, by id."""
     types: np.ndarray
-    """Integers `[tokens]`: the `TokenType` of each."""
+    """`TokenType` of each token, integers `[tokens]`."""
     scores: np.ndarray
-    """Numbers `[tokens]`: higher wins in SentencePiece; `[0]` where the model has merges instead."""
+    """Scores `[tokens]`, where higher wins in SentencePiece; `[0]` for a model with merges."""
 
     def index(self) -> dict[str, int]:
-        """Text to id. Raises `TokenizerError` where two ids have one text: the second could not be decoded."""
+        """Return text to id. Raises `TokenizerError` if two ids have one text, because the second could not be decoded."""
         index = dict(zip(self.tokens, range(len(self.tokens)), strict=True))
         if len(index) != len(self.tokens):
             first = next(token_id for token_id, token in enumerate(self.tokens) if index[token] != token_id)
@@ -84,7 +84,7 @@ class Vocabulary:
         return index
 
     def ids(self, *kinds: TokenType) -> list[int]:
-        """Ids of the tokens of these types, in order."""
+        """Return the ids of tokens of these types, in order."""
         ids: list[int] = np.flatnonzero(np.isin(self.types, kinds)).tolist()
         return ids
 
@@ -92,7 +92,7 @@ class Vocabulary:
         return next(iter(self.ids(TokenType.UNKNOWN)), None)
 
     def added_tokens(self, rstrip: Collection[str] = ()) -> list[AddedToken]:
-        """The tokens of the types `CUT_OUT`. Those in `rstrip` swallow the spaces after them."""
+        """Return the tokens of the types `CUT_OUT`. Those in `rstrip` strip the spaces after them."""
         return [
             AddedToken(token, special=self.types[token_id] != TokenType.USER_DEFINED, normalized=False, rstrip=token in rstrip)
             for token_id in self.ids(*CUT_OUT)
