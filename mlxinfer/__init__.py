@@ -25,9 +25,9 @@ if TYPE_CHECKING:  # importing typing takes longer than all else here
     from .types import Chunk, Completion, SamplingParams, TokenLogprob, ToolCall, Usage
 
 if sys.platform == "darwin":
-    # MLX begins a new command buffer once the arrays that it reads have 40 or 50 million elements. It counts the whole pool wherever a
-    # kernel reads some of its pages, so that every attention layer would end one. What a command buffer reads stays alive until it is
-    # done, hence a part of the memory: 171 for 16 GB. Not measured on a Mac yet.
+    # MLX starts a new command buffer once the arrays read in it have 40 or 50 million elements. A kernel that reads a few pages counts the
+    # whole pool, so each attention layer would end a command buffer. Arrays stay alive until their command buffer is done, so the limit
+    # is a fraction of the memory: 171 for 16 GB. Not measured on a Mac yet.
     _memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(max(_memory // 10**8, 50)))
 
@@ -58,9 +58,9 @@ _MODULES = {
     **dict.fromkeys(("Choice", "Lark", "Regex", "Schema"), "structure"),
     **dict.fromkeys(("Chunk", "Completion", "SamplingParams", "TokenLogprob", "ToolCall", "Usage"), "types"),
 }
-"""The module of each name, imported on first use: the command line must answer Ctrl-C, and `--help`, before anything else is there."""
+"""Module of each public name, imported at first use, so that the command line answers Ctrl-C and `--help` at once."""
 _PLAIN = ("errors", "structure", "types")
-"""Modules that are there without an import of their own."""
+"""Modules available as attributes without an import."""
 
 
 def __getattr__(name: str) -> Any:
@@ -81,7 +81,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """`%load_ext mlxinfer` in a notebook: `%%chat`, and objects that show themselves."""
+    """Load the notebook extension (`%load_ext mlxinfer`): `%%chat` and rich display of objects."""
     from .notebook.magics import load
 
     load(shell)

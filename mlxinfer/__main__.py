@@ -1,6 +1,6 @@
-"""The command `mlxinfer`, which is also `python -m mlxinfer`.
+"""Entry point of `mlxinfer` and `python -m mlxinfer`.
 
-Python needs a tenth of a second to import what the command line is made of. Ctrl-C ends the process without a word from the first line on.
+Importing the command line takes 0.1 s. Ctrl-C ends the process silently from the first line.
 """
 
 import os
@@ -15,8 +15,8 @@ INTERRUPTED = 130
 
 
 def main() -> "NoReturn":
-    """Run the command line, and exit with its code."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started the process ignores it (nohup)
+    """Run the command line and exit with its code."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not if the parent process ignores it (nohup)
         signal.signal(signal.SIGINT, _end)
     from .cli import main as command_line
 

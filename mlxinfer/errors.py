@@ -1,25 +1,27 @@
-"""Errors that a user can cause and mend, under one root.
+"""Errors that a user can cause and fix, under one root.
 
-The message says what is wrong and what to do, in one line. The command line prints it and exits with `exit_code`;
-anything that is not a `MLXInferError` is a bug of ours and keeps its traceback.
+The message says in one line what is wrong and what to do. The command line prints the message and exits with `exit_code`. Any other
+exception is a bug and keeps its traceback.
 """
 
 
 def one_line(message: object, limit: int = 200) -> str:
-    """A foreign message as a part of ours: in one line, without what steers terminals, cut after `limit` characters; an exception without a
-    message by its name."""
+    """Return a foreign message for use in ours: one line of at most `limit` characters, without control characters.
+
+    An exception without a message is represented by its class name.
+    """
     text = " ".join("".join(c if c.isprintable() else " " for c in str(message)).split()) or type(message).__name__
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 class MLXInferError(Exception):
-    """Root of every error that is the caller's to mend."""
+    """Root of all errors that the caller can fix."""
 
     exit_code = 2
 
 
 class ModelNotFoundError(MLXInferError):
-    """No such path, alias, package or hub repository."""
+    """The path, alias, package or hub repository does not exist."""
 
 
 class HubError(MLXInferError):
@@ -27,11 +29,11 @@ class HubError(MLXInferError):
 
 
 class UnsupportedModelError(MLXInferError):
-    """An architecture, config key, rope type, activation or checkpoint kind that is not understood."""
+    """The architecture, config key, rope type, activation or checkpoint kind is not supported."""
 
 
 class UnsupportedShapeError(MLXInferError):
-    """No kernel for these bits, head sizes or numbers of heads. The message lists what there is."""
+    """A kernel for these bits, head sizes or numbers of heads does not exist. The message lists the supported ones."""
 
 
 class CheckpointError(MLXInferError):
@@ -39,11 +41,11 @@ class CheckpointError(MLXInferError):
 
 
 class WeightsError(CheckpointError):
-    """Tensors are missing, unexpected, of the wrong shape or dtype, or hold NaN."""
+    """Tensors are missing, unexpected, of the wrong shape or dtype, or contain NaN."""
 
 
 class AdapterError(CheckpointError):
-    """An adapter does not fit the model, holds what would not be applied, or is asked for by a name that there is not."""
+    """An adapter does not fit the model, has tensors that cannot be applied, or does not exist."""
 
 
 class TokenizerError(MLXInferError):
@@ -51,15 +53,15 @@ class TokenizerError(MLXInferError):
 
 
 class TemplateError(MLXInferError):
-    """The chat template is missing, raises, runs too long or reaches where it must not."""
+    """The chat template is missing, raises, runs too long or accesses forbidden attributes."""
 
 
 class PromptError(MLXInferError):
-    """The prompt is empty, longer than the context, or holds a token id out of range."""
+    """The prompt is empty, longer than the context, or has a token id out of range."""
 
 
 class ContextLengthError(PromptError):
-    """The prompt has more `tokens` than the `context` has room for, at least one token of an answer included."""
+    """The prompt's `tokens` and at least one token of an answer exceed the `context`."""
 
     def __init__(self, message: str, tokens: int, context: int) -> None:
         super().__init__(message)
@@ -68,43 +70,43 @@ class ContextLengthError(PromptError):
 
 
 class ToolError(MLXInferError):
-    """A Python function that a model called failed, or cannot be called like that."""
+    """A Python function that a model called failed, or does not accept the arguments."""
 
 
 class SamplingError(MLXInferError):
-    """A sampling parameter, or an option of a request, has no meaning."""
+    """A sampling parameter or an option of a request is invalid."""
 
 
 class SettingError(MLXInferError, ValueError):
-    """A setting of the engine (`EngineArgs`) has no meaning."""
+    """A setting of the engine (`EngineArgs`) is invalid."""
 
 
 class UnknownKeywordError(MLXInferError, TypeError):
-    """A keyword that a class or method does not have. The message names the nearest one."""
+    """A class or method does not have this keyword. The message suggests the nearest one."""
 
 
 class TextError(MLXInferError):
-    """A text to read cannot be found, is of an unknown kind, or is too short."""
+    """A text for evaluation or calibration does not exist, is of an unknown kind, or is too short."""
 
 
 class EvaluationError(MLXInferError):
-    """What was asked for cannot be measured: models of different vocabularies, no room for a teacher's probabilities."""
+    """The models cannot be compared: different vocabularies, or not enough memory for the reference's probabilities."""
 
 
 class ConversionError(MLXInferError):
-    """What was asked for cannot be converted."""
+    """The conversion is not possible as requested."""
 
 
 class DestinationError(ConversionError):
-    """The destination exists, is not writable or has no room."""
+    """The destination exists, is not writable or has not enough space."""
 
 
 class QueueFullError(MLXInferError):
-    """Too many requests are waiting already."""
+    """The queue of requests is full."""
 
 
 class DraftError(MLXInferError):
-    """The draft model cannot draft for this model: another vocabulary, or a kind that keeps its own state."""
+    """The draft model does not fit this model: another vocabulary, or a kind with its own state."""
 
 
 class EngineError(MLXInferError):
@@ -112,21 +114,21 @@ class EngineError(MLXInferError):
 
 
 class GroupLostError(EngineError):
-    """A machine that has a part of the model ended or stalled."""
+    """A machine with a part of the model ended or stalled."""
 
-    exit_code = 75  # EX_TEMPFAIL: to be started again
+    exit_code = 75  # EX_TEMPFAIL: start again
 
 
 class DeadlineError(EngineError):
-    """What was asked for took longer than its `timeout_s`."""
+    """The request took longer than its `timeout_s`."""
 
 
 class ServerError(MLXInferError):
-    """The server cannot be set up as asked: a socket in use, a path too long, an address that needs a key."""
+    """The server cannot start as requested: a socket in use, a path too long, an address that needs a key."""
 
 
 class NodesError(MLXInferError):
-    """Machines that are to run a model together cannot: they are not reached, or differ in version, model or plan."""
+    """Machines cannot run a model together: one is unreachable, or they differ in version, model or plan."""
 
 
 class MemoryPlanError(MLXInferError):

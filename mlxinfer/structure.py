@@ -1,4 +1,4 @@
-"""What an answer can be held to: plain values for `SamplingParams.structure`, checked when they are made."""
+"""Structures of answers for `SamplingParams.structure`: plain values, validated at construction."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ from .errors import SamplingError
 from .util.dataclass import dataclass
 
 MAX_GRAMMAR_BYTES = 256 * 1024
-"""The longest schema, expression or grammar, as UTF-8."""
+"""Maximum bytes of a schema, expression or grammar in UTF-8."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """JSON that matches a JSON Schema. Raises `SamplingError` for what is no schema; what cannot be held is found out with the request."""
+    """JSON that matches a JSON Schema.
+
+    Raises `SamplingError` for an invalid schema. Unsupported keywords are reported with the request.
+    """
 
     schema: Any = field(compare=False)
-    """A dict, a pydantic model or type adapter, or the schema's JSON text. Read back as a dict, or a bool. Objects of a pydantic model have
-    the fields that it names only, unless it has `extra="allow"`."""
+    """A dict, a pydantic model or type adapter, or JSON text; stored as a dict or a bool. A pydantic model allows only its own fields,
+    unless it has `extra="allow"`."""
     text: str = field(init=False, repr=False)
-    """The same as JSON text: equal schemas have equal texts."""
+    """The schema as JSON text; equal schemas have equal texts."""
 
     def __post_init__(self) -> None:
         schema = _plain_schema(self.schema)
@@ -36,10 +39,10 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class Regex:
-    """A text that matches a regular expression as a whole, without look-around and back-references (Rust's `regex` syntax)."""
+    """Text that fully matches a regular expression of Rust's `regex` syntax, which has no look-around and no back-references."""
 
     pattern: str
-    """The expression."""
+    """Regular expression."""
 
     def __post_init__(self) -> None:
         _within_size("regex", self.pattern)
@@ -47,10 +50,10 @@ class Regex:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One of a few texts."""
+    """One of several texts."""
 
     options: Sequence[str]
-    """The texts. Read back as a tuple."""
+    """Allowed texts; stored as a tuple."""
 
     def __post_init__(self) -> None:
         options = self.options
@@ -62,10 +65,10 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Lark:
-    """A text of a context-free grammar in llguidance's dialect of Lark (github.com/guidance-ai/llguidance, docs/syntax.md)."""
+    """Text of a context-free grammar in llguidance's dialect of Lark (github.com/guidance-ai/llguidance, docs/syntax.md)."""
 
     grammar: str
-    """The grammar; its first rule is `start`."""
+    """Grammar with the first rule `start`."""
 
     def __post_init__(self) -> None:
         _within_size("grammar", self.grammar)
@@ -93,18 +96,18 @@ def _plain_schema(given: Any) -> dict[str, Any] | bool:
 
 _ONE = ("items", "additionalProperties", "additionalItems", "contains", "not", "if", "then", "else", "propertyNames")
 LISTED = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
-"""Keywords whose values may be lists of schemas."""
+"""Keywords with lists of schemas."""
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Keywords whose values have a schema for each name."""
+"""Keywords with a schema per name."""
 KEYWORDS = frozenset({*_ONE, *LISTED, *NAMED})
-"""Keywords whose values are schemas, or have some."""
+"""Keywords with one or more schemas."""
 _JOINED = frozenset({"allOf", "anyOf", "oneOf", "$ref", "if", "then", "else", "dependentSchemas", "not"})
-"""What may allow properties that the schema itself does not name."""
+"""Keywords that may allow properties which the schema does not name."""
 _SAID = frozenset({"additionalProperties", "unevaluatedProperties", "patternProperties"})
 
 
 def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Any]]:
-    """The schemas that a JSON Schema is made of directly: keyword, name or number below it if there are several, and the schema."""
+    """Yield (keyword, name or index below it or None, schema) of the direct subschemas of a JSON Schema."""
     for key in _ONE:
         if isinstance(schema.get(key), Mapping):
             yield key, None, schema[key]
@@ -117,7 +120,7 @@ def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, An
 
 
 def with_parts(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> dict[str, Any]:
-    """A JSON Schema with each of its `parts` changed: `change(keyword, part)`."""
+    """Return a JSON Schema with each of its `parts` replaced by `change(keyword, part)`."""
     made = dict(schema)
     for key, below, part in parts(schema):
         if below is None:
@@ -130,8 +133,10 @@ def with_parts(schema: Mapping[str, Any], change: Callable[[str, Any], Any]) -> 
 
 
 def closed(schema: Any) -> Any:
-    """A JSON Schema whose objects have the properties that it names only, unless it says otherwise, or joins several schemas there. Raises
-    `SamplingError` for one that is nested too deeply."""
+    """Return a JSON Schema that forbids unnamed properties, except where it states otherwise or combines several schemas.
+
+    Raises `SamplingError` for a schema that is nested too deeply.
+    """
     try:
         return _closed(schema)
     except RecursionError:

@@ -1,6 +1,6 @@
-"""What goes into a generation and what comes out: plain values, no MLX.
+"""Inputs and outputs of a generation: plain values without MLX.
 
-The fields of `SamplingParams` are named as in vLLM.
+The fields of `SamplingParams` have vLLM's names.
 """
 
 from __future__ import annotations
@@ -21,50 +21,49 @@ MAX_LOGPROBS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How to choose the next token, and when to stop. Raises `SamplingError` for a value that has no meaning.
+    """Parameters of sampling and stopping. Raises `SamplingError` for invalid values.
 
-    `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` may be left out (None): then they are what the model's authors
-    recommend (`LLM.default_params`), or greedy where they recommend nothing. The other fields do not depend on the model.
+    `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` default to None: the recommendation of the model's authors
+    (`LLM.default_params`), or greedy decoding without one. The other defaults do not depend on the model.
     """
 
     temperature: float | None = None
-    """Divides the logits, from 0 to 100; 0 is greedy: always the likeliest token, whatever `top_p`, `top_k` and `min_p` say."""
+    """Divisor of the logits, 0 to 100; 0 is greedy and ignores `top_p`, `top_k` and `min_p`."""
     top_p: float | None = None
-    """Keep the likeliest tokens up to this probability together, above 0 to 1; 1 keeps all."""
+    """Keep the likeliest tokens up to this total probability, above 0 to 1; 1 keeps all."""
     top_k: int | None = None
     """Keep this many of the likeliest tokens; 0 or -1 keeps all."""
     min_p: float | None = None
-    """Drop tokens below this share of the likeliest one's probability, from 0 to 1; 0 drops none."""
+    """Drop tokens below this fraction of the highest probability, 0 to 1; 0 drops none."""
     max_tokens: int | None = 256
-    """Length of the answer in tokens, at most; None goes on to the end of the context."""
+    """Maximum tokens of the answer; None continues to the end of the context."""
     stop: str | tuple[str, ...] | list[str] | None = None
-    """Texts that end the answer and are not part of it. Read back as a tuple."""
+    """Texts that end the answer and are not part of it; stored as a tuple."""
     stop_token_ids: tuple[int, ...] | list[int] = ()
-    """Token ids that end the answer, in addition to the model's own."""
+    """Token ids that end the answer, in addition to the model's EOS tokens."""
     seed: int | None = None
-    """The same seed gives the same answer, on the same device; None takes a new one for each request."""
+    """Seed; equal seeds give equal answers on one device. None draws a new seed per request."""
     n: int = 1
-    """Answers to the same prompt, 1 to 256."""
+    """Number of answers to the prompt, 1 to 256."""
     logprobs: int | None = None
-    """Return the log-probability of each chosen token and of this many of the likeliest (0 to 64), before temperature and penalties."""
+    """Return log-probabilities of each chosen token and of this many likeliest tokens (0 to 64), before temperature and penalties."""
     repetition_penalty: float | None = None
-    """Divides positive logits, and multiplies negative ones, of every token of prompt and answer; above 0 to 100, 1 is off."""
+    """Divide positive and multiply negative logits of all tokens in prompt and answer; above 0 to 100, 1 is off."""
     presence_penalty: float = 0.0
-    """Subtracted from the logit of every token that the answer has already, -100 to 100."""
+    """Subtract from the logit of each token that the answer contains, -100 to 100."""
     frequency_penalty: float = 0.0
-    """Subtracted from a token's logit for each time that the answer has it already, -100 to 100."""
+    """Subtract from a token's logit for each occurrence in the answer, -100 to 100."""
     logit_bias: Mapping[int, float] | None = None
-    """Added to the logits of these token ids, -100 to 100."""
+    """Add to the logits of these token ids, -100 to 100."""
     ignore_eos: bool = False
-    """Do not stop at the model's end tokens."""
+    """Do not stop at the model's EOS tokens."""
     thinking_token_budget: int | None = None
-    """In a chat with a model that thinks before it answers: tokens of that, at most, 0 and up; then it has to answer. A character is never
-    cut, which may take up to three more. None sets no limit."""
+    """Maximum tokens of reasoning in a chat, 0 and up; None for no limit. Up to three more tokens may complete a character."""
     structure: Structure | None = None
-    """What the answer is held to: a `Schema`, `Regex`, `Choice` or `Lark`; None for free text. An answer that ends with "length" or at a
-    stop string may be incomplete."""
+    """Constraint of the answer: a `Schema`, `Regex`, `Choice` or `Lark`; None for free text. An answer that ends with "length" or at a stop
+    string may be incomplete."""
     adapter: str | None = None
-    """The adapter that answers, by a name that `LLM(..., adapters=)` was given; None for the model as it is."""
+    """Name of an adapter of `LLM(..., adapters=)`; None for the base model."""
 
     def __post_init__(self) -> None:
         for name, low, high in _RANGES:
@@ -91,11 +90,11 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the likeliest token is always chosen."""
+        """True if the likeliest token is always chosen."""
         return self.temperature == 0.0
 
     def resolved(self, defaults: SamplingParams | None = None) -> SamplingParams:
-        """These with every field that was left out set: as in `defaults`, or neutral where those leave it out too."""
+        """Return a copy with each None replaced by the value of `defaults` or, without one, by the neutral value."""
         missing: dict[str, Any] = {name: neutral for name, neutral in NEUTRAL.items() if getattr(self, name) is None}
         if not missing:
             return self
@@ -105,7 +104,7 @@ class SamplingParams:
 
 
 NEUTRAL: Mapping[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""The fields that may be left out, with the values that change nothing about the model's own distribution."""
+"""Fields that may be None, with the values that leave the model's distribution unchanged."""
 
 
 _RANGES = (
@@ -177,78 +176,78 @@ class TokenLogprob:
     """A token with its log-probability."""
 
     token_id: int
-    """The token's id."""
+    """Token id."""
     text: str
-    """The token's text; replacement characters stand for parts of a character."""
+    """Text of the token, with U+FFFD for an incomplete character."""
     logprob: float
-    """Natural logarithm of its probability."""
+    """Natural logarithm of the probability."""
     top: tuple[tuple[int, str, float], ...] = ()
-    """The likeliest tokens at its place, likeliest first, as (token id, text, natural-log probability)."""
+    """Likeliest tokens at this position, in descending order: (token id, text, log-probability)."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestStats:
-    """What one request took."""
+    """Statistics of one request."""
 
     queued_s: float = 0.0
-    """Seconds it waited before it ran."""
+    """Seconds in the queue."""
     prefill_s: float = 0.0
-    """Seconds in which its prompt was read."""
+    """Seconds of prefill."""
     decode_s: float = 0.0
-    """Seconds from its first token to its last."""
+    """Seconds from the first token to the last."""
     reused_tokens: int = 0
-    """Tokens of the prompt whose keys and values were cached already."""
+    """Prompt tokens whose keys and values were cached."""
     drafted_tokens: int = 0
-    """Tokens that were drafted for it."""
+    """Number of drafted tokens."""
     accepted_tokens: int = 0
-    """Drafted tokens that were right."""
+    """Number of accepted drafts."""
     preemptions: int = 0
-    """How often it gave its pages to other requests, and was computed again."""
+    """Number of preemptions: the pages went to other requests and were computed again."""
     miss: str = ""
-    """Why not more of the prompt was reused, such as "diverged at token 312, message 3"; empty if all of it was."""
+    """Reason for incomplete reuse of the prompt, such as "diverged at token 312, message 3"; "" if all was reused."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """What all ended requests took together, and what an engine does at the moment."""
+    """Totals of all finished requests, and the present state of an engine."""
 
     requests: int = 0
-    """Requests that have ended."""
+    """Number of finished requests."""
     prompt_tokens: int = 0
-    """Tokens of their prompts."""
+    """Tokens of prompts."""
     completion_tokens: int = 0
-    """Tokens of their answers."""
+    """Tokens of answers."""
     reused_tokens: int = 0
-    """Prompt tokens whose keys and values were cached already."""
+    """Prompt tokens whose keys and values were cached."""
     drafted_tokens: int = 0
-    """Tokens that were drafted."""
+    """Number of drafted tokens."""
     accepted_tokens: int = 0
-    """Drafted tokens that were right."""
+    """Number of accepted drafts."""
     preemptions: int = 0
-    """How often a request gave its pages to others."""
+    """Number of preemptions."""
     queued_s: float = 0.0
-    """Seconds that requests waited, summed."""
+    """Seconds in the queue, summed over requests."""
     prefill_s: float = 0.0
-    """Seconds in which prompts were read, summed over requests."""
+    """Seconds of prefill, summed over requests."""
     decode_s: float = 0.0
-    """Seconds in which answers were written, summed over requests."""
+    """Seconds of decode, summed over requests."""
     steps: int = 0
-    """Steps that the engine has computed."""
+    """Number of computed steps."""
     restarts: int = 0
-    """How often the engine failed and began anew."""
+    """Number of restarts after a failure."""
     running: int = 0
-    """Sequences that run now."""
+    """Running sequences."""
     waiting: int = 0
-    """Sequences that wait now."""
+    """Waiting sequences."""
     pages: int = 0
-    """Pages of 64 tokens that the pool can hold, in layers without a window."""
+    """Capacity of the pool in pages of 64 tokens, in layers without a window."""
     pages_used: int = 0
-    """Pages that running sequences hold now."""
+    """Pages used by running sequences."""
     pages_cached: int = 0
-    """Pages that are kept for reuse now, and held by no sequence."""
+    """Pages cached for reuse that no sequence uses."""
 
     def __add__(self, later: EngineStats) -> EngineStats:
-        """The sums of both; what describes the moment is taken from `later`."""
+        """Return the sums of both, with the present state of `later`."""
         return replace(later, **{name: getattr(self, name) + getattr(later, name) for name in _SUMS})
 
 
@@ -258,24 +257,24 @@ _SUMS = tuple(each.name for each in fields(EngineStats) if each.name not in _NOW
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one answer took: tokens, times, memory."""
+    """Tokens, times and memory of one answer."""
 
     prompt_tokens: int
     """Tokens of the prompt."""
     completion_tokens: int
-    """Tokens of the answer, the end token included."""
+    """Tokens of the answer, with EOS."""
     ttft_s: float = 0.0
     """Seconds from the call to the first token."""
     prefill_tps: float = 0.0
-    """Prompt tokens computed per second; those that were reused do not count."""
+    """Computed prompt tokens per second, without reused ones."""
     decode_tps: float = 0.0
     """Tokens per second after the first one."""
     peak_memory_bytes: int = 0
-    """The most bytes that the process has held since it began."""
+    """Peak memory of the process since its start, in bytes."""
     stats: RequestStats = field(default_factory=RequestStats)
-    """What the request took in the engine."""
+    """Statistics of the request in the engine."""
     reasoning_tokens: int = 0
-    """Tokens of the answer up to the end of the model's reasoning; 0 if there was none."""
+    """Tokens of the answer up to the end of its reasoning; 0 without reasoning."""
 
     @property
     def total_tokens(self) -> int:
@@ -284,15 +283,15 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call of a tool, as a model asks for it."""
+    """A tool call of a model."""
 
     id: str
-    """Names the call in the conversation; the tool's answer refers to it."""
+    """Id of the call, to which the tool's result refers."""
     name: str
-    """The tool's name."""
+    """Name of the tool."""
     arguments: str
-    """JSON text of an object, as the model wrote it. It is complete, unless the answer broke off inside the call ("length"), and fits the
-    tool's schema only where the request held it to it."""
+    """JSON text of an object as generated. It is incomplete if the answer ended inside the call ("length"). It fits the tool's schema only
+    if the request constrained the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,13 +299,13 @@ class ToolCallDelta:
     """A piece of a streamed call."""
 
     index: int
-    """Which of the answer's calls it belongs to, from 0."""
+    """Index of the call in the answer, from 0."""
     arguments: str = ""
-    """Further JSON text: the pieces of a call joined are its arguments."""
+    """Next piece of the JSON text of the arguments."""
     id: str | None = None
-    """As in `ToolCall`; with the first piece of a call only."""
+    """See `ToolCall`; only in the first piece of a call."""
     name: str | None = None
-    """As in `ToolCall`; with the first piece of a call only."""
+    """See `ToolCall`; only in the first piece of a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,25 +313,25 @@ class Completion:
     """One finished answer."""
 
     text: str
-    """The answer, without the stop string. In a chat, without reasoning and calls of tools."""
+    """Answer without the stop string and, in a chat, without reasoning and tool calls."""
     token_ids: list[int]
-    """Ids of its tokens."""
+    """Token ids of the answer."""
     finish_reason: FinishReason
-    """One of "stop" (an end token or a stop string), "length" (`max_tokens` or the context), "timeout", "cancelled" or "error"."""
+    """One of "stop" (EOS or a stop string), "length" (`max_tokens` or the context), "timeout", "cancelled" or "error"."""
     usage: Usage
     """Tokens, times and memory."""
     logprobs: list[TokenLogprob] | None = None
-    """An entry for each of `token_ids`, if `SamplingParams.logprobs` asked for them."""
+    """One entry per token id, if `SamplingParams.logprobs` is set."""
     index: int = 0
-    """Which of the `n` answers to its prompt it is, from 0."""
+    """Index among the `n` answers to the prompt, from 0."""
     stop_string: str | None = None
-    """The stop string that ended it, which is not in `text`."""
+    """Stop string that ended the answer; not part of `text`."""
     prompt_logprobs: list[TokenLogprob] | None = None
-    """For each token of the prompt from the second on, where the request asked for that instead of an answer."""
+    """One entry per prompt token from the second, for requests that score a prompt instead of answering."""
     reasoning: str | None = None
-    """In a chat, what the model thought before it answered; None if it did not."""
+    """Reasoning before a chat's answer; None without reasoning."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """In a chat with tools, the calls that the model asks for, in order."""
+    """Tool calls of a chat's answer, in order."""
 
     def __str__(self) -> str:
         return self.text
@@ -343,25 +342,25 @@ class Chunk:
     """A piece of a streamed answer."""
 
     text: str
-    """May be empty, while a character or a possible stop string is incomplete."""
+    """Next text; may be empty while a character or a possible stop string is incomplete."""
     token_ids: list[int] = field(default_factory=list)
-    """Ids of the tokens that its text comes from."""
+    """Ids of the tokens of the text."""
     logprobs: list[TokenLogprob] | None = None
-    """An entry for each of `token_ids`, if `SamplingParams.logprobs` asked for them."""
+    """One entry per token id, if `SamplingParams.logprobs` is set."""
     finish_reason: FinishReason | None = None
-    """Why the answer ended; None on every chunk but the last one of an answer."""
+    """Reason for the end; only on an answer's last chunk."""
     usage: Usage | None = None
-    """What the answer took; on its last chunk only."""
+    """Usage of the answer; only on its last chunk."""
     index: int = 0
-    """Which of the `n` answers to its prompt it belongs to, from 0."""
+    """Index among the `n` answers to the prompt, from 0."""
     stop_string: str | None = None
-    """The stop string that ended the answer; on its last chunk only."""
+    """Stop string that ended the answer; only on its last chunk."""
     prompt_logprobs: list[TokenLogprob] | None = None
-    """As in `Completion`, for the tokens that were read since the last chunk."""
+    """See `Completion`, for the tokens since the last chunk."""
     reasoning: str = ""
-    """In a chat, a further piece of the model's reasoning."""
+    """Next piece of the reasoning in a chat."""
     tool_calls: tuple[ToolCallDelta, ...] = ()
-    """In a chat with tools, pieces of calls."""
+    """Pieces of tool calls in a chat."""
 
     def __str__(self) -> str:
         return self.text

@@ -1,4 +1,4 @@
-"""Work after a model was loaded, in threads that give way to everything else and do not hold up the end of the process."""
+"""Low-priority background work that does not delay the end of the process."""
 
 from __future__ import annotations
 
@@ -11,24 +11,26 @@ from contextlib import contextmanager, suppress
 from time import perf_counter
 
 EXIT_BUDGET_S = 0.2
-"""Seconds that work may still take when the process ends."""
+"""Seconds that background work may use at process exit."""
 
 Stop = Callable[[], bool]
-"""True when the work should stop: it is asked every few milliseconds."""
+"""Returns True when the work should stop; work calls it every few milliseconds."""
 Work = Callable[[Stop], None]
 
 
 def lower_thread_priority(nice: int) -> None:
-    """Lower the calling thread's priority by `nice`, on Linux, where each thread has its own. Elsewhere, and where that is forbidden,
-    nothing happens."""
+    """Lower the calling thread's priority by `nice` on Linux, where priorities are per thread. Does nothing elsewhere or if forbidden."""
     if nice and hasattr(os, "sched_getaffinity"):
         with suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
 
 
 class _Later(threading.Thread):
-    """Calls `work` after a delay. A daemon, as other threads would keep the process alive until their delay is over; but it must not run
-    while the interpreter ends (native code that wants the interpreter's lock back would abort the process), so `_end` joins it."""
+    """Calls `work` after a delay.
+
+    A daemon thread, because another thread would delay the process's end. `_end` joins it, because native code that requests the GIL during
+    finalization aborts the process.
+    """
 
     def __init__(self, work: Work, at_exit: Work | None, delay_s: float, nice: int) -> None:
         super().__init__(name="mlxinfer-later", daemon=True)
@@ -51,12 +53,12 @@ _lock = threading.Lock()
 
 
 def later(work: Work, *, at_exit: Work | None = None, delay_s: float, nice: int) -> None:
-    """Call `work` after `delay_s` seconds, in a thread whose priority is lower by `nice`.
+    """Call `work` after `delay_s` seconds in a thread with a priority lowered by `nice`.
 
-    When the process ends before `work` is done, it is stopped, and `at_exit` is called to go on for the rest of `EXIT_BUDGET_S`.
+    If the process ends before `work` is done, the work is stopped and `at_exit` continues for the rest of `EXIT_BUDGET_S`.
     """
     thread = _Later(work, at_exit, delay_s, nice)
-    with suppress(RuntimeError), _lock:  # no more threads, or the interpreter ends already
+    with suppress(RuntimeError), _lock:  # no more threads, or the interpreter is ending
         if not _threads:
             atexit.unregister(_end)
             atexit.register(_end)
@@ -66,14 +68,14 @@ def later(work: Work, *, at_exit: Work | None = None, delay_s: float, nice: int)
 
 
 def finish_background_work() -> None:
-    """Do all of it now, and wait."""
+    """Run all pending work now and wait for it."""
     for thread in _take():
         thread.now.set()
         thread.join()
 
 
 def _end() -> None:
-    """At interpreter exit: stop what is running, and use the budget."""
+    """Stop running work at interpreter exit and use the budget for the rest."""
     with _default_signals():
         threads, until = _take(), perf_counter() + EXIT_BUDGET_S
         for thread in threads:
@@ -94,7 +96,7 @@ def _take() -> list[_Later]:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """A signal ends the process at once, as nothing is left to clean up; a handler in Python would only raise into the exit."""
+    """Let signals end the process at once: nothing is left to clean up, and a Python handler would raise during exit."""
     signals = [s for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(s))]
     try:
         before = {s: signal.signal(s, signal.SIG_DFL) for s in signals}

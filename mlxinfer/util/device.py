@@ -1,4 +1,4 @@
-"""The device that MLX computes on: its memory, its threads, and the dtype it is fastest in."""
+"""Device of MLX: memory, threads and fastest dtype."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ import mlx.core as mx
 from .dataclass import dataclass
 
 _WIRED_SHARE = 0.6
-"""Share of a Mac's memory that is wired at most. The recommended working set allows three quarters, at which kernels have panicked."""
+"""Maximum fraction of a Mac's memory to wire. At the recommended working set, three quarters, macOS kernels have panicked."""
 
 _USUAL_BUFFER = 50
-"""What MLX has for `MLX_MAX_MB_PER_BUFFER` where that is not set."""
+"""MLX's default of `MLX_MAX_MB_PER_BUFFER`."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memory that MLX computes in."""
+    """Memory available to MLX."""
 
     total: int
-    """Bytes there are."""
+    """Total bytes."""
     usable: int
-    """Bytes that a model and its cache may take without harm to the rest of the machine."""
+    """Bytes that a model and its cache may use without harm to the rest of the machine."""
     source: str = "physical memory"
-    """Which limit `total` is."""
+    """Name of the limit behind `total`."""
     buffers: int | None = None
-    """How many arrays can be alive at once (Metal's limit); None where there is no limit."""
+    """Maximum number of live arrays (Metal's limit); None for no limit."""
     reserved: int = 0
-    """Bytes of `usable` that are not to be had: what other models of the process were promised, and what else MLX holds."""
+    """Bytes of `usable` that are taken: reserved for other models of the process, and other memory of MLX."""
 
 
 def is_gpu() -> bool:
@@ -42,14 +42,14 @@ def is_gpu() -> bool:
 
 
 def device_memory() -> DeviceMemory:
-    """On a GPU at most what MLX recommends as working set; at most four fifths of the memory that this process is allowed."""
+    """Return the device's memory: at most four fifths of the process's limit, on a GPU at most MLX's recommended working set."""
     total, source = memory_limit()
     if not is_gpu():
         return DeviceMemory(total, total * 4 // 5, source)
     info = mx.device_info()
     buffers = info.get("resource_limit")
     limit = int(buffers) if isinstance(buffers, int) and buffers > 0 else None
-    if isinstance(own := info.get("total_memory"), int):  # an NVIDIA GPU has memory of its own
+    if isinstance(own := info.get("total_memory"), int):  # an NVIDIA GPU has separate memory
         return DeviceMemory(own, own * 4 // 5, "GPU memory", limit)
     recommended = info.get("max_recommended_working_set_size")
     if not isinstance(recommended, int) or recommended <= 0:
@@ -58,13 +58,15 @@ def device_memory() -> DeviceMemory:
 
 
 _before: dict[str, int] = {}
-"""MLX's limits before the first of ours."""
+"""MLX's limits before `limit_memory`."""
 
 
 def limit_memory(*, wired: int, spare: int, most: int) -> None:
-    """Set MLX's limits for the whole process, in bytes: `spare` of freed buffers are kept for reuse at most. On a Mac, `wired` are kept in
-    memory, up to three fifths of it, and where `most` are in use, MLX waits for the operations under way before it begins further ones:
-    otherwise it runs ten layers ahead, with the copies that each of them makes."""
+    """Set MLX's limits for the process, in bytes.
+
+    MLX keeps at most `spare` bytes of freed buffers. On a Mac, `wired` bytes stay resident, up to three fifths of the memory. With `most`
+    bytes in use, MLX waits for running operations before it starts more; otherwise it runs ten layers ahead, with the copies of each.
+    """
     _before.setdefault("cache", mx.set_cache_limit(spare))
     if mx.metal.is_available():
         mx.set_wired_limit(min(wired, wired_limit()))
@@ -81,24 +83,24 @@ def lift_limits() -> None:
 
 
 def command_buffer_numbers() -> int:
-    """Numbers in the arrays of one of Metal's command buffers, about. What is in them is only freed when the whole buffer is done."""
-    text = os.environ.get("MLX_MAX_MB_PER_BUFFER", "")  # MLX compares it with a count of numbers, not of bytes
+    """Return the approximate number of elements per Metal command buffer. Their arrays are freed only when the buffer is done."""
+    text = os.environ.get("MLX_MAX_MB_PER_BUFFER", "")  # MLX compares it with elements, not bytes
     return (int(text) if text.isascii() and text.isdigit() else _USUAL_BUFFER) * 2**20
 
 
 def wired_limit() -> int:
-    """Bytes that may be wired at most."""
+    """Return the maximum bytes to wire."""
     recommended = mx.device_info().get("max_recommended_working_set_size", 0)
     return min(int(memory_limit()[0] * _WIRED_SHARE), int(recommended))
 
 
 def peak_memory() -> int:
-    """Peak bytes since the process began: MLX's on a GPU, the whole process's on a CPU, where MLX does not count packed weights."""
+    """Return the peak bytes: MLX's on a GPU, the process's on a CPU, where MLX does not count packed weights."""
     return int(mx.get_peak_memory()) if is_gpu() else peak_rss()
 
 
 def memory_in_use() -> int:
-    """Bytes now: MLX's on a GPU; the whole process's on a CPU, or its peak where the system tells no more."""
+    """Return the bytes in use: MLX's on a GPU, the process's on a CPU, or its peak if the system reports only that."""
     if is_gpu():
         return int(mx.get_active_memory())
     try:
@@ -109,13 +111,15 @@ def memory_in_use() -> int:
 
 
 def default_dtype() -> mx.Dtype:
-    """bfloat16 on a GPU; float32 on the CPU, where MLX's 16-bit paths are several times slower."""
+    """Return bfloat16 on a GPU, float32 on a CPU, where MLX's 16-bit paths are several times slower."""
     return mx.bfloat16 if is_gpu() else mx.float32
 
 
 def rounds_float32() -> bool:
-    """Whether this GPU's matrix units round the factors of float32 products to TF32, 10 bits after the point: from M5 on, and NVIDIA's,
-    unless the environment forbids it."""
+    """Return True if the GPU's matrix units round float32 factors to TF32 (10 mantissa bits): M5 and later, and NVIDIA's.
+
+    The environment may forbid TF32.
+    """
     if os.environ.get("MLX_ENABLE_TF32", "1") == "0":
         return False
     if not mx.metal.is_available():
@@ -125,19 +129,19 @@ def rounds_float32() -> bool:
 
 
 _WITH_MATRIX_UNITS = 17
-"""The generation of M5's GPU."""
+"""GPU generation of M5."""
 _PROC = Path("/proc/self")
 _RESOURCES = (("address space", resource.RLIMIT_AS, "VmSize"), ("data", resource.RLIMIT_DATA, "VmData"))
 
 
 def memory_limit(proc: Path = _PROC) -> tuple[int, str]:
-    """The lowest of all memory limits in bytes, and its name."""
+    """Return (lowest memory limit in bytes, its name)."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([(physical, "physical memory"), *cgroup_limits(proc), *_resource_limits()])
 
 
 def cgroup_limits(proc: Path = _PROC) -> Iterator[tuple[int, str]]:
-    """Limits in bytes, with their names, of the process's control group and its parents, cgroup v1 and v2."""
+    """Yield (limit in bytes, name) of the process's control group and its parents, cgroup v1 and v2."""
     try:
         groups = (proc / "cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (proc / "mountinfo").read_text(encoding="utf-8").splitlines()
@@ -156,7 +160,7 @@ def cgroup_limits(proc: Path = _PROC) -> Iterator[tuple[int, str]]:
 
 
 def _folders(mounts: list[str], controller: str | None, path: str) -> Iterator[Path]:
-    """The folders of a group and its parents, in the mounts of its hierarchy (`controller` None is version 2)."""
+    """Yield the folders of a group and its parents in the mounts of a hierarchy; `controller` None is version 2."""
     for line in mounts:
         before, _, after = line.partition(" - ")
         kind, _, options = (*after.split(" "), "", "", "")[:3]
@@ -164,7 +168,7 @@ def _folders(mounts: list[str], controller: str | None, path: str) -> Iterator[P
         right = kind == "cgroup2" if controller is None else kind == "cgroup" and controller in options.split(",")
         if not right:
             continue
-        # What is mounted may begin below the hierarchy's root; a path outside of it means that only the mount itself can be seen.
+        # A mount may start below the hierarchy's root. For a path outside of it, only the mount itself is visible.
         own, top = PurePosixPath(path), PurePosixPath(root)
         inner = own.relative_to(top) if own.is_relative_to(top) else PurePosixPath()
         folder = Path(mount) / inner
@@ -189,7 +193,7 @@ def _resource_limits() -> Iterator[tuple[int, str]]:
 
 @cache
 def _held_at_first(field: str) -> int:
-    """Bytes the process had when first asked, before a model was loaded: a plan counts the model itself."""
+    """Return the bytes of the process at the first call, before a model was loaded, because a plan counts the model itself."""
     try:
         lines = (_PROC / "status").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -201,7 +205,7 @@ _MOST_THREADS = 256
 
 
 def allowed_threads() -> int:
-    """`MLXINFER_THREADS`, or the processors that this process may use."""
+    """Return `MLXINFER_THREADS`, or the number of processors available to the process."""
     wanted = os.environ.get("MLXINFER_THREADS", "").strip()
     if wanted.isascii() and wanted.isdigit() and 1 <= int(wanted[:9]) <= _MOST_THREADS:
         return int(wanted)
@@ -211,7 +215,7 @@ def allowed_threads() -> int:
 
 
 def peak_rss() -> int:
-    """Peak bytes of resident memory of this process. On a Mac, without what only the GPU holds."""
+    """Return the peak resident bytes of the process; on a Mac without GPU-only memory."""
     try:
         # Not getrusage: on Linux its peak is inherited from the parent process.
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
@@ -223,7 +227,7 @@ def peak_rss() -> int:
 
 
 def processor_name() -> str:
-    """The model of the processor, or "" where the system does not say."""
+    """Return the processor's model name, or "" if the system does not report it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,5 +1,7 @@
-"""The command that installs a package into the environment that this program runs in. An extra is spelled by its packages: the name of this
-project is on no index."""
+"""Command that installs packages into the running environment.
+
+An extra is spelled by its packages, because this project is not on a package index.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from pathlib import Path
 
 
 def install_line(packages: str) -> str:
-    """The command for these packages, such as "pip install pandas"; `packages` may begin with options of pip."""
+    """Return the command for these packages, such as "pip install pandas"; `packages` may start with pip options."""
     here = Path(sys.prefix)
     if (here / "uv-receipt.toml").exists():  # uv tool install
         return f"uv pip install --python {here} {packages}"

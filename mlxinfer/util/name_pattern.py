@@ -1,7 +1,7 @@
-"""Regular expressions for names, from files of people whom nobody knows: matched in few steps, which are counted.
+"""Matcher of regular expressions from untrusted files, with a budget of steps.
 
-Python's `re` tries one way after another, which may be more ways than can be tried in a lifetime. Here all places at which a part of the
-expression may end are found together, as the bits of a number (Thompson, "Regular Expression Search Algorithm", 1968).
+Python's `re` backtracks, which may take exponential time. This matcher tracks all possible end positions of a part together, as the bits
+of a number (Thompson, "Regular Expression Search Algorithm", 1968).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value")
 MOST_STEPS = 2_000_000
-"""Steps of all matches with the expressions of one file: about two seconds."""
+"""Maximum steps of all matches with the expressions of one file: about two seconds."""
 LONGEST = 1000
-"""Characters of an expression."""
+"""Maximum characters of an expression."""
 _PLAIN = re.compile(r"[\w.\-]+")
 _REPEATS: dict[str, tuple[int, int | None]] = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 _COUNT = re.compile(r"\{([0-9]{0,9})(,?)([0-9]{0,9})\}")
@@ -30,7 +30,7 @@ _CLASSES: dict[str, _Test] = {
 
 
 class PatternError(ValueError):
-    """An expression that is not understood, or takes too many steps. The message says which, for the end of a sentence."""
+    """The expression is not supported or takes too many steps. The message is the end of a sentence."""
 
 
 class Steps:
@@ -38,28 +38,28 @@ class Steps:
 
     def __init__(self, most: int = MOST_STEPS) -> None:
         self.taken = 0
-        """Steps so far."""
+        """Number of steps so far."""
         self._most = most
 
     def take(self, count: int = 1) -> None:
-        """Count some. Raises `PatternError` for one too many."""
+        """Count steps. Raises `PatternError` beyond the budget."""
         self.taken += count
         if self.taken > self._most:
             raise PatternError(f"takes more than {self._most} steps to match")
 
 
 class NamePattern:
-    """One expression, in the part of Python's syntax that names need: no back-references and no flags."""
+    """An expression in a subset of Python's syntax, without back-references and flags."""
 
     def __init__(self, text: str, steps: Steps) -> None:
-        """Raises `PatternError`."""
+        """Parse an expression. Raises `PatternError`."""
         if len(text) > LONGEST:
             raise PatternError(f"has {len(text)} characters, and {LONGEST} are allowed")
         self._node = _Parser(text).parsed()
         self._steps = steps
 
     def matches(self, name: str, *, whole: bool) -> bool:
-        """Return True if the name matches from its start, `whole` or as far as the expression goes.
+        """Return True if the expression matches a prefix of the name, or with `whole` all of it.
 
         Raises `PatternError` after too many steps.
         """
@@ -70,7 +70,7 @@ class NamePattern:
 
 
 class _Match:
-    """A name that is matched. Places in it are bits: bit 0 before its first character."""
+    """A match in progress. Positions in the name are bits; bit 0 is before the first character."""
 
     def __init__(self, name: str, steps: Steps) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class _Match:
         self._where: dict[_Test, int] = {}
 
     def where(self, fits: _Test, cost: int) -> int:
-        """The places before the characters that fit; `cost`: steps that a character takes."""
+        """Return the positions before the characters that fit; each character costs `cost` steps."""
         if fits not in self._where:
             self.take(cost * len(self.name))
             self._where[fits] = sum(1 << place for place, character in enumerate(self.name) if fits(character))
@@ -87,7 +87,7 @@ class _Match:
 
 
 _Node = Callable[[_Match, int], int]
-"""From the places where a part of an expression may start to those where it may end."""
+"""Maps the possible start positions of a part of an expression to its possible end positions."""
 
 
 def _one(fits: _Test, cost: int = 1) -> _Node:
@@ -121,7 +121,7 @@ def _any_of(parts: list[_Node]) -> _Node:
 
 def _repeated(part: _Node, least: int, most: int | None) -> _Node:
     def after(match: _Match, places: int) -> int:
-        longest = len(match.name) + 1  # after so many times, one more changes nothing
+        longest = len(match.name) + 1  # more repetitions change nothing
         for _ in range(min(least, longest)):
             match.take()
             places = part(match, places)
@@ -138,7 +138,7 @@ def _repeated(part: _Node, least: int, most: int | None) -> _Node:
 
 
 def _anything(match: _Match, places: int) -> int:
-    """`.*` at once: all places from the first on."""
+    """Match `.*` directly: all positions from the first one."""
     match.take()
     return (match.end << 1) - (places & -places) if places else 0
 
@@ -172,7 +172,7 @@ def _any_character(character: str) -> bool:
 
 
 class _Parser:
-    """Reads an expression. Raises `PatternError`."""
+    """Parses an expression. Raises `PatternError`."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -204,13 +204,13 @@ class _Parser:
         least, most = counts
         if most is not None and most < least:
             raise PatternError("is no regular expression: a count has its larger number first")
-        self._took("?")  # how much is tried first changes nothing
+        self._took("?")  # laziness does not change the result
         if self._counts() is not None:
             raise PatternError("is no regular expression: a repeat is repeated")
         return _anything if part is _ANY and counts == (0, None) else _repeated(part, least, most)
 
     def _counts(self) -> tuple[int, int | None] | None:
-        """Least and most repetitions of the part before; None without a count."""
+        """Read the minimum and maximum repetitions of the part before; None without a count."""
         sign = self._text[self._at : self._at + 1]
         found = _COUNT.match(self._text, self._at)
         if sign and sign in _REPEATS:
@@ -303,10 +303,10 @@ def _between(low: str, high: str) -> _Test:
 
 
 class Endings(Generic[Value]):
-    """Values for names that end with a pattern, as PEFT looks them up: the first that fits counts."""
+    """Values by patterns of name endings, with PEFT's lookup: the first match counts."""
 
     def __init__(self, patterns: Mapping[str, Value], steps: Steps) -> None:
-        """Raises `PatternError`."""
+        """Parse the patterns. Raises `PatternError`."""
         self._values = list(patterns.items())
         self._plain: dict[str, int] = {}
         self._others: list[tuple[int, NamePattern]] = []
@@ -320,7 +320,7 @@ class Endings(Generic[Value]):
                     raise PatternError(f"the pattern {pattern:.60} {error}") from None
 
     def value(self, name: str, otherwise: Value) -> Value:
-        """The value for a name. Raises `PatternError` after too many steps."""
+        """Return the value for a name, or `otherwise`. Raises `PatternError` after too many steps."""
         ends = [name, *(name[place + 1 :] for place, character in enumerate(name) if character == ".")]
         first = min((self._plain[end] for end in (f"^{name}", *ends) if end in self._plain), default=len(self._values))
         for number, pattern in self._others:
@@ -335,7 +335,7 @@ class Endings(Generic[Value]):
 
 
 def is_ending(name: str, endings: Any) -> bool:
-    """Return True if `name` ends with one of a list of names. Anything but a list counts as a match."""
+    """Return True if `name` ends with one of a list of names, or if `endings` is not a list."""
     if not isinstance(endings, list):
         return True
     return any(name == ending or name.endswith(f".{ending}") for ending in endings if isinstance(ending, str))

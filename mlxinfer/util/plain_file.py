@@ -1,4 +1,4 @@
-"""Files of models, opened without waiting: a pipe in a folder of models would block a reader for ever, and a device has no end."""
+"""Opens regular files only: a pipe would block a reader forever, and a device has no end."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 MOST_BYTES = 512 << 20
-"""Bytes of a file that is read as a whole: the largest tokenizers have 40 MB."""
+"""Maximum bytes of a file that is read whole; the largest tokenizers have 40 MB."""
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a file to read its bytes. Raises OSError, also for what is not a regular file."""
+    """Open a file for reading bytes. Raises OSError, also for anything but a regular file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0))
     try:
         mode = os.fstat(descriptor).st_mode
@@ -27,7 +27,7 @@ def open_plain(path: Path) -> BinaryIO:
 
 
 def read_plain(path: Path, most: int = MOST_BYTES) -> bytes:
-    """All bytes of a file. Raises OSError, also for what is not a regular file and for one of more than `most` bytes."""
+    """Return the bytes of a file. Raises OSError, also for anything but a regular file and above `most` bytes."""
     with open_plain(path) as file:
         contents = file.read(most + 1)
     if len(contents) > most:

@@ -1,6 +1,6 @@
-"""Typed values out of a mapping that somebody else's program wrote: a config, or the metadata of a GGUF file.
+"""Typed reader of a foreign mapping: a config or the metadata of a GGUF file.
 
-Every key that is asked for is remembered, so that a reader can refuse the ones that are left: they may change the result.
+The reader records the keys that were read. A caller can then refuse the rest, which may change the result.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 from ..errors import MLXInferError
 
 LARGEST = 2**31 - 1
-"""The default bound of whole numbers: more makes no sense of anything that a model counts."""
+"""Default upper bound of whole numbers."""
 
 
 class TypedReader(ABC):
-    """A missing key gives the default, or an error where there is none. A null is accepted only by the `optional_` forms."""
+    """Reader of typed values. A missing key returns the default or raises without one; only `optional_` methods accept null."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -25,7 +25,7 @@ class TypedReader(ABC):
 
     @abstractmethod
     def error(self, key: str, what: str) -> MLXInferError:
-        """The exception that says `what` is wrong with a key, where it stands, and what to do about it."""
+        """Return the exception for a key: `what` is wrong, in which file, and the remedy."""
 
     def bad(self, key: str, value: object, wanted: str) -> MLXInferError:
         return self.error(key, f"is {shown(value)}, must be {wanted}")
@@ -34,12 +34,12 @@ class TypedReader(ABC):
         return key in self.values
 
     def take(self, key: str, default: Any = None) -> Any:
-        """The raw value."""
+        """Return the raw value and mark the key as read."""
         self._taken.add(key)
         return self.values.get(key, default)
 
     def untaken(self) -> Iterator[tuple[str, Any]]:
-        """The keys that were not asked for, with their values."""
+        """Yield the keys that were not read, with their values."""
         return ((key, value) for key, value in self.values.items() if key not in self._taken)
 
     def integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int:
@@ -49,7 +49,7 @@ class TypedReader(ABC):
         return value
 
     def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
-        """A number such as 2.0 is a whole one."""
+        """Return a whole number; 2.0 counts as one."""
         value = self.take(key, default)
         if isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -95,10 +95,10 @@ class TypedReader(ABC):
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a finite number, and not a bool."""
+    """Return True for a finite number that is not a bool."""
     return not isinstance(value, bool) and isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, and in one line."""
+    """Return a value as a short single line for messages."""
     return " ".join(repr(value)[:60].split())
