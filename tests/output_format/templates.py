@@ -1,4 +1,4 @@
-"""Chat templates of our own, one for each form in which families of models write calls."""
+"""Chat templates written for tests, one for each call format."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Shape(NamedTuple):
     kind: str
     """The kind of its calls."""
     reasoning: str = ""
-    """What reasoning begins with."""
+    """Literal that opens reasoning."""
     exact: bool = True
-    """Whether it writes every value so that it can be read back."""
+    """True if every value can be read back."""
 
 
 def _chat(calls: str, prompt: str = "", before: str = "") -> str:

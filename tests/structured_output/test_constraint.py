@@ -1,4 +1,4 @@
-"""A constraint is a value: what it allows depends on the tokens before, however they came."""
+"""A constraint depends on the previous tokens only, not on how they arrived."""
 
 import json
 from itertools import pairwise
@@ -105,7 +105,7 @@ def test_tokens_that_do_not_fit_are_not_allowed(compiler):
 
 
 def digits_taken(compiler, text, schema=True):
-    """How many digits may come after a text before none may."""
+    """Return the number of digits allowed after a text."""
     constraint = compiler.compile(Schema(schema))
     assert all(constraint.advance(token) == "" for token in compiler.tokenizer.encode(text, add_special_tokens=False))
     (seven,) = compiler.tokenizer.encode("7", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""What a compiled structure lets a model say, over the tokens of a real vocabulary."""
+"""Texts that compiled structures allow, over the tokens of a real vocabulary."""
 
 import json
 from threading import Thread
@@ -40,7 +40,7 @@ def bits(row):
 
 
 def accepts(compiler, tokenizer, structure, text):
-    """Whether the whole text is allowed, and may end there."""
+    """Return True if the whole text is allowed and may end there."""
     constraint = compiler.compile(structure)
     for token in tokenizer.encode(text, add_special_tokens=False):
         (row,) = constraint.rows([])
@@ -119,7 +119,7 @@ def test_what_cannot_be_held_is_named_in_one_line(compiler, structure, message):
 
 
 def test_added_tokens_that_are_text_may_stand_in_strings():
-    """As Gemma's HTML tags: they look like special tokens and are none."""
+    """Gemma's HTML tags look like special tokens but are plain text."""
     tokenizer = byte_tokenizer(words=("<table>",))
     tag, special = (tokenizer.encode(text)[-1] for text in ("<table>", "<|mark|>"))
     constraint = GrammarCompiler(tokenizer, tokenizer.vocab_size).compile(Schema({"type": "string"}))

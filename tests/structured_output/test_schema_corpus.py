@@ -1,4 +1,4 @@
-"""Schemas as they are found in the world: what does not fit is never accepted, and what cannot be held is told."""
+"""Published schemas: invalid instances are never accepted, unsupported keywords are reported."""
 
 import json
 import re
@@ -19,11 +19,11 @@ pytest.importorskip("jsonschema")
 schema_corpus = pytest.importorskip("support.schemas.corpus")
 
 TOLD = r"structure: the schema cannot be held( at [^\n]+)?: [^\n]*(oneOf|uniqueItems|dependen|not|propertyNames|if|look-around)[^\n]*"
-"""Where the fault lies, unless it is the whole, and the keyword."""
+"""Return the path of the fault, if it is not the root, and the keyword."""
 
 
 def accepts(compiler, compiled, text, *, masks):
-    """Whether the tokens of a text are allowed, one after another, and the text may end there."""
+    """Return True if the tokens of a text are allowed in sequence and the text may end there."""
     tokenizer, constraint = compiler.tokenizer, compiled.copy()
     tokens = tokenizer.encode(text, add_special_tokens=False)
     if constraint.allowed(tokens) < len(tokens):
@@ -38,7 +38,7 @@ def accepts(compiler, compiled, text, *, masks):
 
 
 def judge(compiler, cases, *, masks=False):
-    """How many schemas compile, and what is said of their instances."""
+    """Return the number of schemas that compile and the verdicts on their instances."""
     found: Counter[str] = Counter()
     wrong: list[tuple[str, str]] = []
     for case in cases:

@@ -1,4 +1,4 @@
-"""Calls as grammars: what a format writes is accepted, and what fits no offered tool is not."""
+"""Grammars of calls accept each format's calls and reject calls of other tools."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def grammars():
 
 
 def accepts(constraint, text):
-    """Whether a grammar takes a text and may end there."""
+    """Return True if a grammar accepts a text and may end there."""
     constraint = constraint.copy()
     if any(constraint.advance(token) for token in TOKENIZER.encode(text, add_special_tokens=False)):
         return False
@@ -138,7 +138,7 @@ def test_what_the_prompt_has_begun_is_not_written_again(grammars):
 
 
 def test_a_short_beginning_needs_a_name(grammars):
-    """What Functionary's content begins with is no call."""
+    """The header of Functionary's content is not a call."""
     found = grammars.compile(FAMILIES["functionary"].calls, TOOLS, parallel=True, free=True)
     assert found.triggers == (b">>>get_weather", b">>>play")
     assert not found.at_start

@@ -1,4 +1,4 @@
-"""Lengths, ranges and patterns inside arguments that are not JSON: held, or refused where a tool is strict."""
+"""Lengths, ranges and patterns in arguments that are not JSON are enforced, or refused for strict tools."""
 
 import random
 import re

@@ -1,4 +1,4 @@
-"""What cuts the first texts of a process must cut them as the whole vocabulary does."""
+"""The partial vocabulary of a process's first texts gives the ids of the whole one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def has_read_whole(backend: ByteLevelBackend) -> bool:
 
 @cache
 def metadata(name: str) -> dict[str, Any]:
-    """With a special token, one that has a space, BOS, and a rare byte that is no token."""
+    """It has a special token, one with a space, BOS, and lacks the token of a rare byte."""
     found = golden_metadata(name)
     tokens = [*(token for token in found["tokenizer.ggml.tokens"] if token != "Ă"), "<|x|>", "<two words>"]
     kinds = [1] * (len(tokens) - 2) + [CONTROL] * 2

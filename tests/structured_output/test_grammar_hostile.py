@@ -1,4 +1,4 @@
-"""Structures of people who mean no good are refused, or held; quickly, and without a word on the terminal."""
+"""Hostile structures are refused or enforced, quickly and without terminal output."""
 
 import re
 import time

@@ -180,7 +180,7 @@ VALUES = st.one_of(
 
 
 def complaint(metadata: dict[str, Any]) -> str:
-    """What is said of a tokenizer that cannot be built or used; nothing of one that can."""
+    """Return the error of building and using a tokenizer; empty if both work."""
     return complaint_about(lambda: from_gguf(metadata), "ab a")
 
 

@@ -10,7 +10,7 @@ LETTERS = st.text("ab", max_size=12)
 
 
 def feed(stops: list[str], chunks: list[str]) -> tuple[list[str], bool, str]:
-    """What came out for each chunk, whether a stop string was met, and what was held to the end."""
+    """Return (text of each chunk, True if a stop string was found, text held back to the end)."""
     machine = StopStrings(stops)
     emitted, stopped = [], False
     for chunk in chunks:

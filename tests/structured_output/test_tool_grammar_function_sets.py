@@ -1,4 +1,4 @@
-"""Random walks through the grammars of real function sets: whatever a model may write fits."""
+"""Random walks through the grammars of real function sets produce valid calls."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def walk(constraint: Any, chance: random.Random, ends: list[list[int]], most: in
 
 
 def check(family: str, tools: Tools, grammars: ToolGrammars, seed: int) -> bool:
-    """Whether a walk came to its end; then what is read of it is one call that validates."""
+    """Return True if a walk ended; the text then reads as one valid call."""
     calls = FAMILIES[family].calls
     constraint = grammars.compile(calls, tools, parallel=False).constraint.copy()
     ends = [TOKENIZER.encode(mark, add_special_tokens=False) for mark in (calls.value_end, calls.quote) if mark]

@@ -1,4 +1,4 @@
-"""Templates, schemas and texts that nobody would write on purpose, and that must do no harm."""
+"""Hostile templates, schemas and texts must do no harm."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_an_empty_quote_is_none():
 
 
 def test_the_end_of_a_call_is_no_content():
-    """Where what follows is none of the offered tools."""
+    """A call literal before a name that is not an offered tool."""
     reader = OutputReader(OUTPUT, TOOLS)
     text = '<tool_call>\n{"name": "get", "arguments": {}}\n</tool_call>\n<tool_call>\n{"name": "unknown", "arguments": {}}\n</tool_call>'
     events = [*reader.add(text), *reader.finish()]

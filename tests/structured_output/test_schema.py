@@ -1,4 +1,4 @@
-"""Schemas made ready for llguidance, and where the fault of one lies."""
+"""Normalization of schemas for llguidance, and paths of unsupported parts."""
 
 import copy
 import sys

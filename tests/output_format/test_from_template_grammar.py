@@ -1,5 +1,4 @@
-"""Calls that chat templates render, against the grammars that hold answers to calls: what a template writes may be written, and no letter
-of a name or a key may be another."""
+"""Calls that chat templates render fit the grammars of calls; a changed letter of a name or key does not."""
 
 from __future__ import annotations
 
@@ -38,12 +37,12 @@ def compiler() -> GrammarCompiler:
 
 
 def ordered(calls: list[Call]) -> list[Call]:
-    """With the arguments in the order of the schema, which JSON is held to."""
+    """Return the calls with arguments in the schema's order, which the JSON grammar requires."""
     return [(name, {key: arguments[key] for key in SCHEMA["properties"] if key in arguments}) for name, arguments in calls]
 
 
 def accepted(constraint: Constraint, text: str) -> str:
-    """The longest beginning of the text that is a whole answer; empty if none is."""
+    """Return the longest prefix of the text that is a whole answer."""
     constraint, longest, tokens = constraint.copy(), 0, TOKENIZER.encode(text, add_special_tokens=False)
     for at in range(len(tokens) + 1):
         rows = constraint.rows([])
@@ -55,8 +54,10 @@ def accepted(constraint: Constraint, text: str) -> str:
 
 
 def answer_of(format: OutputFormat, begun: str, rendered: str) -> str:
-    """What the model writes of a rendered message: without the message's head where the prompt is no beginning of it, without the ids that
-    some templates write with each call, and with one empty line after the reasoning, whatever the template puts before its content."""
+    """Return the model's part of a rendered message.
+
+    The message's header and the ids of calls are removed; one empty line follows the reasoning.
+    """
     assert format.calls is not None
     reasoning = (format.reasoning.begin, format.reasoning.end) if format.reasoning else ("", "")
     marks = [mark.strip() for mark in (format.calls.begin or "{", reasoning[0]) if mark]

@@ -1,6 +1,6 @@
-"""What llguidance reads is what the limits were checked on: nothing hides from them, and checking takes no longer than reading does.
+"""The limits apply to the grammar as llguidance reads it, and checking takes linear time.
 
-Each chain here is deep enough to overflow the stack of llguidance, which ends the whole process, if the check does not see it.
+Each chain here overflows llguidance's stack, which ends the process, if the check misses it.
 """
 
 import asyncio

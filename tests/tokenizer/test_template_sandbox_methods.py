@@ -1,4 +1,4 @@
-"""Methods of texts inside loops and blocks, where jinja2 passes arguments of its own to every call."""
+"""String methods inside loops and blocks, where jinja2 adds its own arguments to each call."""
 
 from __future__ import annotations
 

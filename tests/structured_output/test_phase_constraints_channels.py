@@ -1,10 +1,10 @@
-"""Answers that come in channels of their own: what they are held to begins after the channel's header."""
+"""Answers in channels: the constraint starts after the channel's header."""
 
 import json
 
 import pytest
 from support.tokenizers.byte_tokenizer import byte_tokenizer
-from test_phases import TOOLS, follow
+from test_phase_constraints import TOOLS, follow
 
 from mlxinfer.output_format.format import OutputFormat
 from mlxinfer.output_format.reader import OutputReader

@@ -58,7 +58,7 @@ def test_decoding_undoes_encoding(name: str) -> None:
 
 @cache
 def unread() -> _Unread:
-    """What a tokenizer has before it reads the whole vocabulary."""
+    """Return the part that a tokenizer has before it reads the whole vocabulary."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(byte_level, "later", lambda *work, **when: None)
         backend = real.__wrapped__("smollm2")._backend

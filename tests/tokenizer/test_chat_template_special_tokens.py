@@ -1,4 +1,4 @@
-"""Control tokens that are spelled out in a message stay text."""
+"""Control tokens spelled in a message stay text."""
 
 from __future__ import annotations
 

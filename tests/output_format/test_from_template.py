@@ -1,4 +1,4 @@
-"""What is found out of chat templates, and that calls which they render are read back as they were, however the text comes."""
+"""Formats derived from chat templates; rendered calls are read back unchanged in any chunks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would take too long, or more stack than there is, is refused before it is compiled; the rest costs what a step may cost."""
+"""Structures beyond the limits of time or stack are refused before compilation; others stay within the cost of a step."""
 
 import json
 import random
@@ -22,7 +22,7 @@ from mlxinfer.tokenizer.tokenizer import from_directory
 AMBIGUOUS = Lark(
     'start: all "z"\nall: ' + " | ".join(f"r{i}" for i in range(80)) + "".join(f'\nr{i}: /x{{0,{i}}}/ "y" | r{i} r{i}' for i in range(80))
 )
-"""What may follow takes more items with each character."""
+"""The number of matcher items grows with each character."""
 
 
 @pytest.fixture(scope="module")

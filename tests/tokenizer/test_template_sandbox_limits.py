@@ -1,4 +1,4 @@
-"""Templates that mean harm: they end, soon, with one line, and without reaching anything. No signal is used, so in any thread."""
+"""Hostile templates end quickly with a one-line error and reach nothing, in any thread, without signals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render(source: str) -> str:
 
 
 def complaint(source: str) -> str:
-    """What is said of a template, rendered in a thread of its own."""
+    """Return the error of a template that is rendered in a separate thread."""
     with ThreadPoolExecutor(1) as pool, pytest.raises(TemplateError) as caught:
         pool.submit(render, source).result()
     assert "\n" not in str(caught.value)
