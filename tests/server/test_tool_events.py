@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from mlxinfer.server.anthropic.answers import SIGNATURE, Answer
+from mlxinfer.server.anthropic.messages import SIGNATURE, MessageAnswer
 from mlxinfer.server.ollama.answers import Lines, as_message
 from mlxinfer.server.openai.chat_answers import Events as ChatEvents
 from mlxinfer.server.openai.chat_answers import Form
@@ -188,7 +188,7 @@ def test_an_empty_response_has_a_message() -> None:
 
 
 def messages(chunks: list[Chunk], **settings: Any) -> list[Any]:
-    answer = Answer(REQUEST, **{"reports_cached": False, "omits_thinking": False, **settings})
+    answer = MessageAnswer(REQUEST, **{"reports_cached": False, "omits_thinking": False, **settings})
     return events(answer.begin() + b"".join(map(answer.render, each(chunks))))
 
 
@@ -219,7 +219,7 @@ def test_message_blocks() -> None:
     found = messages(CHUNKS)
     assert (
         blocks(found)
-        == Answer(REQUEST, reports_cached=False, omits_thinking=False).whole(WHOLE)["content"]
+        == MessageAnswer(REQUEST, reports_cached=False, omits_thinking=False).whole(WHOLE)["content"]
         == [
             {"type": "thinking", "thinking": "Let me see.", "signature": SIGNATURE},
             {"type": "text", "text": "I'll look."},
@@ -235,11 +235,11 @@ def test_omitted_thinking() -> None:
     settings = {"omits_thinking": True}
     thinking = {"type": "thinking", "thinking": "", "signature": SIGNATURE}
     assert blocks(messages(CHUNKS, **settings))[0] == thinking
-    assert Answer(REQUEST, reports_cached=False, omits_thinking=True).whole(WHOLE)["content"][0] == thinking
+    assert MessageAnswer(REQUEST, reports_cached=False, omits_thinking=True).whole(WHOLE)["content"][0] == thinking
 
 
 def test_a_call_that_broke_off_has_no_input_and_loses_nothing() -> None:
-    whole = Answer(REQUEST, reports_cached=False, omits_thinking=False).whole(BROKEN_WHOLE)
+    whole = MessageAnswer(REQUEST, reports_cached=False, omits_thinking=False).whole(BROKEN_WHOLE)
     assert whole["content"] == [{"type": "text", "text": 'weather({"city": "Ro'}]
     assert whole["stop_reason"] == "max_tokens"
     deltas = [event["delta"] for event in messages(BROKEN) if event["type"] == "content_block_delta"]

@@ -2,19 +2,175 @@
 
 from __future__ import annotations
 
+import uuid
+from typing import Any, Literal, Union
+
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
+from ...types import Chunk, Completion, ToolCall, ToolCallDelta, Usage
 from .. import sse
 from ..errors import TooLong
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, stream
-from .answers import Answer, MessageObject
-from .protocol import FORMAT, OVERLOADED, Conversation, MessageRequest, check_version, error_event
+from ..shared.tools import as_object, as_text
+from .protocol import FORMAT, OVERLOADED, Conversation, MessageRequest, MessageUsage, check_version, error_event, usage_of
+from .tools import own_id
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 PING = sse.event("ping", {"type": "ping"})
 """Keeps a silent stream alive."""
+SIGNATURE = "bWx4aW5mZXI="
+"""The signature of every block of thinking: clients send it back, and nothing checks it."""
+
+
+class TextContent(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class ThinkingContent(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseContent(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+BlockContent = Union[TextContent, ThinkingContent, ToolUseContent]
+
+
+class MessageObject(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[BlockContent]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: MessageUsage
+
+
+class MessageAnswer:
+    """One message. It has a block at least, even if that is an empty text."""
+
+    def __init__(self, request: GenerateRequest, *, reports_cached: bool, omits_thinking: bool) -> None:
+        """`omits_thinking`: blocks of thinking say that there was some, and not what."""
+        self._request = request
+        self._reports_cached = reports_cached
+        self._omits_thinking = omits_thinking
+        self._id = f"msg_{uuid.uuid4().hex}"
+        self._open: str | None = None
+        self._blocks = 0
+        self._called = False
+
+    def whole(self, answer: Completion) -> MessageObject:
+        """The response that has all of it."""
+        content: list[BlockContent] = []
+        if answer.reasoning:
+            thinking = "" if self._omits_thinking else answer.reasoning
+            content.append(ThinkingContent(type="thinking", thinking=thinking, signature=SIGNATURE))
+        if answer.text:
+            content.append(TextContent(type="text", text=answer.text))
+        content += map(_called, answer.tool_calls)
+        self._called = bool(answer.tool_calls)
+        message = self._message(content or [TextContent(type="text", text="")], usage_of(answer.usage, self._reports_cached))
+        return {**message, "stop_reason": self._reason(answer), "stop_sequence": answer.stop_string}
+
+    def _message(self, content: list[BlockContent], usage: MessageUsage) -> MessageObject:
+        return MessageObject(
+            id=self._id,
+            type="message",
+            role="assistant",
+            model=self._request.served.name,
+            content=content,
+            stop_reason=None,
+            stop_sequence=None,
+            usage=usage,
+        )
+
+    def _reason(self, end: Completion | Chunk) -> StopReason:
+        if end.finish_reason != "length":
+            return "stop_sequence" if end.stop_string is not None else "tool_use" if self._called else "end_turn"
+        written = end.usage.completion_tokens if end.usage else 0
+        return "max_tokens" if written == self._request.params.max_tokens else "model_context_window_exceeded"
+
+    def begin(self) -> bytes:
+        """The event before the first block."""
+        return _event("message_start", message=self._message([], self._usage_before()))
+
+    def _usage_before(self) -> MessageUsage:
+        return usage_of(Usage(len(self._request.token_ids), 0), self._reports_cached)
+
+    def render(self, chunks: list[Chunk]) -> bytes:
+        """The events of these chunks."""
+        out = b""
+        for chunk in chunks:
+            out += self._thinking(chunk.reasoning) if chunk.reasoning else b""
+            out += self._text(chunk.text) if chunk.text else b""
+            out += b"".join(map(self._call, chunk.tool_calls))
+            out += self._end(chunk) if chunk.finish_reason else b""
+        return out
+
+    def _thinking(self, text: str) -> bytes:
+        out = self._within(ThinkingContent(type="thinking", thinking="", signature=""))
+        return out if self._omits_thinking else out + self._delta(type="thinking_delta", thinking=text)
+
+    def _text(self, text: str) -> bytes:
+        return self._within(TextContent(type="text", text="")) + self._delta(type="text_delta", text=text)
+
+    def _call(self, piece: ToolCallDelta) -> bytes:
+        out = b""
+        if piece.name is not None:
+            self._called = True
+            block = ToolUseContent(type="tool_use", id=own_id(piece.id or ""), name=piece.name, input={})
+            out = self._close() + self._begin(block)
+        return out + self._delta(type="input_json_delta", partial_json=piece.arguments) if piece.arguments else out
+
+    def _within(self, block: BlockContent) -> bytes:
+        """The events that begin a block of this kind, unless one is open."""
+        return b"" if self._open == block["type"] else self._close() + self._begin(block)
+
+    def _begin(self, block: BlockContent) -> bytes:
+        self._open = block["type"]
+        self._blocks += 1
+        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+
+    def _close(self) -> bytes:
+        """The events that end the open block."""
+        if self._open is None:
+            return b""
+        out = self._delta(type="signature_delta", signature=SIGNATURE) if self._open == "thinking" else b""
+        self._open = None
+        return out + _event("content_block_stop", index=self._blocks - 1)
+
+    def _delta(self, **delta: str) -> bytes:
+        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+    def _end(self, last: Chunk) -> bytes:
+        out = b"" if self._blocks else self._within(TextContent(type="text", text=""))
+        out += self._close()
+        delta = {"stop_reason": self._reason(last), "stop_sequence": last.stop_string}
+        usage = usage_of(last.usage, self._reports_cached) if last.usage else self._usage_before()
+        return out + _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
+
+
+def _called(call: ToolCall) -> BlockContent:
+    arguments = as_object(call.arguments)
+    if arguments is None:
+        return TextContent(type="text", text=as_text(call.name, call.arguments))
+    return ToolUseContent(type="tool_use", id=own_id(call.id), name=call.name, input=arguments)
+
+
+def _event(name: str, **values: Any) -> bytes:
+    return sse.event(name, {"type": name, **values})
 
 
 class TokenCount(TypedDict):
@@ -31,7 +187,7 @@ async def create(context: RequestContext, body: MessageRequest) -> ASGIApp:
     params, prompt = body.params(served), await body.prompt(served)
     params = body.wanted_thinking().held(params, served, prompt)
     request = GenerateRequest(served, prompt, params, client_id=body.client_id, structure_field=FORMAT)
-    answer = Answer(request, reports_cached=body.reports_cached, omits_thinking=body.omits_thinking)
+    answer = MessageAnswer(request, reports_cached=body.reports_cached, omits_thinking=body.omits_thinking)
     if body.stream:
         pieces = stream(context, request, answer.render)
         return sse.Stream(pieces, begin=answer.begin(), failed=error_event, limits=context.limits, keep_alive=PING)
