@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import runpy
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,6 @@ from pydantic import ValidationError
 
 from mlxinfer.server import log
 from mlxinfer.server.errors import APIError, of_validation
-from mlxinfer.server.fields import page
 from mlxinfer.server.validation import Ignored, StrictModel, Unsupported
 
 
@@ -75,7 +75,9 @@ def test_a_notice_is_written_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
 
 def test_the_page_of_the_guide_is_what_the_types_say() -> None:
-    written = (Path(__file__).parents[2] / "docs" / "request-fields.md").read_text(encoding="utf-8")
-    assert written == page(), "python -m mlxinfer.server.fields > docs/request-fields.md"
+    docs = Path(__file__).parents[2] / "docs"
+    written = (docs / "request-fields.md").read_text(encoding="utf-8")
+    page = runpy.run_path(str(docs / "site" / "request_fields.py"))["page"]
+    assert written == page(), "python docs/site/request_fields.py > docs/request-fields.md"
     for row in ("| `cache_prompt` | OpenAI's API |", "| `options.num_gpu` |", "| `input[].phase` |"):
         assert row in written

@@ -1,6 +1,6 @@
-"""Which fields of requests are taken without effect, and of which only some values are: docs/request-fields.md.
+"""Prints docs/request-fields.md, the request fields that have no effect or accept only some values.
 
-`python -m mlxinfer.server.fields` prints that page.
+python docs/site/request_fields.py > docs/request-fields.md
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 
-from .anthropic.messages import CountRequest
-from .anthropic.protocol import MessageRequest
-from .ollama.embeddings import EmbedRequest, OldEmbeddingRequest
-from .ollama.generate import OllamaChatRequest, OllamaGenerateRequest
-from .ollama.models import ShowRequest
-from .openai.chat import ChatRequest
-from .openai.completions import CompletionRequest
-from .openai.embeddings import EmbeddingRequest
-from .openai.reranking import RerankRequest, ScoreRequest
-from .openai.responses import ResponseRequest
-from .validation import Ignored, OneOf, Unsupported
+from mlxinfer.server.anthropic.messages import CountRequest
+from mlxinfer.server.anthropic.protocol import MessageRequest
+from mlxinfer.server.ollama.embeddings import EmbedRequest, OldEmbeddingRequest
+from mlxinfer.server.ollama.generate import OllamaChatRequest, OllamaGenerateRequest
+from mlxinfer.server.ollama.models import ShowRequest
+from mlxinfer.server.openai.chat import ChatRequest
+from mlxinfer.server.openai.completions import CompletionRequest
+from mlxinfer.server.openai.embeddings import EmbeddingRequest
+from mlxinfer.server.openai.reranking import RerankRequest, ScoreRequest
+from mlxinfer.server.openai.responses import ResponseRequest
+from mlxinfer.server.validation import Ignored, OneOf, Unsupported
 
 BODIES: dict[type[BaseModel], str] = {
     ChatRequest: "/v1/chat/completions",
@@ -44,7 +44,7 @@ _OPENAI = {BODIES[body] for body in (ChatRequest, CompletionRequest, ResponseReq
 _HEAD = """# Fields of requests that have no effect, and those that are refused
 
 Programs send many fields that ask for nothing here: they are taken, and the log notes each of them once. A field that asks for more than
-there is is refused, with all other faults of the same request, by an error that names it. `python -m mlxinfer.server.fields` prints this
+there is is refused, with all other faults of the same request, by an error that names it. `docs/site/request_fields.py` prints this
 page from the types of the requests.
 
 ## Taken without effect
