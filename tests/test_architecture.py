@@ -141,7 +141,6 @@ KNOWN_CIRCLES = {
     "mlxinfer.cache.kv_events",
     "mlxinfer.notebook.formats",
     "mlxinfer.cli",
-    "mlxinfer.server.model_manager.manager",
 }
 
 
@@ -189,10 +188,6 @@ KNOWN_SMALL = {
     "mlxinfer/nn/product_speeds.py",
     "mlxinfer/nn/unpacking.py",
     "mlxinfer/sampling/noise.py",
-    "mlxinfer/server/did_you_mean.py",
-    "mlxinfer/server/model_manager/collector.py",
-    "mlxinfer/server/model_manager/revival.py",
-    "mlxinfer/server/page/browser.py",
 }
 
 
@@ -223,7 +218,6 @@ def _folders() -> Iterator[Path]:
 KNOWN_LONG = {
     "benchmarks",
     "mlxinfer/loading/gguf",
-    "mlxinfer/server",
     "tests/benchmarks",
     "tests/cli",
     "tests/convert",

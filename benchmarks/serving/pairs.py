@@ -17,8 +17,8 @@ from typing import Any
 from mlxinfer import AsyncLLM, SamplingParams
 from mlxinfer.engine.core.scheduler import Schedule
 from mlxinfer.engine.runner.model_runner import PendingStep
-from mlxinfer.server.model_manager.manager import Keeper
-from mlxinfer.server.model_manager.memory_room import Room
+from mlxinfer.server.model_manager.manager import ModelManager
+from mlxinfer.server.model_manager.memory_room import MemoryRoom
 from mlxinfer.server.model_manager.registry import Registry
 from mlxinfer.server.process import HTTPServer
 from mlxinfer.server.settings import LOOPBACK, ServerSettings
@@ -87,7 +87,7 @@ async def _serving(llm: AsyncLLM) -> AsyncGenerator[int, None]:
         listener.listen()
         port: int = listener.getsockname()[1]
         registry = Registry.running({NAME: llm})
-        server = HTTPServer(registry, Keeper(registry.slots, Room()), ServerSettings(host=LOOPBACK, port=port))
+        server = HTTPServer(registry, ModelManager(registry.slots, MemoryRoom()), ServerSettings(host=LOOPBACK, port=port))
         serving = asyncio.ensure_future(server.serve([listener]))
         try:
             yield port

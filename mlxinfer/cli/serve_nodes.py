@@ -92,7 +92,7 @@ def _serve(
     from ..distributed.supervise import say_ready
     from ..errors import GroupLostError
     from ..server.access.sockets import Listeners
-    from ..server.model_manager.model_slot import Slot
+    from ..server.model_manager.model_slot import ModelSlot
     from ..server.model_manager.registry import Registry
     from ..server.process import Models, run
 
@@ -113,7 +113,7 @@ def _serve(
             click.echo(line)
             say_ready(pipe)
 
-        run(Models(registry=Registry({name: Slot.running(llm)}, aliases)), settings, tell=tell, sockets=sockets)
+        run(Models(registry=Registry({name: ModelSlot.running(llm)}, aliases)), settings, tell=tell, sockets=sockets)
     finally:
         _close(llm, group)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from threading import Event
 from typing import Any
 
@@ -21,10 +22,9 @@ from ..errors import MLXInferError
 from . import anthropic, log, ollama, openai, page
 from .access.auth import Auth, has_key, is_unix
 from .access.origins import Origins
-from .did_you_mean import KnownPaths
 from .errors import APIError, of_error, server_failed, stopping
 from .metrics import Metrics, WithVLLMNames
-from .model_manager.manager import Keeper
+from .model_manager.manager import ModelManager
 from .model_manager.registry import Registry
 from .routers import introspection as worker
 from .routers import kv_transfer
@@ -40,19 +40,21 @@ CLIENT_GONE = 499
 _ID_HEADERS = (b"x-request-id", b"request-id")
 """The names that OpenAI's and Anthropic's clients look for."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_SIMILARITY = 0.85
+"""Least similarity of a misspelled path to a known path, from 0 to 1."""
 
 
 def create_app(
     models: Registry,
-    keeper: Keeper,
+    manager: ModelManager,
     settings: ServerSettings,
     dialects: Sequence[Dialect] | None = None,
     draining: Event | None = None,
 ) -> ASGIApp:
-    """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the keeper, and sets `draining`
+    """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the manager, and sets `draining`
     when routers should turn away."""
     dialects = DIALECTS if dialects is None else dialects
-    server = Server(models, keeper, settings, Metrics(models, keeper), draining or Event())
+    server = Server(models, manager, settings, Metrics(models, manager), draining or Event())
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
     return _App(server, dialects, Router([*page.routes(), *endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
 
@@ -114,6 +116,44 @@ class _App:
         near = self._paths.near(path)
         hint = f": did you mean {near}?" if near else "."
         return APIError(404, "not_found", f"There is nothing at this path{hint}", code="unknown_url")
+
+
+class KnownPaths:
+    """The paths of all endpoints: suggests one for an unknown path, and removes private text from paths for the log."""
+
+    def __init__(self, paths: Iterable[str]) -> None:
+        self._known = {path: _path_parts(path) for path in paths if "{" not in path and path != "/"}
+        self._words = frozenset(part for parts in self._known.values() for part in parts)
+
+    def near(self, path: str) -> str | None:
+        """The endpoint that a client with a wrong base URL means, or None.
+
+        The endpoint that shares the most parts at the end, as `/chat/completions` or `/v1/v1/chat/completions` share them with
+        `/v1/chat/completions`; otherwise an endpoint with a similar spelling.
+        """
+        parts = _path_parts(path)
+        found = max(self._known, key=lambda known: (_common_end(self._known[known], parts), -len(known)), default="")
+        if found and _common_end(self._known[found], parts):
+            return found
+        return next(iter(get_close_matches("/" + "/".join(parts), self._known, 1, _SIMILARITY)), None)
+
+    def shown(self, path: str) -> str:
+        """The path with an asterisk for every part that no endpoint has: such a part may be a text or a key."""
+        return "/" + "/".join(part if part in self._words or not part else "*" for part in path[1:].split("/"))[:200]
+
+
+def _path_parts(path: str) -> list[str]:
+    return [part for part in path.split("/") if part]
+
+
+def _common_end(one: list[str], other: list[str]) -> int:
+    """Number of equal parts at the end of both paths."""
+    count = 0
+    for a, b in zip(reversed(one), reversed(other), strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
 
 
 class _Exchange:

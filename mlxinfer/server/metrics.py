@@ -13,8 +13,8 @@ from prometheus_client.registry import Collector
 
 from ..types import Chunk, Completion, EngineStats, Usage
 from ..util.device import device_memory, memory_in_use
-from .model_manager.collector import ModelCollector
-from .model_manager.manager import Keeper
+from .model_manager.manager import ModelManager
+from .model_manager.model_slot import ModelSlot
 from .model_manager.registry import Registry
 
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 120.0, 300.0)
@@ -52,7 +52,7 @@ class TokenIntervals:
 class Metrics:
     """Counters of one server; `registry` is what `/metrics` writes."""
 
-    def __init__(self, models: Registry, keeper: Keeper) -> None:
+    def __init__(self, models: Registry, manager: ModelManager) -> None:
         self.registry = CollectorRegistry()
         self._made = {
             name: Histogram(f"mlxinfer_{name}", text, _LABELS, buckets=b, registry=self.registry) for name, text, b in _HISTOGRAMS
@@ -69,7 +69,7 @@ class Metrics:
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
         self.registry.register(_Engines(models, self._intervals))
-        self.registry.register(ModelCollector(keeper))
+        self.registry.register(_Models(manager))
         for entry in models:
             if entry.slot.state == "ready":
                 self._add(entry.name)
@@ -214,6 +214,38 @@ class _Engines(Collector):
             yield _filled(GaugeMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
         for name, text, value in _COUNTERS:
             yield _filled(CounterMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((m, value(s)) for m, s in stats))
+
+
+_SlotNumber = Callable[[ModelSlot], float]
+_MODEL_GAUGES: tuple[tuple[str, str, _SlotNumber], ...] = (
+    ("model_loaded", "Whether a model is loaded, 1 or 0.", lambda slot: slot.state == "ready"),
+    ("model_planned_bytes", "Memory that a loaded model may take.", lambda slot: slot.planned),
+    ("model_requests_waiting", "Requests that wait for a model to be loaded.", lambda slot: len(slot.waiting)),
+    ("model_load_seconds", "How long its last load took.", lambda slot: slot.load_s),
+)
+_MODEL_COUNTERS: tuple[tuple[str, str, _SlotNumber], ...] = (
+    ("model_loads", "Times that a model was loaded.", lambda slot: slot.loads),
+    ("model_unloads", "Times that a model was unloaded.", lambda slot: slot.unloads),
+    ("model_failures", "Times that a model could not be loaded, or failed.", lambda slot: slot.failures),
+)
+
+
+class _Models(Collector):
+    """States and memory of all models, labelled with each model's first name."""
+
+    def __init__(self, manager: ModelManager) -> None:
+        self._manager = manager
+
+    def collect(self) -> Iterator[Metric]:
+        room, slots = self._manager.room, self._manager.slots
+        yield GaugeMetricFamily("mlxinfer_models_planned_bytes", "Memory that loaded models may take.", value=room.planned)
+        yield GaugeMetricFamily("mlxinfer_models_limit_bytes", "Memory that all models may take together.", value=room.limit)
+        for name, text, value in _MODEL_GAUGES:
+            yield _filled(GaugeMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((slot.name, float(value(slot))) for slot in slots))
+        for name, text, value in _MODEL_COUNTERS:
+            yield _filled(
+                CounterMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((slot.name, float(value(slot))) for slot in slots)
+            )
 
 
 _VLLM = frozenset(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
+import threading
+import webbrowser
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import ceil
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -24,11 +25,10 @@ from .access.own_names import addresses_for_others
 from .access.sockets import BACKLOG, Listeners, address, listening
 from .app import create_app
 from .log import notice, start_logging
-from .model_manager.manager import Keeper
-from .model_manager.memory_room import Room
-from .model_manager.model_slot import Slot
+from .model_manager.manager import ModelManager
+from .model_manager.memory_room import MemoryRoom
+from .model_manager.model_slot import ModelSlot
 from .model_manager.registry import Registry
-from .page import open_page
 from .settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -45,10 +45,12 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class HTTPServer(uvicorn.Server):
     """Uvicorn with this server's application and limits. `ready()` is called when it listens."""
 
-    def __init__(self, models: Registry, keeper: Keeper, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None) -> None:
-        limits, self._drain_s, self._draining = settings.limits, settings.drain_s, Event()
+    def __init__(
+        self, models: Registry, manager: ModelManager, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        limits, self._drain_s, self._draining = settings.limits, settings.drain_s, threading.Event()
         config = uvicorn.Config(
-            create_app(models, keeper, settings, draining=self._draining),
+            create_app(models, manager, settings, draining=self._draining),
             http=connection_class(limits),
             ws="none",
             lifespan="off",
@@ -112,7 +114,7 @@ class Models:
 
     registry: Registry
     """The models by name."""
-    at_start: Sequence[Slot] = ()
+    at_start: Sequence[ModelSlot] = ()
     """Those that are loaded before the first request."""
     memory: int | None = None
     """Bytes that all of them may take together; None is what the device has."""
@@ -148,10 +150,10 @@ async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tel
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, on_signal)
-    keeper = Keeper(models.registry.slots, Room(models.memory))
-    publisher = _publisher(settings, keeper)
+    manager = ModelManager(models.registry.slots, MemoryRoom(models.memory))
+    publisher = _publisher(settings, manager)
     try:
-        loading = asyncio.ensure_future(keeper.start(models.at_start))
+        loading = asyncio.ensure_future(manager.start(models.at_start))
         if not await _unless(stop, loading):
             return
         for slot in loading.result():
@@ -161,17 +163,17 @@ async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tel
             names = ", ".join(entry.name for entry in models.registry)
             others = " or ".join(addresses_for_others(sockets, settings))
             tell(f"ready on {' and '.join(map(address, sockets))} ({names}){others and f'; on a phone or another machine: {others}'}")
-            keeper.prepare_structures()
+            manager.prepare_structures()
 
-        server = HTTPServer(models.registry, keeper, settings, ready=ready)
+        server = HTTPServer(models.registry, manager, settings, ready=ready)
         await server.serve(sockets)
     finally:
-        await keeper.close()
+        await manager.close()
         if publisher is not None:
             publisher.close()
 
 
-def _publisher(settings: ServerSettings, keeper: Keeper) -> KVEventPublisher | None:
+def _publisher(settings: ServerSettings, manager: ModelManager) -> KVEventPublisher | None:
     """Publishes what the prefix caches of all models hold, if the settings name an endpoint. Raises `ServerError`."""
     if settings.kv_events is None:
         return None
@@ -181,13 +183,44 @@ def _publisher(settings: ServerSettings, keeper: Keeper) -> KVEventPublisher | N
         raise ServerError(f"KV events need {error.name}: {install_line('pyzmq msgspec')}") from None
     publisher = KVEventPublisher(settings.kv_events, settings.kv_events_replay)
 
-    def begin(slot: Slot) -> None:
+    def begin(slot: ModelSlot) -> None:
         if slot.llm is not None:
             slot.llm.send_kv_events(partial(publisher.put, slot.name))
 
-    keeper.on_ready = begin
-    keeper.on_gone = lambda slot: publisher.put(slot.name, AllBlocksCleared())
+    manager.on_ready = begin
+    manager.on_gone = lambda slot: publisher.put(slot.name, AllBlocksCleared())
     return publisher
+
+
+def open_page(listeners: Sequence[socket.socket], open_url: Callable[[str], bool] | None = None) -> threading.Thread:
+    """Open the page of the server that listens here, with `open_url` or in the user's browser. Runs in a thread, because starting a browser
+    may block. If no browser can be opened, the log gives the address."""
+    url = page_url(listeners)
+    thread = threading.Thread(target=_open_url, args=(url, open_url or webbrowser.open), name="open-page", daemon=True)
+    thread.start()
+    return thread
+
+
+def _open_url(url: str | None, open_url: Callable[[str], bool]) -> None:
+    if url is None:
+        notice("--open needs a TCP port: browsers cannot open a Unix socket")
+        return
+    try:
+        opened = open_url(url)
+    except (OSError, webbrowser.Error):
+        opened = False
+    if not opened:
+        notice(f"no browser could be opened: the page is at {url}")
+
+
+def page_url(listeners: Sequence[socket.socket]) -> str | None:
+    """The page's address on this machine; None without TCP."""
+    for listener in listeners:
+        if listener.family != socket.AF_UNIX:
+            host = "[::1]" if listener.family == socket.AF_INET6 else "127.0.0.1"
+            everywhere = listener.getsockname()[0] in ("0.0.0.0", "::")
+            return f"http://{host}:{listener.getsockname()[1]}/" if everywhere else f"{address(listener)}/"
+    return None
 
 
 async def _unless(stop: asyncio.Event, loading: asyncio.Future[Any]) -> bool:

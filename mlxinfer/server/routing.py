@@ -23,8 +23,8 @@ from .access.auth import is_unix, peer, read_json
 from .errors import APIError, of_validation, timed_out
 from .log import notice_once
 from .metrics import Metrics
-from .model_manager.manager import Keeper
-from .model_manager.model_slot import Slot
+from .model_manager.manager import ModelManager
+from .model_manager.model_slot import ModelSlot
 from .model_manager.registry import Entry, Registry, ServedModel
 from .settings import Limits, ServerSettings
 from .validation import StrictModel
@@ -39,7 +39,7 @@ class Server:
 
     models: Registry
     """The models that are served."""
-    keeper: Keeper
+    manager: ModelManager
     """Loads and unloads them."""
     settings: ServerSettings
     """What the server was started with."""
@@ -71,7 +71,7 @@ class RequestContext:
     """Whether the client has shown a key that others may have too."""
     began: float = field(default_factory=time.monotonic)
     """When it came, in seconds of `time.monotonic`."""
-    held: list[Slot] = field(default_factory=list)
+    held: list[ModelSlot] = field(default_factory=list)
     """The models that it uses, which stay loaded until its response has ended."""
 
     @property
@@ -96,28 +96,28 @@ class RequestContext:
 
     async def use(self, entry: Entry, keep_alive_s: float | None = None) -> ServedModel:
         """`model` for one that was looked up."""
-        keeper, slot = self.server.keeper, entry.slot
+        manager, slot = self.server.manager, entry.slot
         self.log["model"] = entry.name
-        if keeper.try_hold(slot, keep_alive_s):
+        if manager.try_acquire(slot, keep_alive_s):
             self.held.append(slot)
         else:
             asked = time.monotonic()
             try:
-                await sse.unless_gone(self.receive, asyncio.wait_for(self._hold(slot, keep_alive_s), self.left_s))
+                await sse.unless_gone(self.receive, asyncio.wait_for(self._acquire(slot, keep_alive_s), self.left_s))
             except asyncio.TimeoutError:
                 raise timed_out(self.limits.request_s) from None
             self.log["load_ms"] = round((time.monotonic() - asked) * 1000, 1)
         assert slot.llm is not None
         return ServedModel(entry.name, slot.llm, entry.adapter)
 
-    async def _hold(self, slot: Slot, keep_alive_s: float | None) -> None:
-        await self.server.keeper.hold(slot, keep_alive_s)
+    async def _acquire(self, slot: ModelSlot, keep_alive_s: float | None) -> None:
+        await self.server.manager.acquire(slot, keep_alive_s)
         self.held.append(slot)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The response has ended."""
         while self.held:
-            self.server.keeper.let_go(self.held.pop())
+            self.server.manager.release(self.held.pop())
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[ASGIApp]]
@@ -176,7 +176,7 @@ class Endpoint(Route):
             response = await self._handler(context, await self._body(context, scope))
             await response(scope, receive, send)
         finally:
-            context.let_go()
+            context.release()
 
     async def _body(self, context: RequestContext, scope: Scope) -> Any:
         """The body of a request, checked. Raises `APIError`."""

@@ -1,4 +1,4 @@
-"""Faults of the keeper that a server shows rarely: it runs alone, with models that are loaded in no time."""
+"""Faults of the manager that a server shows rarely: it runs alone, with models that are loaded in no time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from mlxinfer.config import EngineArgs
 from mlxinfer.errors import CheckpointError
 from mlxinfer.server.errors import APIError
-from mlxinfer.server.model_manager.manager import Keeper
-from mlxinfer.server.model_manager.model_slot import Slot
+from mlxinfer.server.model_manager.manager import ModelManager
+from mlxinfer.server.model_manager.model_slot import Failure, ModelSlot
 from mlxinfer.server.model_manager.refusals import not_loaded, without_paths
 from mlxinfer.types import EngineStats
 
 
 class Model:
-    """What the keeper sees of an `AsyncLLM`."""
+    """What the manager sees of an `AsyncLLM`."""
 
     notes: tuple[str, ...] = ()
     memory_bytes = 1
@@ -42,8 +42,8 @@ class Model:
         return EngineStats()
 
 
-class Room:
-    """Room for everything."""
+class EndlessRoom:
+    """A room in which every model fits."""
 
     planned, limit, left = 0, 100, 100
 
@@ -55,18 +55,18 @@ class Room:
             raise self.faults[args.path_or_id]
         return 1
 
-    def given(self, args: EngineArgs, need: int, others: Any) -> EngineArgs:
+    def grant(self, args: EngineArgs, need: int, others: Any) -> EngineArgs:
         return args
 
-    async def returned(self, slot: Slot) -> None:
+    async def wait_until_freed(self, slot: ModelSlot) -> None:
         pass
 
     def close(self) -> None:
         pass
 
 
-def slot_of(path: str) -> Slot:
-    slot = Slot(EngineArgs(path), Model)  # type: ignore[arg-type]
+def slot_of(path: str) -> ModelSlot:
+    slot = ModelSlot(EngineArgs(path), Model)  # type: ignore[arg-type]
     slot.names.append(path)
     return slot
 
@@ -79,14 +79,14 @@ async def within(work: Any) -> Any:
 def test_a_fault_of_one_load_leaves_nobody_waiting_for_other_models(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         a, b = slot_of("a"), slot_of("b")
-        keeper = Keeper([a, b], Room({"a": ValueError("no user's error")}))  # type: ignore[arg-type]
-        first, second = asyncio.ensure_future(keeper.hold(a)), asyncio.ensure_future(keeper.hold(b))
+        manager = ModelManager([a, b], EndlessRoom({"a": ValueError("no user's error")}))  # type: ignore[arg-type]
+        first, second = asyncio.ensure_future(manager.acquire(a)), asyncio.ensure_future(manager.acquire(b))
         with pytest.raises(APIError, match="ValueError"):
             await within(first)
         await within(second)
-        keeper.let_go(b)
+        manager.release(b)
         assert (a.state, b.state) == ("failed", "ready")
-        await keeper.close()
+        await manager.close()
 
     logger = logging.getLogger("mlxinfer")
     before, logger.propagate = logger.propagate, True
@@ -101,14 +101,14 @@ def test_a_fault_of_one_load_leaves_nobody_waiting_for_other_models(caplog: pyte
 def test_who_comes_after_the_end_is_refused(loads: bool) -> None:
     async def run() -> None:
         slot = slot_of("a")
-        keeper = Keeper([slot], Room())  # type: ignore[arg-type]
+        manager = ModelManager([slot], EndlessRoom())  # type: ignore[arg-type]
         if loads:
-            keeper.start_loading(slot)  # its task has not begun when the server ends
-            await within(keeper.close())
+            manager.start_loading(slot)  # its task has not begun when the server ends
+            await within(manager.close())
         else:
-            await keeper.close()
+            await manager.close()
             with pytest.raises(APIError, match="shutting down"):
-                await within(keeper.hold(slot))
+                await within(manager.acquire(slot))
         assert (slot.state, slot.users) == ("listed", 0)
 
     asyncio.run(run())
@@ -117,16 +117,17 @@ def test_who_comes_after_the_end_is_refused(loads: bool) -> None:
 def test_an_unloading_that_was_asked_for_ends_with_a_load_that_failed() -> None:
     async def run() -> None:
         slot = slot_of("a")
-        room = Room({"a": CheckpointError("not now")})
-        keeper = Keeper([slot], room)  # type: ignore[arg-type]
+        room = EndlessRoom({"a": CheckpointError("not now")})
+        manager = ModelManager([slot], room)  # type: ignore[arg-type]
         with pytest.raises(APIError):
-            await within(keeper.hold(slot, 0.0))
+            await within(manager.acquire(slot, 0.0))
         room.faults.clear()
-        slot.retry_at = 0.0
-        await within(keeper.hold(slot))
+        assert slot.failure is not None
+        slot.failure.retry_at = 0.0
+        await within(manager.acquire(slot))
         assert slot.keep_alive_s == slot.default_keep_alive_s
-        keeper.let_go(slot)
-        await keeper.close()
+        manager.release(slot)
+        await manager.close()
 
     asyncio.run(run())
 
@@ -142,7 +143,7 @@ def test_an_unloading_that_was_asked_for_ends_with_a_load_that_failed() -> None:
 def test_clients_are_not_told_folders_with_spaces(reason: str, told: str) -> None:
     slot = slot_of("/Volumes/My Disk/of John/a model")
     slot.args = EngineArgs("/Volumes/My Disk/of John/a model", adapters={"one": "/Users/john's stuff/adapters (new)/one"})
-    slot.failure = CheckpointError(reason)
+    slot.failure = Failure(CheckpointError(reason), 0.0)
     assert not_loaded(slot).message.partition("loaded: ")[2] == told
 
 

@@ -20,8 +20,8 @@ from mlxinfer.config import EngineArgs
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.model_manager.duration import seconds_of
 from mlxinfer.server.model_manager.listing import Listing
-from mlxinfer.server.model_manager.manager import Keeper
-from mlxinfer.server.model_manager.memory_room import Room
+from mlxinfer.server.model_manager.manager import ModelManager
+from mlxinfer.server.model_manager.memory_room import MemoryRoom
 from mlxinfer.server.openai.models import _status
 
 
@@ -180,13 +180,13 @@ def test_a_broken_file_is_listed_with_its_error_and_logged_as_one(folder: Path, 
     found = listing()
     found.add_folder(folder)
     slots = {entry.name: entry.slot for entry in found.models({}, ()).registry}
-    keeper = Keeper(slots.values(), Room())
+    manager = ModelManager(slots.values(), MemoryRoom())
 
     async def look() -> None:
         for _ in range(2):
-            assert await keeper.sheet(slots["one"]) is None
-        assert await keeper.sheet(slots["a"]) is not None
-        await keeper.close()
+            assert await manager.card(slots["one"]) is None
+        assert await manager.card(slots["a"]) is not None
+        await manager.close()
 
     asyncio.run(look())
     assert _status(slots["a"]) == {"value": "unloaded"}

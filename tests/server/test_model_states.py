@@ -180,10 +180,12 @@ def test_the_back_off_grows(kept: Kept) -> None:
     kept.watch.faults["a"] = CheckpointError("cut off")
     waits = []
     for _ in range(3):
-        slot.retry_at = 0.0
+        if slot.failure is not None:
+            slot.failure.retry_at = 0.0
         waits.append(int(kept.ask("a")[1]["retry-after"]))
     kept.watch.faults.clear()
-    slot.retry_at = 0.0
+    assert slot.failure is not None
+    slot.failure.retry_at = 0.0
     assert kept.ask("a")[0] == 200
     assert (waits, kept.watch.opened["a"]) == ([5, 10, 20], 4)
 

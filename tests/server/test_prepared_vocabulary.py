@@ -10,7 +10,7 @@ from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 from mlxinfer import AsyncLLM
 from mlxinfer.config import EngineArgs
 from mlxinfer.server import process as serve
-from mlxinfer.server.model_manager.model_slot import Slot
+from mlxinfer.server.model_manager.model_slot import ModelSlot
 from mlxinfer.server.model_manager.registry import Registry
 from mlxinfer.server.settings import ServerSettings
 
@@ -40,7 +40,7 @@ def test_it_is_prepared_after_the_server_is_ready(tmp_path, short_path, monkeypa
     monkeypatch.setattr(serve.HTTPServer, "serve", served)
     handlers = {number: signal.getsignal(number) for number in serve._SIGNALS}
     try:
-        slot = Slot(EngineArgs(path), AsyncLLM.of)
+        slot = ModelSlot(EngineArgs(path), AsyncLLM.of)
         tiny = serve.Models(registry=Registry({"tiny": slot}), at_start=[slot])
         serve.run(tiny, ServerSettings(socket=short_path / "api.sock"), tell=told.append)
     finally:

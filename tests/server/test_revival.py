@@ -8,25 +8,24 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from server.test_keeper_faults import Model, Room, slot_of, within
+from server.test_keeper_faults import EndlessRoom, Model, slot_of, within
 from support.hostile.cases import request
 from support.http.kept_models import kept_models, tiny_models
 
-from mlxinfer.errors import CheckpointError
+from mlxinfer.errors import CheckpointError, EngineError
 from mlxinfer.server.errors import APIError, stopping
-from mlxinfer.server.model_manager.manager import Keeper
-from mlxinfer.server.model_manager.model_slot import Slot
-from mlxinfer.server.model_manager.revival import MOST_S, back_off_s, revive
+from mlxinfer.server.model_manager.manager import ModelManager
+from mlxinfer.server.model_manager.model_slot import MOST_DEATH_BACK_OFF_S, Failure, ModelSlot, death_back_off_s
 
 
-def kill(slot: Slot) -> None:
+def kill(slot: ModelSlot) -> None:
     model = slot.llm
     assert isinstance(model, Model)
     model.name, model.ended = "a", True  # type: ignore[attr-defined]
     model.end.set_result(None)
 
 
-async def until(slot: Slot, state: str) -> None:
+async def until(slot: ModelSlot, state: str) -> None:
     while slot.state != state:
         await asyncio.sleep(0.001)
 
@@ -39,32 +38,33 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_comes_back_after_longer_and_longer_waits() -> None:
     async def run() -> None:
-        slot, room = slot_of("a"), Room()
-        keeper = Keeper([slot], room, broken_s=0.05)  # type: ignore[arg-type]
-        await within(keeper.hold(slot))
-        keeper.let_go(slot)
+        slot, room = slot_of("a"), EndlessRoom()
+        manager = ModelManager([slot], room, broken_s=0.05)  # type: ignore[arg-type]
+        await within(manager.acquire(slot))
+        manager.release(slot)
         waits = []
         for deaths in range(1, 4):
             kill(slot)
             await within(until(slot, "failed"))
             assert slot.broken
-            waits.append(slot.retry_at - slot.deaths[-1])
+            assert slot.failure is not None
+            waits.append(slot.failure.retry_at - slot.deaths[-1])
             with pytest.raises(APIError, match="its engine has ended"):
-                await within(keeper.hold(slot))  # not before its time, whoever asks
+                await within(manager.acquire(slot))  # not before its time, whoever asks
             await within(until(slot, "ready"))
             assert (slot.broken, slot.loads) == (False, deaths + 1)
         assert waits == pytest.approx([0.05, 0.1, 0.2], abs=0.02)
-        await within(keeper.close())
+        await within(manager.close())
 
     asyncio.run(run())
 
 
 def test_a_load_that_fails_on_the_way_back_is_tried_again() -> None:
     async def run() -> None:
-        slot, room = slot_of("a"), Room()
-        keeper = Keeper([slot], room, broken_s=0.01)  # type: ignore[arg-type]
-        await within(keeper.hold(slot))
-        keeper.let_go(slot)
+        slot, room = slot_of("a"), EndlessRoom()
+        manager = ModelManager([slot], room, broken_s=0.01)  # type: ignore[arg-type]
+        await within(manager.acquire(slot))
+        manager.release(slot)
         room.faults["a"] = CheckpointError("not now")
         kill(slot)
         while slot.failures < 3:
@@ -72,7 +72,7 @@ def test_a_load_that_fails_on_the_way_back_is_tried_again() -> None:
         assert slot.broken
         room.faults.clear()
         await within(until(slot, "ready"))
-        await within(keeper.close())
+        await within(manager.close())
 
     asyncio.run(within(run()))
 
@@ -81,16 +81,16 @@ def test_a_load_that_fails_on_the_way_back_is_tried_again() -> None:
 def test_it_stays_away_where_it_should(how: str) -> None:
     async def run() -> None:
         slot = slot_of("a")
-        keeper = Keeper([slot], Room(), broken_s=0.05)  # type: ignore[arg-type]
-        await within(keeper.hold(slot))
-        keeper.let_go(slot)
+        manager = ModelManager([slot], EndlessRoom(), broken_s=0.05)  # type: ignore[arg-type]
+        await within(manager.acquire(slot))
+        manager.release(slot)
         kill(slot)
         await within(until(slot, "failed"))
         if how == "unloaded":
-            keeper.unload(slot)
+            manager.unload(slot)
             await asyncio.sleep(0.1)
             assert (slot.state, slot.loads, slot.broken) == ("listed", 1, False)
-        await within(keeper.close())
+        await within(manager.close())
         await asyncio.sleep(0.1)
         assert slot.loads == 1
 
@@ -99,12 +99,12 @@ def test_it_stays_away_where_it_should(how: str) -> None:
 
 def test_the_wait_doubles_within_an_hour_and_has_an_end() -> None:
     deaths = [0.0]
-    assert back_off_s(deaths, 0.0, 60) == 60
+    assert death_back_off_s(deaths, 0.0, 60) == 60
     deaths += [1000.0, 2000.0]
-    assert back_off_s(deaths, 2000.0, 60) == 240
-    assert back_off_s(deaths, 4000.0, 60) == 120
+    assert death_back_off_s(deaths, 2000.0, 60) == 240
+    assert death_back_off_s(deaths, 4000.0, 60) == 120
     assert deaths == [1000.0, 2000.0]
-    assert back_off_s([5000.0] * 40, 5000.0, 60) == MOST_S
+    assert death_back_off_s([5000.0] * 40, 5000.0, 60) == MOST_DEATH_BACK_OFF_S
 
 
 def fail() -> None:
@@ -148,10 +148,10 @@ def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
 
 
 def test_an_attempt_that_is_refused_at_once_is_not_made_again_at_once() -> None:
-    class Refusing(Keeper):
+    class Refusing(ModelManager):
         attempts = 0
 
-        async def hold(self, slot: Slot, keep_alive_s: float | None = None) -> None:
+        async def acquire(self, slot: ModelSlot, keep_alive_s: float | None = None) -> None:
             self.attempts += 1
             if self.attempts > 5:
                 raise AssertionError("the loop never pauses, and nothing else runs")
@@ -159,13 +159,13 @@ def test_an_attempt_that_is_refused_at_once_is_not_made_again_at_once() -> None:
 
     async def run() -> None:
         slot, ended = slot_of("a"), Future[None]()
-        keeper = Refusing([slot], Room())  # type: ignore[arg-type]
-        slot.died, slot.state = True, "failed"
+        manager = Refusing([slot], EndlessRoom())  # type: ignore[arg-type]
+        slot.failure, slot.state = Failure(EngineError("it died"), 0.0, died=True), "failed"
         ended.set_result(None)
-        task = asyncio.ensure_future(revive(keeper, slot, ended, slot.loads))
+        task = asyncio.ensure_future(manager.reload(slot, ended, slot.loads))
         await asyncio.sleep(0.05)
         assert not task.done()
-        assert keeper.attempts == 1
+        assert manager.attempts == 1
         task.cancel()
         await asyncio.wait([task])
 

@@ -16,8 +16,8 @@ from support.http.live_server import LiveServer, live_server
 from mlxinfer.cli import main
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server import log
-from mlxinfer.server.page.browser import open_page, page_url
 from mlxinfer.server.page.files import FOLDER, PATHS
+from mlxinfer.server.process import open_page, page_url
 from mlxinfer.server.settings import ServerSettings
 
 KEY = "a key of the test"
@@ -177,7 +177,7 @@ def test_the_page_is_opened_when_the_server_listens(tiny_path: Path, monkeypatch
 def test_the_browser_gets_the_address_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
     notes: list[str] = []
-    monkeypatch.setattr("mlxinfer.server.page.browser.notice", notes.append)
+    monkeypatch.setattr("mlxinfer.server.process.notice", notes.append)
 
     def failing(url: str) -> bool:
         raise OSError

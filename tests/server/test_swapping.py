@@ -83,7 +83,7 @@ def test_a_model_that_is_always_busy_does_not_keep_another_waiting(kept: Kept) -
     kept.until_busy("a")
     with ThreadPoolExecutor(2) as pool:
         other = pool.submit(kept.ask, "b")
-        kept.until(lambda: kept.slots["a"].yields)
+        kept.until(lambda: kept.slots["a"].draining)
         later = pool.submit(kept.ask, "a")
         kept.until(lambda: len(kept.slots["a"].waiting) == 1)
         assert read_all(streaming).strip().endswith("[DONE]")
@@ -108,9 +108,9 @@ def test_who_gives_up_before_its_model_is_loaded_costs_no_load(kept: Kept) -> No
     streaming = kept.begin("a")
     kept.until_busy("a")
     gone = kept.begin("b")
-    kept.until(lambda: kept.slots["b"].users == 1 and kept.slots["a"].yields)
+    kept.until(lambda: kept.slots["b"].users == 1 and kept.slots["a"].draining)
     gone.close()
-    kept.until(lambda: kept.slots["b"].users == 0 and not kept.slots["a"].yields)
+    kept.until(lambda: kept.slots["b"].users == 0 and not kept.slots["a"].draining)
     assert kept.ask("a")[0] == 200
     assert read_all(streaming).strip().endswith("[DONE]")
     assert kept.watch.events == [("open", "a")]
@@ -128,7 +128,7 @@ def test_what_is_planned_counts_and_not_what_is_in_use(kept: Kept) -> None:
 
 def test_the_log_says_once_that_two_models_do_not_fit_together(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "mlxinfer")
-    kept.live.served.keeper._told.clear()
+    kept.live.served.manager._logged_swaps.clear()
     for name in "abab":
         assert kept.ask(name)[0] == 200
         kept.until(lambda name=name: kept.slots[name].idle)  # type: ignore[misc]

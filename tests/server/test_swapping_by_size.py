@@ -19,7 +19,7 @@ def test_it_is_bytes_that_count_and_not_models(paths: dict[str, Path], monkeypat
     with kept_models(paths, memory, contexts={"a": 64, "b": 64}) as kept:
         assert [kept.ask(name)[0] for name in "ab"] == [200, 200]
         assert kept.states() == {"a": "ready", "b": "ready", "c": "listed"}
-        monkeypatch.setattr(kept.live.served.keeper.room, "need", lambda args: 50_000_000)
+        monkeypatch.setattr(kept.live.served.manager.room, "need", lambda args: 50_000_000)
         assert kept.ask("c")[0] == 200
         assert kept.states() == {"a": "listed", "b": "listed", "c": "ready"}
     assert kept.watch.most_planned <= memory

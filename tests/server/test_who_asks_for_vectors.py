@@ -16,9 +16,9 @@ from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.engine.request_keywords import RequestOptions
-from mlxinfer.server.model_manager.manager import Keeper
-from mlxinfer.server.model_manager.memory_room import Room
-from mlxinfer.server.model_manager.model_slot import Slot
+from mlxinfer.server.model_manager.manager import ModelManager
+from mlxinfer.server.model_manager.memory_room import MemoryRoom
+from mlxinfer.server.model_manager.model_slot import ModelSlot
 from mlxinfer.server.model_manager.registry import Registry
 from mlxinfer.server.settings import Limits
 
@@ -36,9 +36,9 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     async def make() -> Served:
         models = {"emb": AsyncLLM(EMBEDDER, adapters={"a": adapter}), "other": AsyncLLM(other)}
         await asyncio.gather(*(llm.ready() for llm in models.values()))
-        slots = {name: Slot.running(llm) for name, llm in models.items()}
+        slots = {name: ModelSlot.running(llm) for name, llm in models.items()}
         registry = Registry({"other": slots["other"], "emb": slots["emb"], "again": slots["emb"]})
-        return Served(registry, Keeper(registry.slots, Room()), models)
+        return Served(registry, ModelManager(registry.slots, MemoryRoom()), models)
 
     with live_registry(make, limits=Limits(request_s=50)) as live:
         yield live

@@ -10,7 +10,7 @@ from support.hostile.cases import request
 from support.http.live_server import LiveServer
 
 from mlxinfer.server import log
-from mlxinfer.server.did_you_mean import KnownPaths
+from mlxinfer.server.app import KnownPaths
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
 

@@ -13,7 +13,7 @@ from ...engine.open_model import with_shares
 from ...errors import MemoryPlanError, ServerError
 from ...loading.find.resolve import local_place
 from ..process import Models
-from .model_slot import FOR_EVER, Slot
+from .model_slot import FOR_EVER, ModelSlot
 from .registry import Registry, public_name
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class Listing:
         self._memory = None if args.memory_gb is None else int(args.memory_gb * 1e9)
         self._open = open_model
         self._keep_alive_s = keep_alive_s
-        self._slots: dict[str, Slot] = {}
-        self._by_place: dict[object, Slot] = {}
-        self._at_start: list[Slot] = []
+        self._slots: dict[str, ModelSlot] = {}
+        self._by_place: dict[object, ModelSlot] = {}
+        self._at_start: list[ModelSlot] = []
         self._notes: list[str] = []
 
     def add(self, model: str) -> None:
@@ -89,18 +89,18 @@ class Listing:
         self._share()
         return Models(registry=registry, at_start=self._at_start, memory=self._memory, notes=self._notes)
 
-    def _list(self, name: str, target: str, keep_alive_s: float) -> Slot:
+    def _list(self, name: str, target: str, keep_alive_s: float) -> ModelSlot:
         place = local_place(target)
         slot = self._by_place.get(place)
         if slot is None:
             own = keep_alive_s if self._keep_alive_s is None else self._keep_alive_s
-            slot = self._by_place[place] = Slot(replace(self._args, path_or_id=target), self._open, keep_alive_s=own)
+            slot = self._by_place[place] = ModelSlot(replace(self._args, path_or_id=target), self._open, keep_alive_s=own)
         self._slots[name] = slot
         return slot
 
     def _give_adapters(self) -> None:
         only = next(iter(self._slots)) if len(self._slots) == 1 else ""
-        given: dict[Slot, dict[str, str]] = {}
+        given: dict[ModelSlot, dict[str, str]] = {}
         for name, path in self._adapters.items():
             owner, _, adapter = name.rpartition(":")
             slot = self._slots.get(owner or only)

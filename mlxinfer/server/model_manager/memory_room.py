@@ -1,4 +1,4 @@
-"""The memory that all models have together: what one needs, what there is, and whether an unloaded one has given its own back."""
+"""The memory that all models of the server share."""
 
 from __future__ import annotations
 
@@ -15,60 +15,61 @@ from ...config import EngineArgs
 from ...engine.open_model import prepared
 from ...loading.memory.budget import BUDGET, MemoryBudget
 from ..log import notice
-from .model_slot import Slot
+from .model_slot import ModelSlot
 
 _PATIENCE_S = 10.0
-"""Seconds that an unloaded model's memory may take to come back before the log says so."""
+"""Seconds before the log reports that an unloaded model is still in memory."""
 _LOOK_S = 0.005
 _SHARE = 0.5
-"""Part of what is left beyond a model's need that it gets where further models may be asked for."""
+"""Part of the memory beyond its minimum that a model gets if requests may ask for further models."""
 
 
-class Room:
-    """What models may take together, as `MemoryBudget` counts it. One at a time for each budget; `close` lifts the limit."""
+class MemoryRoom:
+    """The memory for models, as counted by `MemoryBudget`. Only one `MemoryRoom` may use a budget at a time; `close` lifts the limit."""
 
     def __init__(self, limit: int | None = None, budget: MemoryBudget = BUDGET) -> None:
-        """`limit` in bytes; None is what the device has. Models that were loaded before are not counted."""
+        """`limit` in bytes; None allows all memory of the device. Models loaded before do not count."""
         self._budget = budget
         self._before = budget.planned
         left = budget.left()
         most = max(left.usable - left.reserved, 0)
         self.limit = most if limit is None else min(limit, most)
-        """Bytes that all models may take together."""
+        """Bytes for all models together."""
         if limit is not None:
             budget.allow(self.limit + self._before)
 
     def close(self) -> None:
-        """Let the process have all memory again."""
+        """Allow the process all memory again."""
         self._budget.allow(None)
 
     @property
     def planned(self) -> int:
-        """Bytes that the plans of loaded models, and of the one being loaded, add up to."""
+        """Planned bytes of all loaded models and of the model that is being loaded."""
         return max(self._budget.planned - self._before, 0)
 
     @property
     def left(self) -> int:
-        """Bytes that a further model may have. What an unloaded model has not given back is not among them."""
+        """Bytes available for a further model. Memory that an unloaded model has not returned yet does not count."""
         left = self._budget.left()
         return max(left.usable - left.reserved, 0)
 
     def need(self, args: EngineArgs) -> int:
-        """Bytes that a model must have: see `Prepared.least`. Reads its headers, so not for the event loop. Raises `MLXInferError`."""
+        """Minimum bytes for a model: see `Prepared.least`. Reads the model's headers: do not call on the event loop. Raises
+        `MLXInferError`."""
         with prepared(args) as found:
             return found.least(replace(self._budget.left(), usable=self.limit, reserved=0))
 
-    def given(self, args: EngineArgs, need: int, others: Iterable[Slot]) -> EngineArgs:
-        """The same with the memory that the model gets: what it needs and half of the rest, or all of the rest where no other model could
-        ask for it."""
+    def grant(self, args: EngineArgs, need: int, others: Iterable[ModelSlot]) -> EngineArgs:
+        """`args` with the memory that the model gets: `need` bytes and half of the rest, or all of the rest if every other model is loaded
+        or pinned."""
         alone = all(slot.state == "ready" or slot.pinned for slot in others)
         most = need + int((self.left - need) * (1.0 if alone else _SHARE))
         if args.memory_gb is not None:
             most = min(most, max(int(args.memory_gb * 1e9), need))
         return replace(args, memory_gb=most / 1e9)
 
-    async def returned(self, slot: Slot) -> None:
-        """Wait until nothing of an unloaded model is left in memory, and MLX has given it back to the system."""
+    async def wait_until_freed(self, slot: ModelSlot) -> None:
+        """Wait until the unloaded model has left memory and MLX has returned it to the system."""
         began = time.monotonic()
         mx.clear_cache()
         if self._budget.left_over:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Sheet:
+class ModelCard:
     """A model as its files describe it, as far as clients ask for that."""
 
     summary: Summary
@@ -52,7 +52,7 @@ class Sheet:
         return ["completion", "tools", *(["thinking"] if self.thinks else [])]
 
     @classmethod
-    def of(cls, llm: AsyncLLM) -> Sheet:
+    def of(cls, llm: AsyncLLM) -> ModelCard:
         """That of a loaded model."""
         loaded, template = llm.loaded, llm.tokenizer.chat_template
         thinks = template is not None and llm.output_format.reasoning is not None
@@ -60,7 +60,7 @@ class Sheet:
         return cls(loaded.summary, loaded.config, llm.max_context, loaded.model.vocab_size, llm.default_params, template, thinks, embeds)
 
     @classmethod
-    def read(cls, args: EngineArgs) -> Sheet:
+    def read(cls, args: EngineArgs) -> ModelCard:
         """That of files of which only the headers and the tokenizer are read, not for the event loop. Raises `MLXInferError`."""
         found = resolve(args.path_or_id)
         checkpoint = open_checkpoint(found.path)

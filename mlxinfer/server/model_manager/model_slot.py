@@ -1,4 +1,4 @@
-"""One model of the server that may be loaded or not: its state, who uses it, and who waits for it."""
+"""One model of the server, loaded or not: its state, its requests and its failures."""
 
 from __future__ import annotations
 
@@ -18,87 +18,95 @@ from ...types import EngineStats
 if TYPE_CHECKING:
     from ...config import EngineArgs
     from ...engine.async_llm import AsyncLLM
-    from .model_card import Sheet
+    from .model_card import ModelCard
 
 State = Literal["listed", "loading", "ready", "unloading", "failed"]
-"""A model is listed until it is asked for. One that failed is tried again when it is asked for and its back-off is over."""
+"""A model is "listed" until a request asks for it. A "failed" model is loaded again on the first request after its back-off."""
 
-Open = Callable[["EngineArgs"], "AsyncLLM"]
+ModelOpener = Callable[["EngineArgs"], "AsyncLLM"]
 """Starts loading a model."""
 
 FOR_EVER = math.inf
-"""Seconds that a model stays loaded which nothing but another model's need makes room for."""
-_FIRST_BACK_OFF_S = 5.0
-_MOST_BACK_OFF_S = 300.0
+"""A keep-alive in seconds: the model is unloaded only if another model needs its memory."""
+_FIRST_BACK_OFF_S, _MOST_BACK_OFF_S = 5.0, 300.0
+_DEATHS_WITHIN_S, MOST_DEATH_BACK_OFF_S = 3600.0, 1800.0
 
 
 @dataclass(eq=False, slots=True)
 class Waiter:
-    """A request that waits for a model."""
+    """A request that waits until a model is loaded."""
 
     ticket: int
-    """Its place among all that wait, whichever model they wait for."""
+    """Order of arrival over the requests for all models."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Ends when the model is there. Raises what it could not be loaded for."""
+    """Done when the model is loaded; raises the error if loading fails."""
 
 
-class Slot:
-    """A model under one or several names. Belongs to the event loop; only `Keeper` changes it."""
+@dataclass(slots=True)
+class Failure:
+    """The last failure of a model that has not been loaded since."""
 
-    def __init__(self, args: EngineArgs | None, open_model: Open | None, *, keep_alive_s: float = FOR_EVER, pinned: bool = False) -> None:
+    reason: MLXInferError
+    """The error."""
+    retry_at: float
+    """Time on the clock `time.monotonic` before which the model is not loaded again."""
+    count: int = 1
+    """Failures since the model was last loaded."""
+    died: bool = False
+    """True if the model was loaded and its engine failed for good."""
+
+
+class ModelSlot:
+    """A model under one or several names. Belongs to the event loop; only `ModelManager` changes it."""
+
+    def __init__(
+        self, args: EngineArgs | None, open_model: ModelOpener | None, *, keep_alive_s: float = FOR_EVER, pinned: bool = False
+    ) -> None:
+        """`args` and `open_model` are None for a model that the caller has loaded: the server never unloads it."""
         self.args = args
-        """What to load; None for a model that was loaded by others, and is never unloaded."""
         self.open = open_model
         self.pinned = pinned
-        """Whether it is never unloaded to make room, nor for being idle."""
+        """True if the model is unloaded neither when idle nor for another model."""
         self.names: list[str] = []
-        """Its public names, the first of them for messages."""
-        self.watchers: set[Callable[[Slot], None]] = set()
-        """Are called whenever its state has changed."""
+        """Public names; messages use the first."""
+        self.watchers: set[Callable[[ModelSlot], None]] = set()
+        """Called after every change of `state`."""
         self._state: State = "listed"
         self.llm: AsyncLLM | None = None
-        """Runs it, while the state is "ready"."""
-        self.failure: MLXInferError | None = None
-        """Why it failed the last time, in the state "failed"."""
+        """The engine; None unless the state is "ready"."""
+        self.failure: Failure | None = None
+        self.deaths: list[float] = []
+        """Recent times on the clock `time.monotonic` at which an engine of this model failed for good."""
+        self.card: ModelCard | None = None
+        """Facts from the model's files, once they have been read."""
         self.unreadable: MLXInferError | None = None
-        """Why its files cannot be read, where somebody tried to tell what they are."""
-        self.sheet: Sheet | None = None
-        """What its files say, once they were read."""
+        """The error of the last attempt to read `card`."""
         self.users = 0
-        """Requests that use it or wait for it: it is not unloaded before there are none."""
+        """Requests that use the model or wait for it. The model is not unloaded before this is 0."""
         self.waiting: deque[Waiter] = deque()
-        """Those that wait, first come first."""
-        self.yields = False
-        """Whether new requests wait, so that it becomes idle and makes room for a model that was asked for before them."""
+        """Waiting requests, oldest first."""
+        self.draining = False
+        """True if new requests wait, until the model is idle and another model gets its memory."""
         self.default_keep_alive_s = keep_alive_s
         self.keep_alive_s = keep_alive_s
-        """Seconds after its last answer that it stays loaded, as the last request that said so wants."""
-        self.idle_until = FOR_EVER
-        """When it is unloaded, in seconds of `time.monotonic`, unless a request comes before."""
+        """Seconds without requests before the model is unloaded; the last request that names a value sets it."""
         self.timer: asyncio.TimerHandle | None = None
+        """Unloads the idle model."""
         self.used_at = 0.0
-        """When a request last began or ended, in the same seconds."""
+        """Time on the clock `time.monotonic` at which a request last started or ended."""
         self.ready_at = 0.0
-        """When it was loaded."""
+        """Time on the same clock at which the model was loaded."""
         self.loads = self.unloads = self.failures = 0
-        """How often each happened, counts; for `/metrics`."""
         self.load_s = 0.0
-        """Seconds that the last load took."""
-        self.retry_at = 0.0
-        """When it may be tried again."""
+        """Seconds of the last load."""
         self.past = EngineStats()
-        """What its engines did that are closed."""
+        """Counts of closed engines."""
         self.model: weakref.ref[Any] | None = None
-        """The graph with the weights: as long as it exists, their memory is not back."""
-        self.died = False
-        """Whether its engine failed for good, and it has not been loaded again."""
-        self.deaths: list[float] = []
-        """When its engine failed for good lately, in seconds of `time.monotonic`."""
-        self._failed_in_a_row = 0
+        """The graph with the weights. The memory is not free while the graph exists."""
 
     @classmethod
-    def running(cls, llm: AsyncLLM) -> Slot:
-        """A slot with a model that was loaded by the caller, who also closes it."""
+    def running(cls, llm: AsyncLLM) -> ModelSlot:
+        """A slot for a model that the caller has loaded and will close."""
         slot = cls(None, None, pinned=True)
         slot.set_ready(llm)
         return slot
@@ -110,7 +118,7 @@ class Slot:
 
     @property
     def state(self) -> State:
-        """Where it is on its way from listed to ready and back."""
+        """The current state; setting it calls all `watchers`."""
         return self._state
 
     @state.setter
@@ -126,81 +134,105 @@ class Slot:
             return self.llm.adapters
         return tuple(self.args.adapters or ()) if self.args else ()
 
-    def keep_adapter(self, name: str, path: Path) -> None:
-        """Load an adapter with the model from now on."""
+    def add_adapter(self, name: str, path: Path) -> None:
+        """Load an adapter together with the model from the next load on."""
         if self.args is not None:
             self.args = replace(self.args, adapters={**(self.args.adapters or {}), name: path})
 
-    def drop_adapter(self, name: str) -> None:
-        """Load it no longer."""
+    def remove_adapter(self, name: str) -> None:
+        """Do not load this adapter in later loads."""
         if self.args is not None:
             self.args = replace(self.args, adapters={each: path for each, path in (self.args.adapters or {}).items() if each != name})
 
     @property
     def idle(self) -> bool:
-        """Whether it is loaded and no request uses it. Those that wait while it yields do not."""
+        """True if the model is loaded and no request uses it. Requests that wait while the model drains do not count."""
         return self.state == "ready" and self.users == len(self.waiting)
 
     @property
-    def can_go(self) -> bool:
-        """Whether it may be unloaded to make room, now or when its requests have ended."""
+    def idle_until(self) -> float:
+        """Time on the clock `time.monotonic` at which the idle model is unloaded."""
+        return FOR_EVER if self.timer is None else self.timer.when()
+
+    @property
+    def can_unload(self) -> bool:
+        """True if the model may be unloaded for another model, now or after its requests have ended."""
         return self.open is not None and not self.pinned and self.state == "ready"
 
     @property
     def broken(self) -> bool:
-        """Whether it was loaded, and its engine has failed for good."""
-        return self.died or (self.state == "ready" and self.llm is not None and self.llm.ended)
+        """True if the model was loaded, its engine has failed for good, and the model has not been loaded again."""
+        died = self.failure is not None and self.failure.died
+        return died or (self.state == "ready" and self.llm is not None and self.llm.ended)
+
+    @property
+    def retry_in_s(self) -> float:
+        """Seconds before a failed model may be loaded again; 0 for a model that may be loaded now."""
+        return 0.0 if self.failure is None or self.state != "failed" else max(self.failure.retry_at - time.monotonic(), 0.0)
 
     @property
     def stats(self) -> EngineStats:
-        """What all its engines did, and what there is now."""
+        """Counts of all engines of this model, and the current state of the running engine."""
         return self.past if self.llm is None else self.past + self.llm.stats()
 
     @property
     def planned(self) -> int:
-        """Bytes that it may take; 0 where it is not loaded."""
+        """Bytes that the loaded model may use; 0 if the model is not loaded."""
         return 0 if self.llm is None or self.llm.ended else self.llm.memory_bytes
 
     @property
     def in_use(self) -> int:
-        """Bytes that its weights and what is cached now take; 0 where it is not loaded."""
+        """Bytes of the weights and the current cache; 0 if the model is not loaded."""
         return 0 if self.llm is None or self.llm.ended else self.llm.plan.in_use(self.llm.stats())
 
     def set_ready(self, llm: AsyncLLM) -> None:
-        """It is loaded: all that wait may begin."""
-        self.llm, self.failure, self.died = llm, None, False
+        """Record a successful load and let all waiting requests start."""
+        self.llm, self.failure = llm, None
         self.state = "ready"
         self.model = weakref.ref(llm.loaded.model)
         self.ready_at = self.used_at = time.monotonic()
-        self._failed_in_a_row = 0
         self.admit()
 
-    def set_failed(self, error: MLXInferError, back_off_s: float = 0.0) -> None:
-        """It could not be loaded, or failed while it ran. The back-off doubles each time."""
-        self.failure = error
-        self.state = "failed"
+    def set_failed(self, reason: MLXInferError, *, died: bool = False, first_death_s: float = 0.0) -> None:
+        """Record a failed load or, if `died`, an engine that failed for good.
+
+        The back-off after failed loads starts at 5 seconds, doubles up to 300, and ends with a successful load. The back-off after deaths
+        starts at `first_death_s`, doubles with each further death within an hour, and is 30 minutes at most. The longer one counts.
+        """
+        last, now = self.failure, time.monotonic()
+        count = 1 if last is None else last.count + 1
+        wait_s = min(_FIRST_BACK_OFF_S * 2 ** min(count - 1, 10), _MOST_BACK_OFF_S)
+        if died:
+            self.deaths.append(now)
+            wait_s = max(wait_s, death_back_off_s(self.deaths, now, first_death_s))
+        self.failure = Failure(reason, now + wait_s, count, died or (last is not None and last.died))
         self.failures += 1
-        back_off_s = max(back_off_s, min(_FIRST_BACK_OFF_S * 2**self._failed_in_a_row, _MOST_BACK_OFF_S))
-        self._failed_in_a_row = min(self._failed_in_a_row + 1, 10)
-        self.retry_at = time.monotonic() + back_off_s
+        self.state = "failed"
 
     def admit(self) -> None:
-        """Let all that wait begin."""
-        self.yields = False
+        """Let all waiting requests start."""
+        self.draining = False
         while self.waiting:
             waiter = self.waiting.popleft()
             if not waiter.done.done():
                 waiter.done.set_result(None)
 
     def refuse(self, error: Exception) -> None:
-        """Tell all that wait that the model will not come."""
+        """Raise `error` in all waiting requests."""
         while self.waiting:
             waiter = self.waiting.popleft()
             if not waiter.done.done():
                 waiter.done.set_exception(error)
 
     def stop_timer(self) -> None:
-        """It is no longer unloaded for being idle."""
+        """Cancel the unloading of an idle model."""
         if self.timer is not None:
             self.timer.cancel()
-        self.timer, self.idle_until = None, FOR_EVER
+        self.timer = None
+
+
+def death_back_off_s(deaths: list[float], now: float, first_s: float) -> float:
+    """Seconds to wait after the last of these `deaths` (times on the clock of `now`): `first_s`, doubled for each earlier death within the
+    hour. Removes older deaths from the list."""
+    deaths[:] = [at for at in deaths if now - at < _DEATHS_WITHIN_S]
+    return min(first_s * 2.0 ** max(len(deaths) - 1, 0), MOST_DEATH_BACK_OFF_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ServerError
 from ..errors import no_such_model
-from .model_slot import Slot
+from .model_slot import ModelSlot
 
 if TYPE_CHECKING:
     from ...engine.async_llm import AsyncLLM
@@ -45,7 +45,7 @@ class Entry:
 
     name: str
     """The name."""
-    slot: Slot
+    slot: ModelSlot
     """The model, loaded or not."""
     adapter: str | None = None
     """The adapter that answers; None for the model as it is."""
@@ -72,7 +72,7 @@ class Registry:
     `aliases` maps further names to these; an alias that ends in `*` matches every name with this beginning. Raises `ServerError`.
     """
 
-    def __init__(self, slots: Mapping[str, Slot], aliases: Mapping[str, str] | None = None) -> None:
+    def __init__(self, slots: Mapping[str, ModelSlot], aliases: Mapping[str, str] | None = None) -> None:
         self._entries = {check_name(name): Entry(name, slot) for name, slot in slots.items()}
         for entry in self:
             entry.slot.names.append(entry.name)
@@ -85,13 +85,13 @@ class Registry:
     @classmethod
     def running(cls, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> Registry:
         """Models that are loaded already, and stay so."""
-        return cls({name: Slot.running(llm) for name, llm in models.items()}, aliases)
+        return cls({name: ModelSlot.running(llm) for name, llm in models.items()}, aliases)
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self._entries.values())
 
     @property
-    def slots(self) -> list[Slot]:
+    def slots(self) -> list[ModelSlot]:
         """All models, each once."""
         return list(dict.fromkeys(entry.slot for entry in self))
 

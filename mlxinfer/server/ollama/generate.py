@@ -83,7 +83,7 @@ async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
 async def _without_prompt(context: RequestContext, body: Request, entry: Entry, fields: Fields) -> ASGIApp:
     """A request that only loads the model, or unloads it where `keep_alive` is 0."""
     if body.keep_alive_s == 0:
-        context.server.keeper.unload(entry.slot)
+        context.server.manager.unload(entry.slot)
         return empty(body, fields, "unload")
     await context.use(entry, body.keep_alive_s)
     return empty(body, fields, "load")

@@ -19,8 +19,8 @@ from ...models.vlm_text import integer_setting
 from ...types import SamplingParams
 from ...util.device import is_gpu
 from ..errors import APIError
-from ..model_manager.model_card import Sheet
-from ..model_manager.model_slot import FOR_EVER, Slot
+from ..model_manager.model_card import ModelCard
+from ..model_manager.model_slot import FOR_EVER, ModelSlot
 from ..model_manager.refusals import not_loaded
 from ..model_manager.registry import LATEST, Entry, Registry
 from ..routing import Doc, Endpoint, RequestContext, Server
@@ -70,13 +70,13 @@ class Details(TypedDict):
     quantization_level: str
 
 
-class Card:
+class OllamaModel:
     """What Ollama's clients are told of a model."""
 
-    def __init__(self, name: str, entry: Entry, sheet: Sheet) -> None:
+    def __init__(self, name: str, entry: Entry, card: ModelCard) -> None:
         self.name = tagged(name)
-        self.sheet = sheet
-        self.summary: Summary = sheet.summary
+        self.card = card
+        self.summary: Summary = card.summary
         self._created = entry.created
 
     @property
@@ -95,15 +95,15 @@ class Card:
     @property
     def info(self) -> dict[str, Any]:
         """`model_info`. `ARCHITECTURE.context_length` is what is served, which may be less than what the model was trained for."""
-        family, sheet = self.summary.architecture, self.sheet
-        sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := integer_setting(sheet.config, key)) is not None}
+        family, card = self.summary.architecture, self.card
+        sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := integer_setting(card.config, key)) is not None}
         general = {"general.architecture": family, "general.parameter_count": self.summary.parameters}
-        return {**general, f"{family}.context_length": sheet.max_context, f"{family}.vocab_size": sheet.vocab_size, **sizes}
+        return {**general, f"{family}.context_length": card.max_context, f"{family}.vocab_size": card.vocab_size, **sizes}
 
     @property
     def parameters(self) -> str:
         """The model's default sampling parameters, one a line, except neutral ones."""
-        own, neutral = self.sheet.default_params, SamplingParams().resolved()
+        own, neutral = self.card.default_params, SamplingParams().resolved()
         lines = [(name, getattr(own, name)) for name in _SHOWN if getattr(own, name) != getattr(neutral, name)]
         return "\n".join(f"{name.replace('repetition', 'repeat'):<30} {value:g}" for name, value in lines)
 
@@ -195,10 +195,10 @@ class ShowRequest(StrictModel):
     options: Options | None = None
 
 
-async def _cards(context: RequestContext) -> list[Card]:
+async def _cards(context: RequestContext) -> list[OllamaModel]:
     """All models whose files can be read."""
-    found = [(name, entry, await context.server.keeper.sheet(entry.slot)) for name, entry in context.server.models.listed()]
-    return [Card(name, entry, sheet) for name, entry, sheet in found if sheet is not None]
+    found = [(name, entry, await context.server.manager.card(entry.slot)) for name, entry in context.server.models.listed()]
+    return [OllamaModel(name, entry, card) for name, entry, card in found if card is not None]
 
 
 async def tags(context: RequestContext, body: Any) -> ASGIApp:
@@ -206,14 +206,14 @@ async def tags(context: RequestContext, body: Any) -> ASGIApp:
         Tags(
             models=[
                 ListedModel(
-                    name=card.name,
-                    model=card.name,
-                    modified_at=card.modified_at,
-                    size=card.summary.nbytes,
-                    digest=card.digest,
-                    details=card.details,
+                    name=model.name,
+                    model=model.name,
+                    modified_at=model.modified_at,
+                    size=model.summary.nbytes,
+                    digest=model.digest,
+                    details=model.details,
                 )
-                for card in await _cards(context)
+                for model in await _cards(context)
             ]
         )
     )
@@ -221,27 +221,27 @@ async def tags(context: RequestContext, body: Any) -> ASGIApp:
 
 async def running(context: RequestContext, body: Any) -> ASGIApp:
     loaded = [entry for entry in context.server.models if entry.slot.state == "ready"]
-    sheets = [(entry, await context.server.keeper.sheet(entry.slot)) for entry in loaded]
-    models = [_running(Card(entry.name, entry, sheet), entry.slot) for entry, sheet in sheets if sheet is not None]
+    cards = [(entry, await context.server.manager.card(entry.slot)) for entry in loaded]
+    models = [_running(OllamaModel(entry.name, entry, card), entry.slot) for entry, card in cards if card is not None]
     return JSONResponse(Running(models=models))
 
 
-def _running(card: Card, slot: Slot) -> RunningModel:
-    size, limit = (slot.in_use, slot.planned) if card.name == tagged(slot.name) else (0, 0)
+def _running(model: OllamaModel, slot: ModelSlot) -> RunningModel:
+    size, limit = (slot.in_use, slot.planned) if model.name == tagged(slot.name) else (0, 0)
     return RunningModel(
-        name=card.name,
-        model=card.name,
+        name=model.name,
+        model=model.name,
         size=size,
-        digest=card.digest,
-        details=card.details,
+        digest=model.digest,
+        details=model.details,
         expires_at=_expires_at(slot),
         size_vram=size if is_gpu() else 0,
         size_limit=limit,
-        context_length=card.sheet.max_context,
+        context_length=model.card.max_context,
     )
 
 
-def _expires_at(slot: Slot) -> str:
+def _expires_at(slot: ModelSlot) -> str:
     """When it is unloaded, if no further request comes."""
     if slot.pinned or slot.keep_alive_s == FOR_EVER:
         return _FOREVER
@@ -254,18 +254,18 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
     if not name:
         raise APIError(400, "invalid", "model is required", param="model", code="missing_required_parameter")
     entry = find(context.server.models, name)
-    sheet = await context.server.keeper.sheet(entry.slot)
-    if sheet is None:
+    card = await context.server.manager.card(entry.slot)
+    if card is None:
         raise not_loaded(entry.slot)
-    card = Card(entry.name, entry, sheet)
+    model = OllamaModel(entry.name, entry, card)
     return JSONResponse(
         Shown(
-            parameters=card.parameters,
-            template=sheet.chat_template or "",
-            details=card.details,
-            model_info=card.info,
-            capabilities=card.sheet.capabilities,
-            modified_at=card.modified_at,
+            parameters=model.parameters,
+            template=card.chat_template or "",
+            details=model.details,
+            model_info=model.info,
+            capabilities=model.card.capabilities,
+            modified_at=model.modified_at,
         )
     )
 

@@ -47,7 +47,7 @@ async def load(context: RequestContext, body: LoadAdapter) -> ASGIApp:
     entry, name = _meant(context, body.lora_name)
     served = await context.use(entry)
     await _refused(context, served.llm.load_adapter(name, place))
-    entry.slot.keep_adapter(name, place)
+    entry.slot.add_adapter(name, place)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
@@ -59,7 +59,7 @@ async def unload(context: RequestContext, body: UnloadAdapter) -> ASGIApp:
         raise APIError(404, "not_found", f"The lora adapter {name!r} cannot be found.", param="lora_name", code="not_found")
     served = await context.use(entry)
     await _refused(context, served.llm.unload_adapter(name))
-    entry.slot.drop_adapter(name)
+    entry.slot.remove_adapter(name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 

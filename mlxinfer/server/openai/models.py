@@ -19,7 +19,7 @@ from typing_extensions import NotRequired, TypedDict
 from ...config import chat_params
 from .. import sse
 from ..errors import invalid
-from ..model_manager.model_slot import Slot
+from ..model_manager.model_slot import ModelSlot
 from ..model_manager.refusals import reason_of
 from ..model_manager.registry import Entry
 from ..routing import Doc, Endpoint, RequestContext, Server
@@ -87,29 +87,29 @@ class Success(TypedDict):
 
 
 async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
-    sheet = await context.server.keeper.sheet(entry.slot)
+    card = await context.server.manager.card(entry.slot)
     model = Model(
         id=name,
         object="model",
         created=entry.created,
         owned_by="mlxinfer",
-        max_model_len=sheet.max_context if sheet else 0,
+        max_model_len=card.max_context if card else 0,
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(entry.created, timezone.utc).isoformat().replace("+00:00", "Z"),
         status=_status(entry.slot),
     )
-    if sheet is not None:
-        params = chat_params(sheet.default_params)
-        model["capabilities"] = sheet.capabilities
+    if card is not None:
+        params = chat_params(card.default_params)
+        model["capabilities"] = card.capabilities
         model["conversation"] = Conversation(
             temperature=params.temperature or 0.0, top_p=params.top_p or 1.0, top_k=params.top_k or 0, min_p=params.min_p or 0.0
         )
     return model if entry.adapter is None else {**model, "parent": entry.base}
 
 
-def _status(slot: Slot) -> Status:
-    unreadable = slot.state == "listed" and slot.sheet is None and slot.unreadable is not None
+def _status(slot: ModelSlot) -> Status:
+    unreadable = slot.state == "listed" and slot.card is None and slot.unreadable is not None
     if slot.state == "failed" or slot.broken or unreadable:
         return Status(value="unloaded", failed=True, reason=reason_of(slot))
     return Status(value="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" or slot.waiting else "unloaded")
@@ -127,7 +127,7 @@ async def get_model(context: RequestContext, body: Any) -> ASGIApp:
 
 async def load(context: RequestContext, body: Loading) -> ASGIApp:
     """Begins to load; `GET /v1/models` tells when it is done."""
-    context.server.keeper.start_loading(context.server.models.entry(body.model).slot)
+    context.server.manager.start_loading(context.server.models.entry(body.model).slot)
     return JSONResponse(Success(success=True))
 
 
@@ -136,7 +136,7 @@ async def unload(context: RequestContext, body: Loading) -> ASGIApp:
     entry = context.server.models.entry(body.model)
     if entry.slot.pinned:
         raise invalid(f"{entry.base!r} is pinned: it is never unloaded", "model", "model_pinned")
-    context.server.keeper.unload(entry.slot)
+    context.server.manager.unload(entry.slot)
     return JSONResponse(Success(success=True))
 
 
@@ -162,10 +162,10 @@ async def events(context: RequestContext, body: Any) -> ASGIApp:
 
 
 async def _events(context: RequestContext) -> AsyncGenerator[bytes, None]:
-    changed: asyncio.Queue[tuple[Slot, StatusChange]] = asyncio.Queue()
-    slots, told = context.server.models.slots, dict[Slot, StatusChange]()
+    changed: asyncio.Queue[tuple[ModelSlot, StatusChange]] = asyncio.Queue()
+    slots, told = context.server.models.slots, dict[ModelSlot, StatusChange]()
 
-    def watch(slot: Slot) -> None:
+    def watch(slot: ModelSlot) -> None:
         change = _change(slot)
         if told.get(slot) != change:
             told[slot] = change
@@ -186,7 +186,7 @@ async def _events(context: RequestContext) -> AsyncGenerator[bytes, None]:
             slot.watchers.discard(watch)
 
 
-def _change(slot: Slot) -> StatusChange:
+def _change(slot: ModelSlot) -> StatusChange:
     if slot.state == "failed":
         return StatusChange(status="unloaded", failed=True, reason=reason_of(slot))
     return StatusChange(status="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" else "unloaded")

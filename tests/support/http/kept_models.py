@@ -18,9 +18,9 @@ from typing import Any
 from mlxinfer.config import EngineArgs
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.loading.memory.budget import BUDGET
-from mlxinfer.server.model_manager.manager import Keeper
-from mlxinfer.server.model_manager.memory_room import Room
-from mlxinfer.server.model_manager.model_slot import FOR_EVER, Slot
+from mlxinfer.server.model_manager.manager import ModelManager
+from mlxinfer.server.model_manager.memory_room import MemoryRoom
+from mlxinfer.server.model_manager.model_slot import FOR_EVER, ModelSlot
 from mlxinfer.server.model_manager.registry import Registry
 from support.hostile.cases import request
 from support.http.live_server import LiveServer, Served, live_registry
@@ -57,7 +57,7 @@ class Watch:
         self.most_planned = max(self.most_planned, BUDGET.planned - self.before)
 
 
-class WatchedRoom(Room):
+class WatchedMemory(MemoryRoom):
     def __init__(self, limit: int, watch: Watch) -> None:
         super().__init__(limit)
         self._watch = watch
@@ -65,8 +65,8 @@ class WatchedRoom(Room):
         self._active = active_memory()
         watch.before = BUDGET.planned
 
-    async def returned(self, slot: Slot) -> None:
-        await super().returned(slot)
+    async def wait_until_freed(self, slot: ModelSlot) -> None:
+        await super().wait_until_freed(slot)
         self._watch.planned()
         self._watch.events.append(("back", slot.name))
         if not self.planned:
@@ -77,7 +77,7 @@ class WatchedRoom(Room):
 class Kept:
     live: LiveServer
     watch: Watch
-    slots: dict[str, Slot]
+    slots: dict[str, ModelSlot]
 
     def ask(self, model: str, path: str = "/v1/completions", **body: Any) -> tuple[int, dict[str, str], Any]:
         """Status, headers and JSON of the answer."""
@@ -150,7 +150,7 @@ def kept_models(
     **settings: Any,
 ) -> Iterator[Kept]:
     """A server of these models, of which none is loaded at the start."""
-    watch, slots = Watch(), dict[str, Slot]()
+    watch, slots = Watch(), dict[str, ModelSlot]()
 
     def open_model(name: str) -> Callable[[EngineArgs], AsyncLLM]:
         def opened(args: EngineArgs) -> AsyncLLM:
@@ -168,10 +168,10 @@ def kept_models(
     async def make() -> Served:
         for name, path in paths.items():
             args = EngineArgs(path, max_context=(contexts or {}).get(name, CONTEXT), max_num_seqs=4, adapter_memory_gb=adapter_memory_gb)
-            slots[name] = Slot(args, open_model(name), keep_alive_s=keep_alive_s, pinned=name in pinned)
+            slots[name] = ModelSlot(args, open_model(name), keep_alive_s=keep_alive_s, pinned=name in pinned)
         registry = Registry(slots, aliases)
-        keeper = Keeper(registry.slots, WatchedRoom(memory, watch), dwell_s=dwell_s, most_waiting=most_waiting, broken_s=broken_s)
-        return Served(registry, keeper, {})
+        manager = ModelManager(registry.slots, WatchedMemory(memory, watch), dwell_s=dwell_s, most_waiting=most_waiting, broken_s=broken_s)
+        return Served(registry, manager, {})
 
     with live_registry(make, **settings) as live:
         yield Kept(live, watch, slots)

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.access.sockets import listening
-from mlxinfer.server.model_manager.manager import Keeper
-from mlxinfer.server.model_manager.memory_room import Room
+from mlxinfer.server.model_manager.manager import ModelManager
+from mlxinfer.server.model_manager.memory_room import MemoryRoom
 from mlxinfer.server.model_manager.registry import Registry
 from mlxinfer.server.process import HTTPServer
 from mlxinfer.server.settings import ServerSettings
@@ -72,7 +72,7 @@ class Served:
     """What a server is made of."""
 
     registry: Registry
-    keeper: Keeper
+    manager: ModelManager
     models: dict[str, AsyncLLM]
     """Those that are to be closed at the end."""
 
@@ -85,7 +85,7 @@ def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], **settings: Any) ->
         models = {name: load() for name, load in loads.items()}
         await asyncio.gather(*(llm.ready() for llm in models.values()))
         registry = Registry.running(models)
-        return Served(registry, Keeper(registry.slots, Room()), models)
+        return Served(registry, ModelManager(registry.slots, MemoryRoom()), models)
 
     with live_registry(load, **settings) as live:
         yield live
@@ -103,7 +103,7 @@ def live_registry(make: Callable[[], Awaitable[Served]], **settings: Any) -> Ite
             served: Served | None = None
             try:
                 served = await make()
-                server = HTTPServer(served.registry, served.keeper, config)
+                server = HTTPServer(served.registry, served.manager, config)
                 live = LiveServer(path, port, served.models, server, served)
                 server._ready = lambda: started.set_result(live)
                 await server.serve(sockets)
@@ -113,7 +113,7 @@ def live_registry(make: Callable[[], Awaitable[Served]], **settings: Any) -> Ite
                 raise
             finally:
                 if served is not None:
-                    await served.keeper.close()
+                    await served.manager.close()
                     for llm in served.models.values():
                         await llm.close()
 
