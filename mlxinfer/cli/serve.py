@@ -15,7 +15,7 @@ from .common.options import complete_model, model_options, serving_options, spli
 
 if TYPE_CHECKING:
     from ..server.log import LogFormat
-    from ..server.process import Models
+    from ..server.process import ServerModels
     from ..server.settings import ReasoningField, ServerSettings
 
 ADAPTER_ROOM_GB = 0.25
@@ -208,7 +208,7 @@ def _listed(
     pinned: tuple[str, ...],
     keep_alive: float | None,
     options: dict[str, Any],
-) -> Models:
+) -> ServerModels:
     from ..config import EngineArgs
     from ..engine.async_llm import AsyncLLM
     from ..server.model_manager.listing import Listing

@@ -94,7 +94,7 @@ def _serve(
     from ..server.access.sockets import Listeners
     from ..server.model_manager.model_slot import ModelSlot
     from ..server.model_manager.registry import Registry
-    from ..server.process import Models, run
+    from ..server.process import ServerModels, run
 
     name_ring(nodes, 0)
     group = Group(nodes, split=split)
@@ -113,7 +113,7 @@ def _serve(
             click.echo(line)
             say_ready(pipe)
 
-        run(Models(registry=Registry({name: ModelSlot.running(llm)}, aliases)), settings, tell=tell, sockets=sockets)
+        run(ServerModels(registry=Registry({name: ModelSlot.running(llm)}, aliases)), settings, tell=tell, sockets=sockets)
     finally:
         _close(llm, group)
 

@@ -109,7 +109,7 @@ class HTTPServer(uvicorn.Server):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Models:
+class ServerModels:
     """What a server serves."""
 
     registry: Registry
@@ -122,7 +122,7 @@ class Models:
     """What the log says about them at the start."""
 
 
-def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] = print, sockets: Listeners | None = None) -> None:
+def run(models: ServerModels, settings: ServerSettings, *, tell: Callable[[str], Any] = print, sockets: Listeners | None = None) -> None:
     """Load models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where. `sockets` are those that the caller
     has opened for these settings.
 
@@ -138,7 +138,7 @@ def run(models: Models, settings: ServerSettings, *, tell: Callable[[str], Any] 
         asyncio.run(_run(models, settings, listeners, tell))
 
 
-async def _run(models: Models, settings: ServerSettings, sockets: Listeners, tell: Callable[[str], Any]) -> None:
+async def _run(models: ServerModels, settings: ServerSettings, sockets: Listeners, tell: Callable[[str], Any]) -> None:
     stop = asyncio.Event()
     server: HTTPServer | None = None
 

@@ -25,7 +25,7 @@ from .log import notice_once
 from .metrics import Metrics
 from .model_manager.manager import ModelManager
 from .model_manager.model_slot import ModelSlot
-from .model_manager.registry import Entry, Registry, ServedModel
+from .model_manager.registry import ModelEntry, Registry, ServedModel
 from .settings import Limits, ServerSettings
 from .validation import StrictModel
 
@@ -85,7 +85,7 @@ class RequestContext:
         most = self.limits.request_s
         return None if most is None else max(most - (time.monotonic() - self.began), 1e-3)
 
-    def asker(self, user: str) -> str:
+    def client_id(self, user: str) -> str:
         """Whose turn it is among those who wait: the user that the request names, otherwise its peer."""
         return f"user {user}"[-_LONGEST_ASKER:] if user else self.peer
 
@@ -94,7 +94,7 @@ class RequestContext:
         `APIError`, and `ClientGone` if the client does not wait for it."""
         return await self.use(self.server.models.entry(name), keep_alive_s)
 
-    async def use(self, entry: Entry, keep_alive_s: float | None = None) -> ServedModel:
+    async def use(self, entry: ModelEntry, keep_alive_s: float | None = None) -> ServedModel:
         """`model` for one that was looked up."""
         manager, slot = self.server.manager, entry.slot
         self.log["model"] = entry.name

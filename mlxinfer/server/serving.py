@@ -17,7 +17,7 @@ from .errors import APIError, invalid, of_error, stopping, timed_out
 from .metrics import RequestMetrics
 from .model_manager.registry import ServedModel
 from .routing import RequestContext
-from .shared.structure import refused
+from .shared.structure import structure_refused
 from .shared.tools import NO_TOOLS, Offer, schema_refused
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ async def encode_chat(
         try:
             return await prompt(messages)
         except TemplateError:
-            fewer = _joined(messages)
+            fewer = _merge_neighbours(messages)
             if len(fewer) == len(messages):
                 raise
             return await prompt(fewer)
@@ -84,7 +84,7 @@ async def encode_continued(
     return continued(prompt, served.llm.tokenizer, content, reasoning)
 
 
-def _joined(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _merge_neighbours(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Neighbours of the role system, or user, as one. Coding agents send several; some templates want one system message, and turns that
     alternate."""
     found: list[Mapping[str, Any]] = []
@@ -126,9 +126,9 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
                     if chunk.finish_reason:
                         unfinished -= 1
                         _log_end(context, chunk.finish_reason, chunk.usage, chunk.index)
-                yield render([_discreet(context, chunk) for chunk in chunks] if context.shared_key else chunks)
+                yield render([_without_cache_hits(context, chunk) for chunk in chunks] if context.shared_key else chunks)
     except MLXInferError as error:
-        raise _refused(error, request) from error
+        raise _engine_error(error, request) from error
     finally:
         _end(context, metrics, finished=not unfinished)
 
@@ -143,17 +143,17 @@ async def complete(context: RequestContext, request: GenerateRequest) -> list[Co
         for completion in completions:
             metrics.completion(completion)
             _log_end(context, completion.finish_reason, completion.usage, completion.index)
-        return [_discreet(context, completion) for completion in completions]
+        return [_without_cache_hits(context, completion) for completion in completions]
     except MLXInferError as error:
-        raise _refused(error, request) from error
+        raise _engine_error(error, request) from error
     finally:
         _end(context, metrics, finished=bool(completions))
 
 
-_Part = TypeVar("_Part", Chunk, Completion)
+_Answer = TypeVar("_Answer", Chunk, Completion)
 
 
-def _discreet(context: RequestContext, part: _Part) -> _Part:
+def _without_cache_hits(context: RequestContext, part: _Answer) -> _Answer:
     """The answer as the client may see it. How much of a prompt was known tells whether somebody else has sent the same words: nobody is
     told who has a key that others may have too."""
     if not context.shared_key or part.usage is None or not part.usage.stats.reused_tokens:
@@ -161,10 +161,10 @@ def _discreet(context: RequestContext, part: _Part) -> _Part:
     return replace(part, usage=replace(part.usage, stats=replace(part.usage.stats, reused_tokens=0)))
 
 
-def _refused(error: MLXInferError, request: GenerateRequest) -> APIError:
+def _engine_error(error: MLXInferError, request: GenerateRequest) -> APIError:
     """The response to an error, in the words of the request's own fields."""
     if isinstance(error, SamplingError):
-        return refused(error, request.structure_field)
+        return structure_refused(error, request.structure_field)
     if isinstance(error, PromptError) and not isinstance(request.prompt, list):
         return schema_refused(error, request.prompt.tools)
     return of_error(error)
@@ -181,7 +181,7 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
 
 def options(context: RequestContext, served: ServedModel, client_id: str, cache_salt: str = "") -> RequestKeywords:
     """What the engine is told of a request besides its prompt."""
-    return {"client_id": context.asker(client_id), "timeout_s": context.left_s, "adapter": served.adapter, "cache_salt": cache_salt}
+    return {"client_id": context.client_id(client_id), "timeout_s": context.left_s, "adapter": served.adapter, "cache_salt": cache_salt}
 
 
 def _options(context: RequestContext, request: GenerateRequest) -> RequestKeywords:

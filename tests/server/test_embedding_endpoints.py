@@ -18,7 +18,7 @@ from support.processes.optional import needs
 
 from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.openai.embeddings import Embeddings
-from mlxinfer.server.openai.reranking import Rerank, Scores
+from mlxinfer.server.openai.reranking import RerankReply, ScoreList
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"
 LAST, MEAN, RERANKER = (json.loads((GOLDEN / name / "reference.json").read_text()) for name in ("last", "mean", "reranker"))
@@ -86,7 +86,7 @@ def test_rerank(served: LiveServer, path: str) -> None:
     documents = [*RERANKER["documents"][:-1], {"text": RERANKER["documents"][-1]}]
     status, answer = post(served, path, model="reranker", query=RERANKER["query"], documents=documents, return_documents=True)
     assert status == 200, answer
-    TypeAdapter(Rerank).validate_python(answer)
+    TypeAdapter(RerankReply).validate_python(answer)
     order = np.argsort(RERANKER["scores"])[::-1]
     assert [each["index"] for each in answer["results"]] == list(order)
     close([each["relevance_score"] for each in answer["results"]], np.array(RERANKER["scores"])[order])
@@ -105,7 +105,7 @@ def test_score(served: LiveServer) -> None:
     for body in (one_to_many, pairs):
         status, answer = post(served, "/v1/score", model="reranker", **body)
         assert status == 200
-        TypeAdapter(Scores).validate_python(answer)
+        TypeAdapter(ScoreList).validate_python(answer)
         close([each["score"] for each in answer["data"]], RERANKER["scores"])
     assert post(served, "/v1/score", model="reranker", text_1=["a", "b"], text_2=["a", "b", "c"])[0] == 400
 

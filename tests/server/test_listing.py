@@ -22,7 +22,7 @@ from mlxinfer.server.model_manager.duration import seconds_of
 from mlxinfer.server.model_manager.listing import Listing
 from mlxinfer.server.model_manager.manager import ModelManager
 from mlxinfer.server.model_manager.memory_room import MemoryRoom
-from mlxinfer.server.openai.models import _status
+from mlxinfer.server.openai.models import model_status
 
 
 @pytest.fixture(scope="module")
@@ -189,8 +189,8 @@ def test_a_broken_file_is_listed_with_its_error_and_logged_as_one(folder: Path, 
         await manager.close()
 
     asyncio.run(look())
-    assert _status(slots["a"]) == {"value": "unloaded"}
-    status = _status(slots["one"])
+    assert model_status(slots["a"]) == {"value": "unloaded"}
+    status = model_status(slots["one"])
     assert (status["value"], status["failed"]) == ("unloaded", True)
     assert "one.gguf" in status["reason"]
     assert str(folder) not in status["reason"]

@@ -12,14 +12,14 @@ import pytest
 from mlxinfer.errors import TemplateError
 from mlxinfer.server.errors import APIError
 from mlxinfer.server.serving import encode_chat
-from mlxinfer.server.shared.tools import as_object, made_tool
+from mlxinfer.server.shared.tools import as_object, tool_from
 
 
 @pytest.mark.parametrize("kind", ["string", ["string", "null"], None, 5])
 def test_arguments_are_objects(kind: Any) -> None:
     with pytest.raises(APIError, match=r"tools\[0\]: the schema of a tool's arguments must be of type object"):
-        made_tool("tools[0]", "f", None, {"type": kind}, strict=False)
-    assert made_tool("tools[0]", "f", None, {"type": ["object", "null"]}, strict=False).name == "f"
+        tool_from("tools[0]", "f", None, {"type": kind}, strict=False)
+    assert tool_from("tools[0]", "f", None, {"type": ["object", "null"]}, strict=False).name == "f"
 
 
 @pytest.mark.parametrize("arguments", ['{"a": 1e999}', '{"a": "\\ud83d"}', '{"a": NaN}', "[1]", '{"a"'])

@@ -13,7 +13,7 @@ from support.http.live_server import LiveServer
 from support.processes.optional import needs
 
 from mlxinfer.server.ollama.generate import ChatReply, GenerateReply
-from mlxinfer.server.ollama.models import Running, Shown, Tags, Version
+from mlxinfer.server.ollama.models import OllamaVersion, RunningModels, ShowReply, Tags
 
 if TYPE_CHECKING:
     from ollama import Client
@@ -308,10 +308,10 @@ def test_answers_are_as_the_document_says(live: LiveServer) -> None:
         ("/api/chat", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1}, ChatReply),
         ("/api/chat", {}, ChatReply),
         ("/api/generate", {"prompt": "x"}, GenerateReply),
-        ("/api/show", {}, Shown),
+        ("/api/show", {}, ShowReply),
         ("/api/tags", None, Tags),
-        ("/api/ps", None, Running),
-        ("/api/version", None, Version),
+        ("/api/ps", None, RunningModels),
+        ("/api/version", None, OllamaVersion),
     ]
     with httpx.Client(base_url=live.url, verify=False) as client:
         for path, fields, kind in asked:

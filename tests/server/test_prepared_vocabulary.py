@@ -41,7 +41,7 @@ def test_it_is_prepared_after_the_server_is_ready(tmp_path, short_path, monkeypa
     handlers = {number: signal.getsignal(number) for number in serve._SIGNALS}
     try:
         slot = ModelSlot(EngineArgs(path), AsyncLLM.of)
-        tiny = serve.Models(registry=Registry({"tiny": slot}), at_start=[slot])
+        tiny = serve.ServerModels(registry=Registry({"tiny": slot}), at_start=[slot])
         serve.run(tiny, ServerSettings(socket=short_path / "api.sock"), tell=told.append)
     finally:
         for number, handler in handlers.items():

@@ -10,9 +10,8 @@ import pytest
 
 from mlxinfer.server.anthropic.messages import SIGNATURE, MessageAnswer
 from mlxinfer.server.ollama.answers import Lines, as_message
-from mlxinfer.server.openai.chat_answers import Events as ChatEvents
-from mlxinfer.server.openai.chat_answers import Form
-from mlxinfer.server.openai.response_answers import Events as ResponseEvents
+from mlxinfer.server.openai.chat_answers import AnswerForm, ChatEvents
+from mlxinfer.server.openai.response_answers import ResponseEvents
 from mlxinfer.types import Chunk, Completion, SamplingParams, ToolCall, ToolCallDelta, Usage
 
 USAGE = Usage(7, 5)
@@ -50,7 +49,7 @@ def each(chunks: list[Chunk]) -> list[list[Chunk]]:
 
 
 def chat(chunks: list[Chunk], **form: Any) -> tuple[list[Any], str]:
-    rendered = ChatEvents(Form(SERVED, **form), wants_usage=False)
+    rendered = ChatEvents(AnswerForm(SERVED, **form), wants_usage=False)
     found = [event["choices"][0] for event in events(b"".join(map(rendered.render, each(chunks))) + rendered.end())]
     return [choice["delta"] for choice in found], found[-1]["finish_reason"]
 
@@ -73,7 +72,7 @@ def test_chat_deltas() -> None:
 
 
 def test_a_whole_chat_answer() -> None:
-    (choice,) = Form(SERVED).whole([WHOLE])["choices"]
+    (choice,) = AnswerForm(SERVED).whole([WHOLE])["choices"]
     assert choice["finish_reason"] == "tool_calls"
     assert choice["message"] == {
         "role": "assistant",
@@ -87,7 +86,7 @@ def test_a_whole_chat_answer() -> None:
 
 def test_content_is_null_where_there_are_calls_only() -> None:
     answer = Completion("", [1], "stop", USAGE, tool_calls=CALLS)
-    (choice,) = Form(SERVED).whole([answer])["choices"]
+    (choice,) = AnswerForm(SERVED).whole([answer])["choices"]
     assert choice["message"]["content"] is None
 
 
@@ -103,7 +102,7 @@ def test_content_is_null_where_there_are_calls_only() -> None:
 def test_reasoning_is_in_the_fields_that_were_asked_for(field: Any, names: set[str]) -> None:
     deltas, _ = chat(CHUNKS, reasoning_field=field)
     assert {name for delta in deltas for name in delta if name.startswith("reasoning")} == names
-    (choice,) = Form(SERVED, field).whole([WHOLE])["choices"]
+    (choice,) = AnswerForm(SERVED, field).whole([WHOLE])["choices"]
     assert {name for name in choice["message"] if name.startswith("reasoning")} == names
 
 
@@ -111,7 +110,7 @@ def test_the_older_form() -> None:
     deltas, reason = chat(CHUNKS[3:5] + CHUNKS[6:], older_form=True)
     found = [delta["function_call"] for delta in deltas if "function_call" in delta]
     assert (found, reason) == ([{"name": "weather", "arguments": '{"ci'}], "function_call")
-    (choice,) = Form(SERVED, older_form=True).whole([WHOLE])["choices"]
+    (choice,) = AnswerForm(SERVED, older_form=True).whole([WHOLE])["choices"]
     assert choice["message"]["function_call"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     assert "tool_calls" not in choice["message"]
     assert choice["finish_reason"] == "function_call"
@@ -121,7 +120,7 @@ def test_a_call_that_broke_off_is_delivered_as_it_is() -> None:
     deltas, reason = chat(BROKEN)
     assert reason == "length"
     assert "".join(piece["function"]["arguments"] for delta in deltas for piece in delta.get("tool_calls", ())) == '{"city": "Ro'
-    (choice,) = Form(SERVED).whole([BROKEN_WHOLE])["choices"]
+    (choice,) = AnswerForm(SERVED).whole([BROKEN_WHOLE])["choices"]
     assert (choice["finish_reason"], choice["message"]["tool_calls"][0]["function"]["arguments"]) == ("length", '{"city": "Ro')
 
 

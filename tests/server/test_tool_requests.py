@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from mlxinfer.errors import PromptError
 from mlxinfer.server.anthropic.blocks import for_template as of_messages
-from mlxinfer.server.anthropic.protocol import Conversation
+from mlxinfer.server.anthropic.protocol import ConversationRequest
 from mlxinfer.server.anthropic.tools import offer_of as offer_of_messages
 from mlxinfer.server.errors import APIError, of_validation
 from mlxinfer.server.ollama.generate import OllamaChatRequest
@@ -41,8 +41,8 @@ def response(**more: Any) -> ResponseRequest:
     return ResponseRequest.model_validate({"model": "m", "input": "Hi", **more})
 
 
-def message(**more: Any) -> Conversation:
-    return Conversation.model_validate({"model": "m", "messages": HI, **more})
+def message(**more: Any) -> ConversationRequest:
+    return ConversationRequest.model_validate({"model": "m", "messages": HI, **more})
 
 
 def names(offer: Offer) -> list[str]:

@@ -85,7 +85,7 @@ class ToolResultBlock(StrictModel):
 _KINDS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
-def _kind(value: Any) -> str:
+def _block_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return f"<{kind}>" if kind in _KINDS else "<text>"
 
@@ -99,7 +99,7 @@ Block = Annotated[
         Annotated[ToolUseBlock, Tag("<tool_use>")],
         Annotated[ToolResultBlock, Tag("<tool_result>")],
     ],
-    Discriminator(_kind),
+    Discriminator(_block_tag),
 ]
 Content = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[Block], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
@@ -133,9 +133,9 @@ def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn])
     turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
     calls = EarlierCalls()
     for number, message in enumerate(messages):
-        for turn in _turns(message, f"messages[{number}].content", calls):
+        for turn in _split_turn(message, f"messages[{number}].content", calls):
             if turns and turns[-1]["role"] == turn["role"] != "tool":
-                turns[-1] = _joined(turns[-1], turn)
+                turns[-1] = _merge_turns(turns[-1], turn)
             else:
                 turns.append(turn)
     return turns
@@ -148,7 +148,7 @@ _BLOCKS_OF: dict[str, tuple[tuple[type[AnyBlock], ...], str]] = {
 }
 
 
-def _turns(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict[str, Any]]:
+def _split_turn(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict[str, Any]]:
     """The messages that a turn consists of: results of tools first, as templates expect them after the calls. Raises `APIError`."""
     kinds, why = _BLOCKS_OF[message.role]
     blocks = message.blocks
@@ -168,7 +168,7 @@ def _turns(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict[str,
     yield {**turn, "tool_calls": asked} if asked else turn
 
 
-def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def _merge_turns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     texts: dict[str, Any] = {
         name: _BETWEEN_TURNS.join(filter(None, (one.get(name), other.get(name))))
         for name in ("content", "reasoning_content")
@@ -178,7 +178,7 @@ def _joined(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {"role": one["role"], **texts, **({"tool_calls": asked} if asked else {})}
 
 
-def marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
+def cache_marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
     """The cache marks of a conversation."""
     marked = [*(system if isinstance(system, list) else ()), *(block for message in messages for block in message.blocks)]
     return (found for block in marked if (found := getattr(block, "cache_control", None)))

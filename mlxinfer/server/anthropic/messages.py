@@ -15,8 +15,8 @@ from ..errors import TooLong
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, stream
 from ..shared.tools import as_object, as_text
-from .protocol import FORMAT, OVERLOADED, Conversation, MessageRequest, MessageUsage, check_version, error_event, usage_of
-from .tools import own_id
+from .protocol import FORMAT, OVERLOADED, ConversationRequest, MessageRequest, MessageUsage, check_version, error_event, usage_of
+from .tools import anthropic_call_id
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -79,7 +79,7 @@ class MessageAnswer:
             content.append(ThinkingContent(type="thinking", thinking=thinking, signature=SIGNATURE))
         if answer.text:
             content.append(TextContent(type="text", text=answer.text))
-        content += map(_called, answer.tool_calls)
+        content += map(_tool_block, answer.tool_calls)
         self._called = bool(answer.tool_calls)
         message = self._message(content or [TextContent(type="text", text="")], usage_of(answer.usage, self._reports_cached))
         return {**message, "stop_reason": self._reason(answer), "stop_sequence": answer.stop_string}
@@ -104,7 +104,7 @@ class MessageAnswer:
 
     def begin(self) -> bytes:
         """The event before the first block."""
-        return _event("message_start", message=self._message([], self._usage_before()))
+        return _typed_event("message_start", message=self._message([], self._usage_before()))
 
     def _usage_before(self) -> MessageUsage:
         return usage_of(Usage(len(self._request.token_ids), 0), self._reports_cached)
@@ -130,7 +130,7 @@ class MessageAnswer:
         out = b""
         if piece.name is not None:
             self._called = True
-            block = ToolUseContent(type="tool_use", id=own_id(piece.id or ""), name=piece.name, input={})
+            block = ToolUseContent(type="tool_use", id=anthropic_call_id(piece.id or ""), name=piece.name, input={})
             out = self._close() + self._begin(block)
         return out + self._delta(type="input_json_delta", partial_json=piece.arguments) if piece.arguments else out
 
@@ -141,7 +141,7 @@ class MessageAnswer:
     def _begin(self, block: BlockContent) -> bytes:
         self._open = block["type"]
         self._blocks += 1
-        return _event("content_block_start", index=self._blocks - 1, content_block=block)
+        return _typed_event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _close(self) -> bytes:
         """The events that end the open block."""
@@ -149,27 +149,27 @@ class MessageAnswer:
             return b""
         out = self._delta(type="signature_delta", signature=SIGNATURE) if self._open == "thinking" else b""
         self._open = None
-        return out + _event("content_block_stop", index=self._blocks - 1)
+        return out + _typed_event("content_block_stop", index=self._blocks - 1)
 
     def _delta(self, **delta: str) -> bytes:
-        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+        return _typed_event("content_block_delta", index=self._blocks - 1, delta=delta)
 
     def _end(self, last: Chunk) -> bytes:
         out = b"" if self._blocks else self._within(TextContent(type="text", text=""))
         out += self._close()
         delta = {"stop_reason": self._reason(last), "stop_sequence": last.stop_string}
         usage = usage_of(last.usage, self._reports_cached) if last.usage else self._usage_before()
-        return out + _event("message_delta", delta=delta, usage=usage) + _event("message_stop")
+        return out + _typed_event("message_delta", delta=delta, usage=usage) + _typed_event("message_stop")
 
 
-def _called(call: ToolCall) -> BlockContent:
+def _tool_block(call: ToolCall) -> BlockContent:
     arguments = as_object(call.arguments)
     if arguments is None:
         return TextContent(type="text", text=as_text(call.name, call.arguments))
-    return ToolUseContent(type="tool_use", id=own_id(call.id), name=call.name, input=arguments)
+    return ToolUseContent(type="tool_use", id=anthropic_call_id(call.id), name=call.name, input=arguments)
 
 
-def _event(name: str, **values: Any) -> bytes:
+def _typed_event(name: str, **values: Any) -> bytes:
     return sse.event(name, {"type": name, **values})
 
 
@@ -177,7 +177,7 @@ class TokenCount(TypedDict):
     input_tokens: int
 
 
-class CountRequest(Conversation):
+class CountRequest(ConversationRequest):
     """The body of `POST /v1/messages/count_tokens`: a conversation without settings for an answer."""
 
 

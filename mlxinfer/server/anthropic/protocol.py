@@ -18,10 +18,10 @@ from ..model_manager.registry import ServedModel
 from ..routing import RequestContext
 from ..serving import encode_chat
 from ..shared.reasoning import Thinking
-from ..shared.structure import SchemaFormat, refused
+from ..shared.structure import SchemaFormat, structure_refused
 from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
-from .blocks import CacheControl, Messages, System, for_template, marks
-from .tools import Choice, Definitions, ThinkingConfig, offer_of, thinking_of
+from .blocks import CacheControl, Messages, System, cache_marks, for_template
+from .tools import AnthropicToolChoice, ThinkingConfig, ToolDefinitions, offer_of, thinking_of
 
 if TYPE_CHECKING:
     from ...engine.text.chat_prompt import ChatPrompt
@@ -52,22 +52,22 @@ _TYPES: dict[Kind, str] = {
 }
 
 
-class Details(TypedDict):
+class AnthropicErrorDetails(TypedDict):
     type: str
     message: str
 
 
-class Error(TypedDict):
+class AnthropicError(TypedDict):
     type: Literal["error"]
-    error: Details
+    error: AnthropicErrorDetails
 
 
-def error_object(error: APIError) -> Error:
+def error_object(error: APIError) -> AnthropicError:
     """The JSON of an error. The name of the field at fault is part of the message."""
     message = error.message
     if isinstance(error, TooLong):  # clients that shorten a conversation and try again read these words and numbers
         message = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum"
-    return Error(type="error", error=Details(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
+    return AnthropicError(type="error", error=AnthropicErrorDetails(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 
 def error_response(error: APIError) -> Response:
@@ -92,7 +92,7 @@ class OutputConfig(StrictModel):
     task_budget: Annotated[Any, Unsupported()] = None
 
 
-class Conversation(StrictModel):
+class ConversationRequest(StrictModel):
     """What both endpoints accept. Of the fields from `context_management` on, only the neutral values are supported so far."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -100,8 +100,8 @@ class Conversation(StrictModel):
     system: System | None = None
     cache_control: CacheControl | None = None
     output_config: OutputConfig | None = None
-    tools: Definitions | None = None  # type: ignore[valid-type]
-    tool_choice: Choice | None = None
+    tools: ToolDefinitions | None = None  # type: ignore[valid-type]
+    tool_choice: AnthropicToolChoice | None = None
     thinking: ThinkingConfig | None = None
     context_management: Annotated[Any, Unsupported({}, {"edits": []}, KEEP_THINKING)] = None
     mcp_servers: Annotated[Any, Unsupported([])] = None
@@ -126,11 +126,11 @@ class Conversation(StrictModel):
     @property
     def reports_cached(self) -> bool:
         """Whether `usage` reports cached tokens separately, which only clients that mark something for the cache expect."""
-        marked = any(tool.cache_control for tool in self.tools or ()) or any(True for _ in marks(self.system, self.messages))
+        marked = any(tool.cache_control for tool in self.tools or ()) or any(True for _ in cache_marks(self.system, self.messages))
         return self.cache_control is not None or marked
 
 
-class MessageRequest(Conversation):
+class MessageRequest(ConversationRequest):
     """The body of `POST /v1/messages`. The second version of the API has no `temperature`, `top_p` and `top_k`, and the fields after them
     were never Anthropic's; all of them are honoured in both versions."""
 
@@ -159,7 +159,7 @@ class MessageRequest(Conversation):
         try:
             return replace(served.llm.default_params, max_tokens=self.max_tokens, stop=self.stop_sequences, **given)
         except SamplingError as error:
-            raise refused(error, FORMAT) from None
+            raise structure_refused(error, FORMAT) from None
 
     @property
     def client_id(self) -> str:

@@ -10,7 +10,7 @@ from pydantic import Field
 from ...tools import ToolChoice
 from ..errors import invalid
 from ..shared.reasoning import Effort, Thinking
-from ..shared.tools import Name, Offer, SchemaObject, made_tool, offered, tools_field
+from ..shared.tools import Name, Offer, SchemaObject, make_offer, tool_from, tools_field
 from ..validation import Ignored, OneOf, StrictModel, Unsupported
 from .blocks import CacheControl
 
@@ -33,14 +33,14 @@ class ToolDefinition(StrictModel):
     allowed_callers: Annotated[Any, Unsupported([], ["direct"])] = None
 
 
-class Choice(StrictModel):
+class AnthropicToolChoice(StrictModel):
     """`any` asks for a call of some tool, `tool` for one of the tool `name`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
-    def plain(self) -> ToolChoice:
+    def as_tool_choice(self) -> ToolChoice:
         """Raises `APIError`."""
         if (self.type == "tool") != (self.name is not None):
             raise invalid("tool_choice.name: the tool's name is for the type tool, which needs it", "tool_choice.name", "invalid_value")
@@ -50,19 +50,19 @@ class Choice(StrictModel):
         return ToolChoice(self.type, parallel=parallel)
 
 
-Definitions = tools_field(ToolDefinition)
+ToolDefinitions = tools_field(ToolDefinition)
 
 
-def offer_of(tools: Sequence[ToolDefinition], choice: Choice | None) -> Offer:
+def offer_of(tools: Sequence[ToolDefinition], choice: AnthropicToolChoice | None) -> Offer:
     """The tools of a request. Raises `APIError`."""
     made = [
-        made_tool(f"tools[{number}].input_schema", tool.name, tool.description, tool.input_schema, tool.strict)
+        tool_from(f"tools[{number}].input_schema", tool.name, tool.description, tool.input_schema, tool.strict)
         for number, tool in enumerate(tools)
     ]
-    return offered("tools", made, ToolChoice() if choice is None else choice.plain())
+    return make_offer("tools", made, ToolChoice() if choice is None else choice.as_tool_choice())
 
 
-def own_id(call_id: str) -> str:
+def anthropic_call_id(call_id: str) -> str:
     """The id of a call as this API writes it."""
     found = next((prefix for prefix in _PREFIXES if call_id.startswith(prefix)), "")
     return _PREFIXES.get(found, "") + call_id[len(found) :]

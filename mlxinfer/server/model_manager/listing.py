@@ -12,7 +12,7 @@ from ...config import EngineArgs
 from ...engine.open_model import with_shares
 from ...errors import MemoryPlanError, ServerError
 from ...loading.find.resolve import local_place
-from ..process import Models
+from ..process import ServerModels
 from .model_slot import FOR_EVER, ModelSlot
 from .registry import Registry, public_name
 
@@ -74,7 +74,7 @@ class Listing:
             elif self._by_place.get(local_place(str(path))) is not self._slots[name]:
                 self._notes.append(f"left out of {folder}: {path.name}, as another is called {name!r} (NAME=MODEL gives another name)")
 
-    def models(self, aliases: Mapping[str, str], pinned: Sequence[str]) -> Models:
+    def models(self, aliases: Mapping[str, str], pinned: Sequence[str]) -> ServerModels:
         """All of them. A model that is pinned is loaded at the start, and stays. Raises `MLXInferError`s."""
         self._give_adapters()
         registry = Registry(self._slots, aliases)
@@ -87,7 +87,7 @@ class Listing:
                 self._at_start.append(slot)
         self._at_start.sort(key=lambda slot: not slot.pinned)
         self._share()
-        return Models(registry=registry, at_start=self._at_start, memory=self._memory, notes=self._notes)
+        return ServerModels(registry=registry, at_start=self._at_start, memory=self._memory, notes=self._notes)
 
     def _list(self, name: str, target: str, keep_alive_s: float) -> ModelSlot:
         place = local_place(target)

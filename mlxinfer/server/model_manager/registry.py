@@ -36,11 +36,11 @@ class ServedModel:
     @property
     def base(self) -> str:
         """The name of the model, without the adapter's."""
-        return _base(self.name, self.adapter)
+        return _without_adapter(self.name, self.adapter)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ModelEntry:
     """A public name. Names of the same files have one slot, so that these are loaded once."""
 
     name: str
@@ -55,14 +55,14 @@ class Entry:
     @property
     def base(self) -> str:
         """The name of the model, without the adapter's."""
-        return _base(self.name, self.adapter)
+        return _without_adapter(self.name, self.adapter)
 
-    def with_adapters(self) -> list[Entry]:
+    def with_adapters(self) -> list[ModelEntry]:
         """The model, and each of its adapters as `name:adapter`."""
         return [self, *(replace(self, name=f"{self.name}:{adapter}", adapter=adapter) for adapter in self.slot.adapters)]
 
 
-def _base(name: str, adapter: str | None) -> str:
+def _without_adapter(name: str, adapter: str | None) -> str:
     return name if adapter is None else name.removesuffix(f":{adapter}")
 
 
@@ -73,7 +73,7 @@ class Registry:
     """
 
     def __init__(self, slots: Mapping[str, ModelSlot], aliases: Mapping[str, str] | None = None) -> None:
-        self._entries = {check_name(name): Entry(name, slot) for name, slot in slots.items()}
+        self._entries = {check_name(name): ModelEntry(name, slot) for name, slot in slots.items()}
         for entry in self:
             entry.slot.names.append(entry.name)
         self._aliases = dict(aliases or {})
@@ -87,7 +87,7 @@ class Registry:
         """Models that are loaded already, and stay so."""
         return cls({name: ModelSlot.running(llm) for name, llm in models.items()}, aliases)
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[ModelEntry]:
         return iter(self._entries.values())
 
     @property
@@ -100,29 +100,29 @@ class Registry:
         """Name by alias."""
         return self._aliases
 
-    def listed(self) -> Iterator[tuple[str, Entry]]:
+    def listed(self) -> Iterator[tuple[str, ModelEntry]]:
         """What lists of models contain: every name, and every alias that is a whole name, with what it stands for."""
         yield from ((each.name, each) for entry in self for each in entry.with_adapters())
         yield from ((alias, self._entries[name]) for alias, name in self._aliases.items() if not alias.endswith("*"))
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> ModelEntry:
         """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters; or the
         only model with an adapter of this name. Raises `APIError` (404)."""
-        found = self._plain(name) or self._adapted(name.removesuffix(LATEST))
+        found = self._by_name(name) or self._by_adapter(name.removesuffix(LATEST))
         if found is not None:
             return found
         raise no_such_model(name, [*(each.name for entry in self for each in entry.with_adapters()), *self._aliases])
 
-    def _plain(self, name: str) -> Entry | None:
+    def _by_name(self, name: str) -> ModelEntry | None:
         for known in (name, name.removesuffix(LATEST)):
             found = self._entries.get(known) or self._entries.get(self._alias(known))
             if found is not None:
                 return found
         return None
 
-    def _adapted(self, name: str) -> Entry | None:
+    def _by_adapter(self, name: str) -> ModelEntry | None:
         base, _, adapter = name.rpartition(":")
-        entry = self._plain(base) if base else None
+        entry = self._by_name(base) if base else None
         if entry is not None:
             return next((each for each in entry.with_adapters() if each.adapter == adapter), None)
         if ":" in name:

@@ -18,15 +18,15 @@ from ..openai.protocol import ContentLogprob, content_logprobs
 from ..routing import RequestContext
 from ..serving import GenerateRequest, complete, stream
 from ..shared.tools import GatheredCalls, as_object, as_text
-from .protocol import Request, error_event
+from .protocol import OllamaRequest, error_event
 
 
-class Head(TypedDict):
+class ReplyHead(TypedDict):
     model: str
     created_at: str
 
 
-class Reply(Head):
+class Reply(ReplyHead):
     """What both endpoints answer. Durations are in nanoseconds."""
 
     done: bool
@@ -71,7 +71,7 @@ class ChatReply(Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ReplyPiece:
     """What a line says."""
 
     text: str = ""
@@ -85,16 +85,16 @@ class Piece:
         return bool(self.text or self.thinking or self.calls)
 
 
-Fields = Callable[[Piece], dict[str, Any]]
+ReplyFields = Callable[[ReplyPiece], dict[str, Any]]
 """Puts a piece into the fields that the endpoint has for it."""
 
 
-def as_response(piece: Piece) -> dict[str, Any]:
+def as_response(piece: ReplyPiece) -> dict[str, Any]:
     """The fields of `/api/generate`."""
     return {"response": piece.text, **({"thinking": piece.thinking} if piece.thinking else {})}
 
 
-def as_message(piece: Piece) -> dict[str, Any]:
+def as_message(piece: ReplyPiece) -> dict[str, Any]:
     """The fields of `/api/chat`."""
     message = OllamaAnswer(role="assistant", content=piece.text)
     if piece.thinking:
@@ -104,15 +104,15 @@ def as_message(piece: Piece) -> dict[str, Any]:
     return {"message": message}
 
 
-def empty(body: Request, fields: Fields, reason: Literal["load", "unload"]) -> ASGIApp:
+def reply_without_prompt(body: OllamaRequest, fields: ReplyFields, reason: Literal["load", "unload"]) -> ASGIApp:
     """The answer to a request without a prompt, which only loads or unloads the model."""
-    reply = {**_head(body), **fields(Piece()), "done": True, "done_reason": reason}
+    reply = {**_reply_head(body), **fields(ReplyPiece()), "done": True, "done_reason": reason}
     return Response(sse.line(reply), media_type=sse.JSON_LINES) if body.streams else JSONResponse(reply)
 
 
-def _head(body: Request) -> Head:
+def _reply_head(body: OllamaRequest) -> ReplyHead:
     """The model is called by the name that the client used for it."""
-    return Head(model=body.model, created_at=datetime.now(timezone.utc).isoformat().replace("+00:00", "Z"))
+    return ReplyHead(model=body.model, created_at=datetime.now(timezone.utc).isoformat().replace("+00:00", "Z"))
 
 
 class Lines:
@@ -121,9 +121,9 @@ class Lines:
     def __init__(
         self,
         context: RequestContext,
-        body: Request,
+        body: OllamaRequest,
         request: GenerateRequest,
-        fields: Fields,
+        fields: ReplyFields,
         last_fields: Callable[[list[int]], dict[str, Any]] = lambda ids: {},
     ) -> None:
         self._context = context
@@ -141,7 +141,7 @@ class Lines:
         if self._body.streams:
             pieces = stream(self._context, self._request, self.render)
             # Clients read every line as JSON, so a line without text keeps the connection alive.
-            alive = sse.line({**_head(self._body), **self._fields(Piece()), "done": False})
+            alive = sse.line({**_reply_head(self._body), **self._fields(ReplyPiece()), "done": False})
             return sse.Stream(pieces, failed=error_event, limits=self._context.limits, media_type=sse.JSON_LINES, keep_alive=alive)
         (answer,) = await sse.unless_gone(self._context.receive, complete(self._context, self._request))
         return JSONResponse(self.whole(answer))
@@ -149,7 +149,7 @@ class Lines:
     def whole(self, answer: Completion) -> dict[str, Any]:
         """The reply that has all of an answer."""
         piece = self._piece(answer.text, answer.reasoning or "", answer.tool_calls)
-        said = {**_head(self._body), **self._fields(piece), **self._logprobs(answer)}
+        said = {**_reply_head(self._body), **self._fields(piece), **self._logprobs(answer)}
         return {**said, **self._end(answer), **self._last_fields(answer.token_ids)}
 
     def render(self, chunks: list[Chunk]) -> bytes:
@@ -161,13 +161,13 @@ class Lines:
             calls += self._calls.end() if chunk.finish_reason else ()
             piece = self._piece(chunk.text, chunk.reasoning, calls)
             if piece or chunk.logprobs:
-                out += sse.line({**_head(self._body), **self._fields(piece), **self._logprobs(chunk), "done": False})
+                out += sse.line({**_reply_head(self._body), **self._fields(piece), **self._logprobs(chunk), "done": False})
             if chunk.finish_reason:
-                last = {**self._fields(Piece()), **self._end(chunk), **self._last_fields(self._token_ids)}
-                out += sse.line({**_head(self._body), **last})
+                last = {**self._fields(ReplyPiece()), **self._end(chunk), **self._last_fields(self._token_ids)}
+                out += sse.line({**_reply_head(self._body), **last})
         return out
 
-    def _piece(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> Piece:
+    def _piece(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> ReplyPiece:
         """Arguments are objects here, so a call that broke off becomes text."""
         found: list[AnswerCall] = []
         for call in calls:
@@ -177,7 +177,7 @@ class Lines:
             else:
                 found.append(AnswerCall(id=call.id, function=AnswerFunction(index=self._called, name=call.name, arguments=arguments)))
                 self._called += 1
-        return Piece(text, thinking, found)
+        return ReplyPiece(text, thinking, found)
 
     def _logprobs(self, part: Chunk | Completion) -> dict[str, Any]:
         if not part.logprobs:

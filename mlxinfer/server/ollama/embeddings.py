@@ -13,8 +13,8 @@ from typing_extensions import TypedDict
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..shared.pooling import embed
 from ..validation import StrictModel, TextOrTexts
-from .models import find
-from .protocol import KeepAlive, Options, seconds
+from .models import find_entry
+from .protocol import KeepAlive, OllamaOptions, seconds
 
 
 class EmbedRequest(StrictModel):
@@ -24,7 +24,7 @@ class EmbedRequest(StrictModel):
     input: TextOrTexts | None = None
     truncate: bool | None = None
     dimensions: Annotated[int, Field(ge=0)] | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
 
 
@@ -33,7 +33,7 @@ class OldEmbeddingRequest(StrictModel):
 
     model: Annotated[str, Field(max_length=256)]
     prompt: str | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
 
 
@@ -53,7 +53,7 @@ class OldEmbeddingReply(TypedDict):
 
 async def create(context: RequestContext, body: EmbedRequest) -> ASGIApp:
     began = time.monotonic_ns()
-    served = await context.use(find(context.server.models, body.model), seconds(body.keep_alive))
+    served = await context.use(find_entry(context.server.models, body.model), seconds(body.keep_alive))
     reply = EmbedReply(model=body.model, embeddings=[], total_duration=0, load_duration=0, prompt_eval_count=0)
     if body.input:
         found = await embed(
@@ -65,7 +65,7 @@ async def create(context: RequestContext, body: EmbedRequest) -> ASGIApp:
 
 
 async def create_old(context: RequestContext, body: OldEmbeddingRequest) -> ASGIApp:
-    served = await context.use(find(context.server.models, body.model), seconds(body.keep_alive))
+    served = await context.use(find_entry(context.server.models, body.model), seconds(body.keep_alive))
     if not body.prompt:
         return JSONResponse(OldEmbeddingReply(embedding=[]))
     found = await embed(context, served, body.prompt, field="prompt", truncate=True)

@@ -12,21 +12,21 @@ from starlette.types import ASGIApp
 from ...types import SamplingParams
 from .. import sse
 from ..errors import TooLong, invalid
-from ..model_manager.registry import Entry, ServedModel
+from ..model_manager.registry import ModelEntry, ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, encode_chat, encode_text
 from ..shared.reasoning import Thinking
 from ..validation import Ids, Unsupported
-from .answers import ChatReply, Fields, GenerateReply, Lines, as_message, as_response, empty
+from .answers import ChatReply, GenerateReply, Lines, ReplyFields, as_message, as_response, reply_without_prompt
 from .messages import Messages, OllamaTools, for_template, offer_of, thinking_of
-from .models import find
-from .protocol import Options, Request
+from .models import find_entry
+from .protocol import OllamaOptions, OllamaRequest
 
 if TYPE_CHECKING:
     from ...engine.text.chat_prompt import ChatPrompt
 
 
-class OllamaGenerateRequest(Request):
+class OllamaGenerateRequest(OllamaRequest):
     """The body of `POST /api/generate`. `context` is what an earlier answer returned: the tokens of its prompt and of itself, which go
     before this prompt."""
 
@@ -42,7 +42,7 @@ class OllamaGenerateRequest(Request):
     steps: Annotated[Any, Unsupported(0)] = None
 
 
-class OllamaChatRequest(Request):
+class OllamaChatRequest(OllamaRequest):
     """The body of `POST /api/chat`."""
 
     messages: Messages | None = None
@@ -50,16 +50,16 @@ class OllamaChatRequest(Request):
 
 
 async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGIApp:
-    entry, logprobs = find(context.server.models, body.model), body.wanted_logprobs()
+    entry, logprobs = find_entry(context.server.models, body.model), body.wanted_logprobs()
     if not body.prompt:
         return await _without_prompt(context, body, entry, as_response)
     served = await context.use(entry, body.keep_alive_s)
     thinking = thinking_of(body.think)
-    prompt = await _prompt(served, body, body.prompt, thinking.variables(served))
+    prompt = await _encode_prompt(served, body, body.prompt, thinking.variables(served))
     ids = prompt if isinstance(prompt, list) else prompt.token_ids
-    params = (body.options or Options()).params(served, len(ids), logprobs, body.structure())
+    params = (body.options or OllamaOptions()).params(served, len(ids), logprobs, body.structure())
     if not isinstance(prompt, list):
-        params = _held(thinking, params, served, prompt)
+        params = _with_thinking_budget(thinking, params, served, prompt)
 
     def last_fields(answer: list[int]) -> dict[str, Any]:
         return {} if body.raw else {"context": ids + answer}
@@ -69,27 +69,27 @@ async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGI
 
 
 async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
-    entry, logprobs = find(context.server.models, body.model), body.wanted_logprobs()
+    entry, logprobs = find_entry(context.server.models, body.model), body.wanted_logprobs()
     if not body.messages:
         return await _without_prompt(context, body, entry, as_message)
     served = await context.use(entry, body.keep_alive_s)
     thinking = thinking_of(body.think)
     prompt = await encode_chat(served, for_template(body.messages), offer_of(body.tools or ()), thinking.variables(served))
-    params = (body.options or Options()).params(served, len(prompt.token_ids), logprobs, body.structure())
-    params = _held(thinking, params, served, prompt)
+    params = (body.options or OllamaOptions()).params(served, len(prompt.token_ids), logprobs, body.structure())
+    params = _with_thinking_budget(thinking, params, served, prompt)
     return await Lines(context, body, GenerateRequest(served, prompt, params, structure_field="format"), as_message).response()
 
 
-async def _without_prompt(context: RequestContext, body: Request, entry: Entry, fields: Fields) -> ASGIApp:
+async def _without_prompt(context: RequestContext, body: OllamaRequest, entry: ModelEntry, fields: ReplyFields) -> ASGIApp:
     """A request that only loads the model, or unloads it where `keep_alive` is 0."""
     if body.keep_alive_s == 0:
         context.server.manager.unload(entry.slot)
-        return empty(body, fields, "unload")
+        return reply_without_prompt(body, fields, "unload")
     await context.use(entry, body.keep_alive_s)
-    return empty(body, fields, "load")
+    return reply_without_prompt(body, fields, "load")
 
 
-def _held(thinking: Thinking, params: SamplingParams, served: ServedModel, prompt: ChatPrompt) -> SamplingParams:
+def _with_thinking_budget(thinking: Thinking, params: SamplingParams, served: ServedModel, prompt: ChatPrompt) -> SamplingParams:
     """The parameters, with as many tokens for thinking as the request says. Raises `APIError` where a model is to think that does not, in
     the words that Ollama's clients know."""
     if thinking.on and prompt.format.reasoning is None:
@@ -107,7 +107,9 @@ def routes(server: Server) -> list[Endpoint]:
     ]
 
 
-async def _prompt(served: ServedModel, body: OllamaGenerateRequest, text: str, variables: Mapping[str, Any]) -> list[int] | ChatPrompt:
+async def _encode_prompt(
+    served: ServedModel, body: OllamaGenerateRequest, text: str, variables: Mapping[str, Any]
+) -> list[int] | ChatPrompt:
     """Token ids, or a conversation of one message. Raises `APIError`."""
     if body.raw:
         for name in ("system", "context"):
@@ -119,10 +121,10 @@ async def _prompt(served: ServedModel, body: OllamaGenerateRequest, text: str, v
     if not body.context:
         return prompt
     has_bos = prompt.token_ids[:1] == [served.llm.tokenizer.bos_token_id]
-    return replace(prompt, token_ids=_checked(served, [*body.context, *prompt.token_ids[has_bos:]]))
+    return replace(prompt, token_ids=_checked_ids(served, [*body.context, *prompt.token_ids[has_bos:]]))
 
 
-def _checked(served: ServedModel, ids: list[int]) -> list[int]:
+def _checked_ids(served: ServedModel, ids: list[int]) -> list[int]:
     """Token ids of which some come from the client. Raises `APIError`."""
     vocab_size, most = served.llm.loaded.model.vocab_size, served.llm.max_context
     if not 0 <= min(ids) <= max(ids) < vocab_size:

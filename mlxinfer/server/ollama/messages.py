@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from ...tools import ToolChoice
 from ..errors import invalid, unsupported
 from ..shared.reasoning import Effort, Thinking
-from ..shared.tools import CallId, EarlierCalls, Name, Offer, SchemaObject, made_tool, offered, tools_field
+from ..shared.tools import CallId, EarlierCalls, Name, Offer, SchemaObject, make_offer, tool_from, tools_field
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported
 
 MAX_MESSAGES = 4096
@@ -36,11 +36,11 @@ OllamaTools = tools_field(OllamaTool)
 def offer_of(tools: Sequence[OllamaTool]) -> Offer:
     """The tools of a request. Raises `APIError`."""
     functions = [tool.function for tool in tools]
-    made = [made_tool(f"tools[{n}].function", f.name, f.description, f.parameters, f.strict) for n, f in enumerate(functions)]
-    return offered("tools", made, ToolChoice())
+    made = [tool_from(f"tools[{n}].function", f.name, f.description, f.parameters, f.strict) for n, f in enumerate(functions)]
+    return make_offer("tools", made, ToolChoice())
 
 
-class CalledFunction(StrictModel):
+class OllamaFunctionCall(StrictModel):
     name: Name
     arguments: dict[str, Any]
     index: int | None = None
@@ -51,7 +51,7 @@ class OllamaCall(StrictModel):
 
     id: CallId | None = None
     type: Annotated[str, OneOf("function")] = "function"
-    function: CalledFunction
+    function: OllamaFunctionCall
 
 
 class OllamaMessage(StrictModel):
@@ -73,21 +73,21 @@ Messages = Annotated[list[OllamaMessage], FIRST_ERROR_ONLY, Field(max_length=MAX
 def for_template(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     """The conversation as chat templates take it. Raises `APIError`."""
     calls = EarlierCalls()
-    plain = [_plain(message, number, calls) for number, message in enumerate(messages)]
+    plain = [_template_message(message, number, calls) for number, message in enumerate(messages)]
     if messages[-1].role == "assistant":
         last = f"messages[{len(messages) - 1}]"
         raise unsupported(last, f"{last}: to continue an answer that is begun is not supported yet: the last message must not be one")
     return plain
 
 
-def _plain(message: OllamaMessage, number: int, calls: EarlierCalls) -> dict[str, Any]:
+def _template_message(message: OllamaMessage, number: int, calls: EarlierCalls) -> dict[str, Any]:
     where = f"messages[{number}]"
     if message.role != "assistant":
         for field in ("thinking", "tool_calls"):
             if getattr(message, field):
                 raise invalid(f"{where}.{field}: only an assistant's message has it", f"{where}.{field}", "invalid_value")
     if message.role == "tool":
-        return _result(message, where, calls)
+        return _template_result(message, where, calls)
     plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
     if message.thinking:
         plain["reasoning_content"] = message.thinking
@@ -98,7 +98,7 @@ def _plain(message: OllamaMessage, number: int, calls: EarlierCalls) -> dict[str
     return {**plain, "tool_calls": asked} if asked else plain
 
 
-def _result(message: OllamaMessage, where: str, calls: EarlierCalls) -> dict[str, Any]:
+def _template_result(message: OllamaMessage, where: str, calls: EarlierCalls) -> dict[str, Any]:
     call_id = message.tool_call_id or calls.unanswered(message.tool_name or None)
     if call_id is None:
         wrong = f"{where}: a result of a tool that no earlier message called"

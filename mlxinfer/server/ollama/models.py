@@ -22,10 +22,10 @@ from ..errors import APIError
 from ..model_manager.model_card import ModelCard
 from ..model_manager.model_slot import FOR_EVER, ModelSlot
 from ..model_manager.refusals import not_loaded
-from ..model_manager.registry import LATEST, Entry, Registry
+from ..model_manager.registry import LATEST, ModelEntry, Registry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import Ignored, StrictModel, Unsupported
-from .protocol import Options
+from .protocol import OllamaOptions
 
 VERSION = "0.14.0"
 """The version of Ollama whose API this is, by which clients decide what to use: the first one that has Anthropic's messages and OpenAI's
@@ -46,7 +46,7 @@ _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "prese
 """Sampling parameters, in the order of `parameters`."""
 
 
-def find(models: Registry, name: str) -> Entry:
+def find_entry(models: Registry, name: str) -> ModelEntry:
     """The model with this name. Raises `APIError` with the words that Ollama's clients know."""
     try:
         return models.entry(name)
@@ -61,7 +61,7 @@ def tagged(name: str) -> str:
     return name if ":" in name else name + LATEST
 
 
-class Details(TypedDict):
+class OllamaDetails(TypedDict):
     parent_model: str
     format: str
     family: str
@@ -73,17 +73,17 @@ class Details(TypedDict):
 class OllamaModel:
     """What Ollama's clients are told of a model."""
 
-    def __init__(self, name: str, entry: Entry, card: ModelCard) -> None:
+    def __init__(self, name: str, entry: ModelEntry, card: ModelCard) -> None:
         self.name = tagged(name)
         self.card = card
         self.summary: Summary = card.summary
         self._created = entry.created
 
     @property
-    def details(self) -> Details:
+    def details(self) -> OllamaDetails:
         """Format, architecture, size and quantization."""
         family = self.summary.architecture
-        return Details(
+        return OllamaDetails(
             parent_model="",
             format=self.summary.file_format,
             family=family,
@@ -142,7 +142,7 @@ class ListedModel(TypedDict):
     modified_at: str
     size: int
     digest: str
-    details: Details
+    details: OllamaDetails
 
 
 class Tags(TypedDict):
@@ -157,27 +157,27 @@ class RunningModel(TypedDict):
     model: str
     size: int
     digest: str
-    details: Details
+    details: OllamaDetails
     expires_at: str
     size_vram: int
     size_limit: int
     context_length: int
 
 
-class Running(TypedDict):
+class RunningModels(TypedDict):
     models: list[RunningModel]
 
 
-class Shown(TypedDict):
+class ShowReply(TypedDict):
     parameters: str
     template: str
-    details: Details
+    details: OllamaDetails
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
 
 
-class Version(TypedDict):
+class OllamaVersion(TypedDict):
     """`version` is Ollama's, `mlxinfer` this server's own."""
 
     version: str
@@ -192,7 +192,7 @@ class ShowRequest(StrictModel):
     verbose: Annotated[bool, Ignored("tensors and tokens are not listed")] | None = None
     system: Annotated[Any, Unsupported("")] = None
     template: Annotated[Any, Unsupported("")] = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
 
 
 async def _cards(context: RequestContext) -> list[OllamaModel]:
@@ -223,7 +223,7 @@ async def running(context: RequestContext, body: Any) -> ASGIApp:
     loaded = [entry for entry in context.server.models if entry.slot.state == "ready"]
     cards = [(entry, await context.server.manager.card(entry.slot)) for entry in loaded]
     models = [_running(OllamaModel(entry.name, entry, card), entry.slot) for entry, card in cards if card is not None]
-    return JSONResponse(Running(models=models))
+    return JSONResponse(RunningModels(models=models))
 
 
 def _running(model: OllamaModel, slot: ModelSlot) -> RunningModel:
@@ -253,13 +253,13 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
     name = body.model or body.name
     if not name:
         raise APIError(400, "invalid", "model is required", param="model", code="missing_required_parameter")
-    entry = find(context.server.models, name)
+    entry = find_entry(context.server.models, name)
     card = await context.server.manager.card(entry.slot)
     if card is None:
         raise not_loaded(entry.slot)
     model = OllamaModel(entry.name, entry, card)
     return JSONResponse(
-        Shown(
+        ShowReply(
             parameters=model.parameters,
             template=card.chat_template or "",
             details=model.details,
@@ -271,7 +271,7 @@ async def show(context: RequestContext, body: ShowRequest) -> ASGIApp:
 
 
 async def version(context: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Version(version=VERSION, mlxinfer=__version__))
+    return JSONResponse(OllamaVersion(version=VERSION, mlxinfer=__version__))
 
 
 async def root(context: RequestContext, body: Any) -> ASGIApp:
@@ -282,8 +282,8 @@ def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
     return [
         Endpoint("GET", "/api/tags", tags, None, Doc("The models that are served", Tags), server=server),
-        Endpoint("GET", "/api/ps", running, None, Doc("Those that are loaded, with their memory", Running), server=server),
-        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", Shown), server=server, any_type=True),
-        Endpoint("GET", "/api/version", version, None, Doc("The version of this API", Version), server=server),
+        Endpoint("GET", "/api/ps", running, None, Doc("Those that are loaded, with their memory", RunningModels), server=server),
+        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", ShowReply), server=server, any_type=True),
+        Endpoint("GET", "/api/version", version, None, Doc("The version of this API", OllamaVersion), server=server),
         Endpoint("GET", "/", root, None, Doc("For clients of Ollama that look whether it is there", "text/plain"), server=server),
     ]

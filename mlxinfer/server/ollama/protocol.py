@@ -18,7 +18,7 @@ from ..errors import APIError, TooLong, invalid
 from ..log import notice_once
 from ..model_manager.duration import seconds_of
 from ..model_manager.registry import ServedModel
-from ..shared.structure import SchemaField, made, refused
+from ..shared.structure import SchemaField, structure_from, structure_refused
 from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
 from .messages import Think
 
@@ -37,14 +37,14 @@ _RENAMED = {
 """Sampling parameters by the name of the option."""
 
 
-class Error(TypedDict):
+class OllamaError(TypedDict):
     """The name of the field at fault is part of the message."""
 
     error: str
 
 
-def error_object(error: APIError) -> Error:
-    return Error(error=error.message)
+def error_object(error: APIError) -> OllamaError:
+    return OllamaError(error=error.message)
 
 
 def error_response(error: APIError) -> Response:
@@ -57,7 +57,7 @@ def error_event(error: APIError) -> bytes:
     return sse.line(error_object(error))
 
 
-class Options(StrictModel):
+class OllamaOptions(StrictModel):
     """Settings of a request. Those from `num_keep` on say how Ollama's own runner works, not what it answers."""
 
     num_ctx: Annotated[int, Field(ge=1)] | None = None
@@ -99,7 +99,7 @@ class Options(StrictModel):
             chosen: dict[str, Any] = {"max_tokens": limit, "stop": self.stop, "seed": seed, "logprobs": logprobs, "structure": structure}
             return replace(served.llm.default_params, **chosen, **given)
         except SamplingError as error:
-            raise refused(error, "format") from None
+            raise structure_refused(error, "format") from None
 
     def _limit(self, served: ServedModel, prompt_tokens: int) -> int | None:
         """Tokens that an answer may have: `num_predict`, but no more than fit into a context of `num_ctx`."""
@@ -119,7 +119,7 @@ class Options(StrictModel):
         return room if wanted is None else min(wanted, room)
 
 
-def _duration(value: float | str) -> float:
+def _keep_alive_seconds(value: float | str) -> float:
     seconds = seconds_of(value)
     if seconds is None:
         raise PydanticCustomError("duration", "must be seconds, or a duration like 5m")
@@ -133,7 +133,7 @@ def _number_or_text(value: Any) -> str:
 KeepAlive = Annotated[
     Union[Annotated[str, Field(max_length=64), Tag("<text>")], Annotated[float, Tag("<number>")]],
     Discriminator(_number_or_text),
-    AfterValidator(_duration),
+    AfterValidator(_keep_alive_seconds),
 ]
 """Seconds after the answer that the model stays loaded; a negative number becomes for ever."""
 
@@ -143,12 +143,12 @@ def seconds(keep_alive: str | float | None) -> float | None:
     return None if keep_alive is None else float(keep_alive)
 
 
-class Request(StrictModel):
+class OllamaRequest(StrictModel):
     """What both generating endpoints accept. `format` is "json" or a schema."""
 
     model: Annotated[str, Field(max_length=256)]
     stream: bool | None = None
-    options: Options | None = None
+    options: OllamaOptions | None = None
     keep_alive: KeepAlive | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -161,7 +161,7 @@ class Request(StrictModel):
         """What the answer is held to. Raises `APIError`."""
         if self.format in (None, ""):
             return None
-        return JSON_OBJECT if self.format == "json" else made("format", self.format, Schema)
+        return JSON_OBJECT if self.format == "json" else structure_from("format", self.format, Schema)
 
     @property
     def keep_alive_s(self) -> float | None:

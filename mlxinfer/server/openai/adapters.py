@@ -17,7 +17,7 @@ from starlette.types import ASGIApp
 from ...errors import CheckpointError, MemoryPlanError, SettingError
 from ..errors import APIError, invalid
 from ..model_manager.refusals import without_paths
-from ..model_manager.registry import Entry
+from ..model_manager.registry import ModelEntry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import Ignored, StrictModel, Unsupported
 
@@ -86,7 +86,7 @@ def _place(context: RequestContext, path: str) -> Path:
     return place
 
 
-def _meant(context: RequestContext, name: str) -> tuple[Entry, str]:
+def _meant(context: RequestContext, name: str) -> tuple[ModelEntry, str]:
     """The model that an adapter is for, and the adapter's own name. Raises `APIError`."""
     models = context.server.models
     base, _, own = name.rpartition(":")

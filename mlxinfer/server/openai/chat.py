@@ -15,10 +15,10 @@ from ..serving import GenerateRequest, complete, encode_chat, encode_continued, 
 from ..settings import ReasoningField, ServerSettings
 from ..shared.reasoning import Effort, Thinking
 from ..validation import MaxTokens, StrictModel, Unsupported
-from .chat_answers import ChatCompletion, Events, Form
+from .chat_answers import AnswerForm, ChatCompletion, ChatEvents
 from .extras import VERBOSITY
 from .messages import Messages, for_template
-from .protocol import MAX_TOP_LOGPROBS, Sampling, error_event
+from .protocol import MAX_TOP_LOGPROBS, CompletionFields, error_event
 from .tools import ToolFields
 
 MAX_BUDGET = 2**31 - 1
@@ -51,7 +51,7 @@ class RouterReasoning(StrictModel):
     """Whether answers leave out what the model thought."""
 
 
-class ChatRequest(ToolFields, Sampling):
+class ChatRequest(ToolFields, CompletionFields):
     """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's, `thinking_budget_tokens` and
     `reasoning_budget_tokens` are llama.cpp's, `reasoning` and `include_reasoning` are OpenRouter's."""
 
@@ -131,9 +131,9 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     request = GenerateRequest(
         served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
     )
-    form = Form(served, body.reasoning_field(context.server.settings), body.has_older_form)
+    form = AnswerForm(served, body.reasoning_field(context.server.settings), body.has_older_form)
     if body.stream:
-        events = Events(form, wants_usage)
+        events = ChatEvents(form, wants_usage)
         return sse.Stream(stream(context, request, events.render), end=events.end, failed=error_event, limits=context.limits)
     answers = await sse.unless_gone(context.receive, complete(context, request))
     return JSONResponse(form.whole(answers))

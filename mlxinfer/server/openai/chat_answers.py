@@ -15,7 +15,7 @@ from .. import sse
 from ..model_manager.registry import ServedModel
 from ..settings import ReasoningField
 from .protocol import FINGERPRINT, ChoiceLogprobs, UsageDict, token_logprobs, usage_of
-from .tools import Calls, delta_calls, finish_reason, whole_calls
+from .tools import CallFields, delta_calls, finish_reason, whole_calls
 
 _FIELDS: dict[ReasoningField, tuple[str, ...]] = {
     "both": ("reasoning", "reasoning_content"),
@@ -25,7 +25,7 @@ _FIELDS: dict[ReasoningField, tuple[str, ...]] = {
 }
 
 
-class AnswerMessage(Calls):
+class AnswerMessage(CallFields):
     """`content` is null where there are calls only. `reasoning` and `reasoning_content` are the same text: what the model thought."""
 
     role: Literal["assistant"]
@@ -35,7 +35,7 @@ class AnswerMessage(Calls):
     reasoning_content: NotRequired[str]
 
 
-class Choice(TypedDict):
+class ChatChoice(TypedDict):
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
@@ -48,12 +48,12 @@ class ChatCompletion(TypedDict):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
+    choices: list[ChatChoice]
     usage: UsageDict
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class AnswerForm:
     """How one request wants its answers."""
 
     served: ServedModel
@@ -70,7 +70,7 @@ class Form:
     def whole(self, answers: Sequence[Completion]) -> ChatCompletion:
         """The response that has all answers."""
         return ChatCompletion(
-            id=_new_id(),
+            id=_new_chat_id(),
             object="chat.completion",
             created=int(time.time()),
             model=self.served.name,
@@ -79,11 +79,11 @@ class Form:
             usage=usage_of([[answer.usage for answer in answers]]),
         )
 
-    def _choice(self, answer: Completion) -> Choice:
+    def _choice(self, answer: Completion) -> ChatChoice:
         calls = whole_calls(answer.tool_calls, self.older_form)
         content = None if calls and not answer.text else answer.text
         message: Any = {"role": "assistant", "content": content, "refusal": None, **self.reasoning(answer.reasoning), **calls}
-        return Choice(
+        return ChatChoice(
             index=answer.index,
             message=message,
             logprobs=None if answer.logprobs is None else token_logprobs(self.served.llm.tokenizer, answer.logprobs),
@@ -91,18 +91,18 @@ class Form:
         )
 
 
-def _new_id() -> str:
+def _new_chat_id() -> str:
     return f"chatcmpl-{uuid.uuid4().hex}"
 
 
-class Events:
+class ChatEvents:
     """The events of a stream. Each of the `n` answers begins with an event that has its role and ends with one that has its reason."""
 
-    def __init__(self, form: Form, wants_usage: bool) -> None:
+    def __init__(self, form: AnswerForm, wants_usage: bool) -> None:
         self._form = form
         self._tokenizer = form.served.llm.tokenizer
         self._wants_usage = wants_usage
-        head = {"id": _new_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": form.served.name}
+        head = {"id": _new_chat_id(), "object": "chat.completion.chunk", "created": int(time.time()), "model": form.served.name}
         self._head = {**head, "system_fingerprint": FINGERPRINT}
         self._template = sse.Template(self._head, "choices", {"usage": None} if wants_usage else {})
         self._begun: set[int] = set()

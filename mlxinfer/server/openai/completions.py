@@ -21,12 +21,12 @@ from ..model_manager.registry import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_text, merged, score, stream, together
 from ..validation import PromptOrPrompts, Unsupported
-from .protocol import FINGERPRINT, MAX_TOP_LOGPROBS, LegacyLogprobs, Sampling, TextLogprobs, UsageDict, error_event, usage_of
+from .protocol import FINGERPRINT, MAX_TOP_LOGPROBS, CompletionFields, LegacyLogprobs, TextLogprobs, UsageDict, error_event, usage_of
 
 DEFAULT_MAX_TOKENS = 16
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(CompletionFields):
     """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt and generates nothing; -1 is no
     limit."""
 
@@ -56,7 +56,7 @@ class CompletionRequest(Sampling):
         return prompts
 
 
-class Choice(TypedDict):
+class CompletionChoice(TypedDict):
     text: str
     index: int
     logprobs: TextLogprobs | None
@@ -69,7 +69,7 @@ class TextCompletion(TypedDict):
     created: int
     model: str
     system_fingerprint: str
-    choices: list[Choice]
+    choices: list[CompletionChoice]
     usage: UsageDict
 
 
@@ -88,11 +88,11 @@ async def create(context: RequestContext, body: CompletionRequest) -> ASGIApp:
         return _streamed(context, jobs, wants_usage)
     choices = await sse.unless_gone(context.receive, together(job.choices() for job in jobs))
     usage = usage_of([job.usages for job in jobs])
-    return JSONResponse(dict(_head(served), choices=[choice for of_job in choices for choice in of_job], usage=usage))
+    return JSONResponse(dict(_completion_head(served), choices=[choice for of_job in choices for choice in of_job], usage=usage))
 
 
 def _streamed(context: RequestContext, jobs: Sequence[_Job], wants_usage: bool) -> sse.Stream:
-    head = _head(jobs[0].request.served)
+    head = _completion_head(jobs[0].request.served)
     template = sse.Template(head, "choices", {"usage": None} if wants_usage else {})
 
     def end() -> bytes:
@@ -112,7 +112,7 @@ def _echoed(served: ServedModel, prompt: str | list[int]) -> str:
     return prompt if isinstance(prompt, str) else served.llm.tokenizer.decode(prompt)
 
 
-def _head(served: ServedModel) -> dict[str, Any]:
+def _completion_head(served: ServedModel) -> dict[str, Any]:
     created = int(time.time())
     return {"id": f"cmpl-{uuid.uuid4().hex}", "object": "text_completion", "created": created, "model": served.name} | {
         "system_fingerprint": FINGERPRINT
@@ -133,7 +133,7 @@ class _Job:
     usages: list[Usage] = field(default_factory=list)
     """What each finished choice took."""
 
-    async def choices(self) -> list[Choice]:
+    async def choices(self) -> list[CompletionChoice]:
         """All choices, each in one piece."""
         prompt_logprobs, completions = await together([self._score(), self._complete()])
         self.usages += [completion.usage for completion in completions]
@@ -181,19 +181,19 @@ class _Job:
             return [Completion("", [], "length", Usage(len(self.request.token_ids), 0), None, i) for i in range(self.request.params.n)]
         return await complete(self.context, self.request)
 
-    def _whole(self, completion: Completion, scored: Sequence[TokenLogprob]) -> Choice:
+    def _whole(self, completion: Completion, scored: Sequence[TokenLogprob]) -> CompletionChoice:
         logprobs, found = self._logprobs(), None
         if logprobs is not None:
             before = logprobs.of_prompt(self.request.token_ids, scored) if self.body.echo else None
             found = logprobs.joined(before, completion.logprobs or ())
         return self._choice(completion.index, self.echoed + completion.text, found, completion.finish_reason)
 
-    def _piece(self, chunk: Chunk, logprobs: LegacyLogprobs | None) -> Choice:
+    def _piece(self, chunk: Chunk, logprobs: LegacyLogprobs | None) -> CompletionChoice:
         found = logprobs.more(chunk.logprobs) if logprobs and chunk.logprobs else None
         return self._choice(chunk.index, chunk.text, found, chunk.finish_reason)
 
     def _logprobs(self) -> LegacyLogprobs | None:
         return None if self.body.logprobs is None else LegacyLogprobs(self.request.served.llm.tokenizer)
 
-    def _choice(self, index: int, text: str, logprobs: TextLogprobs | None, reason: str | None) -> Choice:
-        return Choice(text=text, index=self.first + index, logprobs=logprobs, finish_reason=reason)
+    def _choice(self, index: int, text: str, logprobs: TextLogprobs | None, reason: str | None) -> CompletionChoice:
+        return CompletionChoice(text=text, index=self.first + index, logprobs=logprobs, finish_reason=reason)

@@ -16,7 +16,7 @@ _REASONING = ("reasoning", "reasoning_content", "thinking")
 """Fields for what an assistant thought: different clients have different names for it."""
 
 
-class FunctionCall(StrictModel):
+class EarlierFunctionCall(StrictModel):
     """`arguments` is JSON text; what is none goes to the template as it is."""
 
     name: Name
@@ -28,11 +28,11 @@ class MessageToolCall(StrictModel):
 
     id: CallId
     type: Annotated[str, OneOf("function")] = "function"
-    function: FunctionCall
+    function: EarlierFunctionCall
     index: int | None = None
 
 
-class Message(StrictModel):
+class ChatMessage(StrictModel):
     """A message of a conversation. `developer` is the newer name of `system`. Reasoning goes to the template, which keeps or drops it; it
     has three names. `function_call` and the role `function` are the older form of `tool_calls` and `tool`."""
 
@@ -44,28 +44,28 @@ class Message(StrictModel):
     refusal: Annotated[Any, Unsupported()] = None
     tool_calls: Annotated[list[MessageToolCall], FIRST_ERROR_ONLY] | None = None
     tool_call_id: CallId | None = None
-    function_call: FunctionCall | None = None
+    function_call: EarlierFunctionCall | None = None
     audio: Annotated[Any, Unsupported()] = None
     annotations: Annotated[Any, Unsupported([])] = None
     content: TextOrParts | None = None
 
 
-Messages = Annotated[list[Message], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
+Messages = Annotated[list[ChatMessage], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def for_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     """The conversation as chat templates take it. Raises `APIError`."""
     calls = EarlierCalls()
-    return [_plain(message, number, calls) for number, message in enumerate(messages)]
+    return [_template_message(message, number, calls) for number, message in enumerate(messages)]
 
 
-def _plain(message: Message, number: int, calls: EarlierCalls) -> dict[str, Any]:
+def _template_message(message: ChatMessage, number: int, calls: EarlierCalls) -> dict[str, Any]:
     where = f"messages[{number}]"
     if message.role != "assistant":
         _only_an_assistants(message, where)
     if message.role in ("tool", "function"):
-        return _result(message, where, calls)
-    asked = _calls(message, number, calls)
+        return _template_result(message, where, calls)
+    asked = _template_calls(message, number, calls)
     if message.content is None and not asked:
         raise invalid(f"{where}.content: a text is needed", f"{where}.content", "invalid_value")
     content = "" if message.content is None else plain_text(message.content)
@@ -78,21 +78,21 @@ def _plain(message: Message, number: int, calls: EarlierCalls) -> dict[str, Any]
     return {**plain, "tool_calls": asked} if asked else plain
 
 
-def _only_an_assistants(message: Message, where: str) -> None:
+def _only_an_assistants(message: ChatMessage, where: str) -> None:
     for field in (*_REASONING, "tool_calls", "function_call"):
         if getattr(message, field):
             what = "reasoning" if field in _REASONING else "calls"
             raise APIError(400, "invalid", f"{where}: only an assistant's message has {what}", param=where, code="invalid_value")
 
 
-def _calls(message: Message, number: int, calls: EarlierCalls) -> list[dict[str, Any]]:
+def _template_calls(message: ChatMessage, number: int, calls: EarlierCalls) -> list[dict[str, Any]]:
     asked = [calls.call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     if message.function_call is None:
         return asked
     return [*asked, calls.call(f"call_{number}", message.function_call.name, message.function_call.arguments)]
 
 
-def _result(message: Message, where: str, calls: EarlierCalls) -> dict[str, Any]:
+def _template_result(message: ChatMessage, where: str, calls: EarlierCalls) -> dict[str, Any]:
     field = f"{where}.{'tool_call_id' if message.role == 'tool' else 'name'}"
     call_id = message.tool_call_id if message.role == "tool" else calls.unanswered(message.name or "")
     if call_id is None:

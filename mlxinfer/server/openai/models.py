@@ -21,7 +21,7 @@ from .. import sse
 from ..errors import invalid
 from ..model_manager.model_slot import ModelSlot
 from ..model_manager.refusals import reason_of
-from ..model_manager.registry import Entry
+from ..model_manager.registry import ModelEntry
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import StrictModel
 
@@ -29,7 +29,7 @@ _LOOK_S = 0.25
 """Seconds after which a stream of events notices that the server ends."""
 
 
-class Status(TypedDict):
+class ModelStatus(TypedDict):
     """As llama.cpp's router tells it: `value` is unloaded, loading or loaded. One that `failed`, or has broken files, is unloaded; `reason`
     says why."""
 
@@ -38,7 +38,7 @@ class Status(TypedDict):
     reason: NotRequired[str]
 
 
-class Conversation(TypedDict):
+class ConversationDefaults(TypedDict):
     """Sampling parameters of a new conversation on the page: see `chat_params`."""
 
     temperature: float
@@ -47,7 +47,7 @@ class Conversation(TypedDict):
     min_p: float
 
 
-class Model(TypedDict):
+class ModelObject(TypedDict):
     """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, and so is `parent`, the model of an adapter; those from
     `type` on are Anthropic's, whose clients ask at the same path; `status` is llama.cpp's. `capabilities` are Ollama's words, and
     `conversation` the page's; neither is there while the files cannot be read."""
@@ -61,22 +61,22 @@ class Model(TypedDict):
     type: Literal["model"]
     display_name: str
     created_at: str
-    status: Status
+    status: ModelStatus
     capabilities: NotRequired[list[str]]
-    conversation: NotRequired[Conversation]
+    conversation: NotRequired[ConversationDefaults]
 
 
-class Models(TypedDict):
+class ModelList(TypedDict):
     """All models are on one page, as the fields from `has_more` on tell Anthropic's clients."""
 
     object: Literal["list"]
-    data: list[Model]
+    data: list[ModelObject]
     has_more: Literal[False]
     first_id: str
     last_id: str
 
 
-class Loading(StrictModel):
+class LoadRequest(StrictModel):
     """The body of `POST /models/load` and `/models/unload`."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -86,9 +86,9 @@ class Success(TypedDict):
     success: Literal[True]
 
 
-async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
+async def _model_object(context: RequestContext, name: str, entry: ModelEntry) -> ModelObject:
     card = await context.server.manager.card(entry.slot)
-    model = Model(
+    model = ModelObject(
         id=name,
         object="model",
         created=entry.created,
@@ -97,41 +97,41 @@ async def _model(context: RequestContext, name: str, entry: Entry) -> Model:
         type="model",
         display_name=name,
         created_at=datetime.fromtimestamp(entry.created, timezone.utc).isoformat().replace("+00:00", "Z"),
-        status=_status(entry.slot),
+        status=model_status(entry.slot),
     )
     if card is not None:
         params = chat_params(card.default_params)
         model["capabilities"] = card.capabilities
-        model["conversation"] = Conversation(
+        model["conversation"] = ConversationDefaults(
             temperature=params.temperature or 0.0, top_p=params.top_p or 1.0, top_k=params.top_k or 0, min_p=params.min_p or 0.0
         )
     return model if entry.adapter is None else {**model, "parent": entry.base}
 
 
-def _status(slot: ModelSlot) -> Status:
+def model_status(slot: ModelSlot) -> ModelStatus:
     unreadable = slot.state == "listed" and slot.card is None and slot.unreadable is not None
     if slot.state == "failed" or slot.broken or unreadable:
-        return Status(value="unloaded", failed=True, reason=reason_of(slot))
-    return Status(value="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" or slot.waiting else "unloaded")
+        return ModelStatus(value="unloaded", failed=True, reason=reason_of(slot))
+    return ModelStatus(value="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" or slot.waiting else "unloaded")
 
 
 async def list_models(context: RequestContext, body: Any) -> ASGIApp:
-    data = [await _model(context, name, entry) for name, entry in context.server.models.listed()]
-    return JSONResponse(Models(object="list", data=data, has_more=False, first_id=data[0]["id"], last_id=data[-1]["id"]))
+    data = [await _model_object(context, name, entry) for name, entry in context.server.models.listed()]
+    return JSONResponse(ModelList(object="list", data=data, has_more=False, first_id=data[0]["id"], last_id=data[-1]["id"]))
 
 
 async def get_model(context: RequestContext, body: Any) -> ASGIApp:
     entry = context.server.models.entry(context.path["model"])
-    return JSONResponse(await _model(context, entry.name, entry))
+    return JSONResponse(await _model_object(context, entry.name, entry))
 
 
-async def load(context: RequestContext, body: Loading) -> ASGIApp:
+async def load(context: RequestContext, body: LoadRequest) -> ASGIApp:
     """Begins to load; `GET /v1/models` tells when it is done."""
     context.server.manager.start_loading(context.server.models.entry(body.model).slot)
     return JSONResponse(Success(success=True))
 
 
-async def unload(context: RequestContext, body: Loading) -> ASGIApp:
+async def unload(context: RequestContext, body: LoadRequest) -> ASGIApp:
     """Unloads as soon as the model's requests have ended. One that is pinned is refused, as it would stay."""
     entry = context.server.models.entry(body.model)
     if entry.slot.pinned:
@@ -158,21 +158,21 @@ class ModelEvent(TypedDict):
 
 async def events(context: RequestContext, body: Any) -> ASGIApp:
     """An event for each change of a model's status from now on, until the client leaves or the server ends."""
-    return sse.Stream(_events(context), failed=lambda error: sse.data({"error": error.message}), limits=context.limits)
+    return sse.Stream(_model_events(context), failed=lambda error: sse.data({"error": error.message}), limits=context.limits)
 
 
-async def _events(context: RequestContext) -> AsyncGenerator[bytes, None]:
+async def _model_events(context: RequestContext) -> AsyncGenerator[bytes, None]:
     changed: asyncio.Queue[tuple[ModelSlot, StatusChange]] = asyncio.Queue()
     slots, told = context.server.models.slots, dict[ModelSlot, StatusChange]()
 
     def watch(slot: ModelSlot) -> None:
-        change = _change(slot)
+        change = _status_change(slot)
         if told.get(slot) != change:
             told[slot] = change
             changed.put_nowait((slot, change))
 
     for slot in slots:
-        told[slot] = _change(slot)
+        told[slot] = _status_change(slot)
         slot.watchers.add(watch)
     try:
         yield b""  # the client sees that it is listened to
@@ -186,7 +186,7 @@ async def _events(context: RequestContext) -> AsyncGenerator[bytes, None]:
             slot.watchers.discard(watch)
 
 
-def _change(slot: ModelSlot) -> StatusChange:
+def _status_change(slot: ModelSlot) -> StatusChange:
     if slot.state == "failed":
         return StatusChange(status="unloaded", failed=True, reason=reason_of(slot))
     return StatusChange(status="loaded" if slot.state == "ready" else "loading" if slot.state == "loading" else "unloaded")
@@ -195,12 +195,12 @@ def _change(slot: ModelSlot) -> StatusChange:
 def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
     return [
-        Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", Models), server=server),
-        Endpoint("GET", "/models", list_models, None, Doc("The same, where llama.cpp has it", Models), server=server),
-        Endpoint("POST", "/models/load", load, Loading, Doc("Begin to load a model", Success), server=server),
-        Endpoint("POST", "/models/unload", unload, Loading, Doc("Unload a model as soon as it is idle", Success), server=server),
+        Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", ModelList), server=server),
+        Endpoint("GET", "/models", list_models, None, Doc("The same, where llama.cpp has it", ModelList), server=server),
+        Endpoint("POST", "/models/load", load, LoadRequest, Doc("Begin to load a model", Success), server=server),
+        Endpoint("POST", "/models/unload", unload, LoadRequest, Doc("Unload a model as soon as it is idle", Success), server=server),
         Endpoint(
             "GET", "/models/sse", events, None, Doc("Changes of their status as llama.cpp sends them", sse.EVENT_STREAM), server=server
         ),
-        Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", Model), server=server),
+        Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", ModelObject), server=server),
     ]

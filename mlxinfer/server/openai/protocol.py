@@ -20,7 +20,7 @@ from ...types import SamplingParams, TokenLogprob, Usage
 from .. import sse
 from ..errors import APIError, Kind, invalid
 from ..model_manager.registry import ServedModel
-from ..shared.structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, made, only_one, refused
+from ..shared.structure import Choices, ResponseFormat, SchemaField, StructuredOutputs, only_one, structure_from, structure_refused
 from ..validation import Ids, StrictModel, TextOrTexts, Unsupported
 from .extras import Extras
 
@@ -45,20 +45,20 @@ _TYPES: dict[Kind, str] = {
 }
 
 
-class Details(TypedDict):
+class OpenAIErrorDetails(TypedDict):
     message: str
     type: str
     param: str | None
     code: str | None
 
 
-class Error(TypedDict):
-    error: Details
+class OpenAIErrorBody(TypedDict):
+    error: OpenAIErrorDetails
 
 
-def error_object(error: APIError) -> Error:
+def error_object(error: APIError) -> OpenAIErrorBody:
     kind = _TYPES.get(error.kind, "invalid_request_error")
-    return Error(error=Details(message=error.message, type=kind, param=error.param, code=error.code))
+    return OpenAIErrorBody(error=OpenAIErrorDetails(message=error.message, type=kind, param=error.param, code=error.code))
 
 
 def error_response(error: APIError) -> Response:
@@ -76,7 +76,7 @@ class StreamOptions(StrictModel):
     include_obfuscation: Annotated[Any, Unsupported(False)] = None
 
 
-class Sampled(Extras):
+class SamplingFields(Extras):
     """How to choose tokens. The fields from `top_k` on are not OpenAI's; other engines accept them too."""
 
     model: Annotated[str, Field(max_length=256)]
@@ -113,21 +113,21 @@ class Sampled(Extras):
         try:
             return replace(served.llm.default_params, max_tokens=max_tokens, logprobs=logprobs, structure=structure, **given)
         except SamplingError as error:
-            raise refused(error, field) from None
+            raise structure_refused(error, field) from None
 
 
 _STRUCTURES: dict[str, Callable[[str, Any], Structure | None]] = {
-    "guided_json": partial(made, kind=Schema),
-    "guided_regex": partial(made, kind=Regex),
-    "guided_choice": partial(made, kind=ChoiceOf),
-    "guided_grammar": partial(made, kind=Lark),
+    "guided_json": partial(structure_from, kind=Schema),
+    "guided_regex": partial(structure_from, kind=Regex),
+    "guided_choice": partial(structure_from, kind=ChoiceOf),
+    "guided_grammar": partial(structure_from, kind=Lark),
     "response_format": lambda name, value: value.structure(name),
     "structured_outputs": lambda name, value: value.structure(name),
 }
 """The fields that say what an answer is held to, and how."""
 
 
-class Sampling(Sampled):
+class CompletionFields(SamplingFields):
     """What both completion endpoints accept. The fields from `structured_outputs` on are vLLM's, those from `guided_json` on its older
     names."""
 

@@ -24,11 +24,11 @@ class TextDocument(StrictModel):
     text: str
 
 
-def _kind(value: Any) -> str:
+def _document_tag(value: Any) -> str:
     return "<text>" if isinstance(value, str) else "<object>"
 
 
-Document = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], Discriminator(_kind)]
+Document = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[TextDocument, Tag("<object>")]], Discriminator(_document_tag)]
 
 
 class RerankRequest(StrictModel):
@@ -63,7 +63,7 @@ class RankedResult(TypedDict):
     document: NotRequired[RankedDocument]
 
 
-class Rerank(TypedDict):
+class RerankReply(TypedDict):
     """The most relevant document comes first; `index` is its place in the request."""
 
     id: str
@@ -72,17 +72,17 @@ class Rerank(TypedDict):
     usage: EmbeddingUsage
 
 
-class Score(TypedDict):
+class ScoreObject(TypedDict):
     index: int
     object: Literal["score"]
     score: float
 
 
-class Scores(TypedDict):
+class ScoreList(TypedDict):
     id: str
     object: Literal["list"]
     model: str
-    data: list[Score]
+    data: list[ScoreObject]
     usage: EmbeddingUsage
 
 
@@ -98,15 +98,15 @@ async def rerank(context: RequestContext, body: RerankRequest) -> ASGIApp:
         if body.return_documents:
             result["document"] = RankedDocument(text=each.document)
         results.append(result)
-    return JSONResponse(Rerank(id=f"rerank-{uuid.uuid4().hex}", model=served.name, results=results, usage=_usage(tokens)))
+    return JSONResponse(RerankReply(id=f"rerank-{uuid.uuid4().hex}", model=served.name, results=results, usage=_rerank_usage(tokens)))
 
 
 async def score(context: RequestContext, body: ScoreRequest) -> ASGIApp:
     served = await context.model(body.model)
     pairs = _pairs(body)
     scores, tokens = await relevance(context, served, pairs, instruction=body.instruction, client_id=body.user or "")
-    data = [Score(index=index, object="score", score=float(each)) for index, each in enumerate(scores)]
-    answer = Scores(id=f"score-{uuid.uuid4().hex}", object="list", model=served.name, data=data, usage=_usage(tokens))
+    data = [ScoreObject(index=index, object="score", score=float(each)) for index, each in enumerate(scores)]
+    answer = ScoreList(id=f"score-{uuid.uuid4().hex}", object="list", model=served.name, data=data, usage=_rerank_usage(tokens))
     return JSONResponse(answer)
 
 
@@ -122,15 +122,15 @@ def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
     return list(zip(first, second, strict=True))
 
 
-def _usage(tokens: int) -> EmbeddingUsage:
+def _rerank_usage(tokens: int) -> EmbeddingUsage:
     return EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
 
 
 def routes(server: Server) -> list[Endpoint]:
     """The endpoints of this module."""
-    doc = Doc("Documents by their relevance to a query", Rerank)
+    doc = Doc("Documents by their relevance to a query", RerankReply)
     return [
         Endpoint("POST", "/v1/rerank", rerank, RerankRequest, doc, server=server),
         Endpoint("POST", "/rerank", rerank, RerankRequest, doc, server=server),
-        Endpoint("POST", "/v1/score", score, ScoreRequest, Doc("How relevant one text is to another", Scores), server=server),
+        Endpoint("POST", "/v1/score", score, ScoreRequest, Doc("How relevant one text is to another", ScoreList), server=server),
     ]

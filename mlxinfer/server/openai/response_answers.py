@@ -24,7 +24,7 @@ class OutputText(TypedDict):
     logprobs: Sequence[ContentLogprob]
 
 
-class Message(TypedDict):
+class OutputMessage(TypedDict):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -37,22 +37,22 @@ class SummaryText(TypedDict):
     text: str
 
 
-class ReasoningText(TypedDict):
+class OutputReasoningText(TypedDict):
     type: Literal["reasoning_text"]
     text: str
 
 
-class Reasoning(TypedDict):
+class OutputReasoning(TypedDict):
     """What the model thought: `content`, or `summary` where the request asks for one, since that is what clients show."""
 
     id: str
     type: Literal["reasoning"]
     summary: list[SummaryText]
-    content: list[ReasoningText]
+    content: list[OutputReasoningText]
     status: Status
 
 
-class FunctionCall(TypedDict):
+class OutputFunctionCall(TypedDict):
     id: str
     type: Literal["function_call"]
     call_id: str
@@ -61,12 +61,12 @@ class FunctionCall(TypedDict):
     status: Status
 
 
-OutputItem = Union[Message, Reasoning, FunctionCall]
+OutputItem = Union[OutputMessage, OutputReasoning, OutputFunctionCall]
 Render = Callable[[Status, list[Any], "Usage | None"], Any]
 """The object of the whole response, with its status, items and usage."""
 
 
-class Events:
+class ResponseEvents:
     """The events of one response, which are numbered, and its items. An item begins when there is something in it, and there is one at
     least, even if that is an empty text."""
 
@@ -152,7 +152,9 @@ class Events:
         out = b""
         if piece.name is not None:
             call_id, name = piece.id or "", piece.name
-            item = FunctionCall(id=_id("fc"), type="function_call", call_id=call_id, name=name, arguments="", status="in_progress")
+            item = OutputFunctionCall(
+                id=_new_item_id("fc"), type="function_call", call_id=call_id, name=name, arguments="", status="in_progress"
+            )
             out = self._close("completed") + self._begin(item)
         if not piece.arguments:
             return out
@@ -165,9 +167,9 @@ class Events:
             return b""
         out = self._close("completed")
         if kind == "message":
-            out += self._begin(Message(id=_id("msg"), type="message", role="assistant", status="in_progress", content=[]))
+            out += self._begin(OutputMessage(id=_new_item_id("msg"), type="message", role="assistant", status="in_progress", content=[]))
             return out + self._of_item("response.content_part.added", content_index=0, part=self._output_text("", ()))
-        out += self._begin(Reasoning(id=_id("rs"), type="reasoning", summary=[], content=[], status="in_progress"))
+        out += self._begin(OutputReasoning(id=_new_item_id("rs"), type="reasoning", summary=[], content=[], status="in_progress"))
         return out + self._thought("added", "")
 
     def _begin(self, item: OutputItem) -> bytes:
@@ -197,13 +199,13 @@ class Events:
             out = self._of_item("response.reasoning_summary_text.done", summary_index=0, text=text)
             return out + self._thought("done", text), {**self._open, "summary": [SummaryText(type="summary_text", text=text)]}
         out = self._of_item("response.reasoning_text.done", content_index=0, text=text)
-        return out + self._thought("done", text), {**self._open, "content": [ReasoningText(type="reasoning_text", text=text)]}
+        return out + self._thought("done", text), {**self._open, "content": [OutputReasoningText(type="reasoning_text", text=text)]}
 
     def _thought(self, what: Literal["added", "done"], text: str) -> bytes:
         if self._sums_up:
             summary = SummaryText(type="summary_text", text=text)
             return self._of_item(f"response.reasoning_summary_part.{what}", summary_index=0, part=summary)
-        return self._of_item(f"response.content_part.{what}", content_index=0, part=ReasoningText(type="reasoning_text", text=text))
+        return self._of_item(f"response.content_part.{what}", content_index=0, part=OutputReasoningText(type="reasoning_text", text=text))
 
     def _called(self, text: str) -> tuple[bytes, Any]:
         out = self._of_item("response.function_call_arguments.done", name=self._open["name"], arguments=text)
@@ -220,5 +222,5 @@ class Events:
         return sse.event(name, {"type": name, "sequence_number": number, **values})
 
 
-def _id(prefix: str) -> str:
+def _new_item_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"

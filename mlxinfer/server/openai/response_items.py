@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
-from ..shared.tools import CallId, EarlierCalls, Name, Offer, offered, tools_field
+from ..shared.tools import CallId, EarlierCalls, Name, Offer, make_offer, tools_field
 from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
 from .messages import MAX_MESSAGES
 from .tools import Function, choice_of, kind_of_choice
@@ -16,7 +16,7 @@ _NOT_KEPT = 'not possible: item_reference names an item by its id, and responses
 Status = Literal["in_progress", "completed", "incomplete"]
 
 
-class Part(StrictModel):
+class InputPart(StrictModel):
     """A part of a message's content. `annotations` and `logprobs` of an earlier answer may be sent back; they are ignored."""
 
     type: Annotated[str, OneOf("input_text", "output_text")]
@@ -26,15 +26,15 @@ class Part(StrictModel):
 
 
 _Content = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[Part], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+    Union[Annotated[str, Tag("<text>")], Annotated[list[InputPart], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
 ]
 
 
-def _text(content: str | Sequence[Part]) -> str:
+def _joined_text(content: str | Sequence[InputPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class Item(StrictModel):
+class MessageItem(StrictModel):
     """A message of the conversation. An answer may be sent back as it came, with `id`, `status` and `phase`."""
 
     type: Annotated[str, OneOf("message", "function_call", "function_call_output", "reasoning")] = "message"
@@ -66,7 +66,7 @@ class FunctionResultItem(StrictModel):
     status: Status | None = None
 
 
-class ReasoningText(StrictModel):
+class EarlierReasoningText(StrictModel):
     type: Literal["summary_text", "reasoning_text"]
     text: str
 
@@ -75,8 +75,8 @@ class ReasoningItem(StrictModel):
     """What the model thought before an earlier answer. `encrypted_content` is another server's and left out."""
 
     type: Literal["reasoning"]
-    summary: Annotated[list[ReasoningText], FIRST_ERROR_ONLY] | None = None
-    content: Annotated[list[ReasoningText], FIRST_ERROR_ONLY] | None = None
+    summary: Annotated[list[EarlierReasoningText], FIRST_ERROR_ONLY] | None = None
+    content: Annotated[list[EarlierReasoningText], FIRST_ERROR_ONLY] | None = None
     encrypted_content: str | None = None
     id: str | None = None
     status: Status | None = None
@@ -97,7 +97,7 @@ class ItemReference(StrictModel):
 _TYPES = ("function_call", "function_call_output", "reasoning", "item_reference")
 
 
-def _kind_of_item(value: Any) -> str:
+def _item_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     if kind is None and isinstance(value, dict) and value.keys() - {"type"} == {"id"}:
         return "<item_reference>"
@@ -106,18 +106,20 @@ def _kind_of_item(value: Any) -> str:
 
 AnyItem = Annotated[
     Union[
-        Annotated[Item, Tag("<message>")],
+        Annotated[MessageItem, Tag("<message>")],
         Annotated[FunctionCallItem, Tag("<function_call>")],
         Annotated[FunctionResultItem, Tag("<function_call_output>")],
         Annotated[ReasoningItem, Tag("<reasoning>")],
         Annotated[ItemReference, Tag("<item_reference>")],
     ],
-    Discriminator(_kind_of_item),
+    Discriminator(_item_tag),
 ]
 Items = Annotated[list[AnyItem], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def for_template(items: Sequence[Item | FunctionCallItem | FunctionResultItem | ReasoningItem | ItemReference]) -> list[dict[str, Any]]:
+def for_template(
+    items: Sequence[MessageItem | FunctionCallItem | FunctionResultItem | ReasoningItem | ItemReference],
+) -> list[dict[str, Any]]:
     """The conversation as chat templates take it: what a model thought, said and called in one turn is one message. Raises `APIError`."""
     messages: list[dict[str, Any]] = []
     calls = EarlierCalls()
@@ -125,26 +127,26 @@ def for_template(items: Sequence[Item | FunctionCallItem | FunctionResultItem | 
     for number, item in enumerate(items):
         assert not isinstance(item, ItemReference)  # none is valid
         if isinstance(item, FunctionResultItem):
-            messages.append(calls.result(item.call_id, _text(item.output), f"input[{number}].call_id"))
+            messages.append(calls.result(item.call_id, _joined_text(item.output), f"input[{number}].call_id"))
             turn = None
-        elif isinstance(item, Item) and item.role != "assistant":
-            messages.append({"role": "system" if item.role == "developer" else item.role, "content": _text(item.content)})
+        elif isinstance(item, MessageItem) and item.role != "assistant":
+            messages.append({"role": "system" if item.role == "developer" else item.role, "content": _joined_text(item.content)})
             turn = None
         else:
             if turn is None or (not isinstance(item, FunctionCallItem) and (turn["content"] or "tool_calls" in turn)):
                 messages.append(turn := {"role": "assistant", "content": ""})
-            _add(turn, item, calls)
+            _add_to_turn(turn, item, calls)
     return messages
 
 
-def _add(turn: dict[str, Any], item: Item | FunctionCallItem | ReasoningItem, calls: EarlierCalls) -> None:
+def _add_to_turn(turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem, calls: EarlierCalls) -> None:
     """Adds to a message of the assistant."""
     if isinstance(item, FunctionCallItem):
         turn.setdefault("tool_calls", []).append(calls.call(item.call_id, item.name, item.arguments))
     elif isinstance(item, ReasoningItem):
         turn["reasoning_content"] = turn.get("reasoning_content", "") + item.plain
     else:
-        turn["content"] = _text(item.content)
+        turn["content"] = _joined_text(item.content)
 
 
 class ResponseFunction(Function):
@@ -169,7 +171,7 @@ class OtherTool(StrictModel):
     type: Annotated[str, OneOf("function", *_DROPPED), Ignored("only functions are offered to the model", within="tools[]")]
 
 
-def _kind_of_tool(value: Any) -> str:
+def _tool_tag(value: Any) -> str:
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     return "<function>" if kind == "function" else "<other>"
 
@@ -177,29 +179,29 @@ def _kind_of_tool(value: Any) -> str:
 Tools = tools_field(
     Annotated[
         Union[Annotated[ResponseFunction, Tag("<function>")], Annotated[OtherTool, Tag("<other>")]],
-        Discriminator(_kind_of_tool),
+        Discriminator(_tool_tag),
     ]
 )
 
 
-class Chosen(StrictModel):
+class ChosenTool(StrictModel):
     type: Annotated[str, OneOf("function")]
     name: Name
 
 
-class Allowed(StrictModel):
+class AllowedResponseTools(StrictModel):
     """Those tools of a request that may or must be called now."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[Chosen], FIRST_ERROR_ONLY]
+    tools: Annotated[list[ChosenTool], FIRST_ERROR_ONLY]
 
 
-Choice = Annotated[
+ResponseToolChoice = Annotated[
     Union[
         Annotated[Literal["none", "auto", "required"], Tag("<mode>")],
-        Annotated[Chosen, Tag("<one>")],
-        Annotated[Allowed, Tag("<allowed>")],
+        Annotated[ChosenTool, Tag("<one>")],
+        Annotated[AllowedResponseTools, Tag("<allowed>")],
     ],
     Discriminator(kind_of_choice),
 ]
@@ -208,8 +210,8 @@ Choice = Annotated[
 def offer_of(tools: Sequence[ResponseFunction | OtherTool], choice: Any, parallel: bool | None) -> Offer:
     """The tools of a request. Raises `APIError`."""
     made = [tool.tool(f"tools[{number}]") for number, tool in enumerate(tools) if isinstance(tool, ResponseFunction)]
-    if isinstance(choice, Allowed):
-        return offered("tools", made, choice_of(choice.mode, None, parallel), chosen={one.name for one in choice.tools})
-    if isinstance(choice, Chosen):
-        return offered("tools", made, choice_of("required", choice.name, parallel))
-    return offered("tools", made, choice_of(choice or "auto", None, parallel))
+    if isinstance(choice, AllowedResponseTools):
+        return make_offer("tools", made, choice_of(choice.mode, None, parallel), chosen={one.name for one in choice.tools})
+    if isinstance(choice, ChosenTool):
+        return make_offer("tools", made, choice_of("required", choice.name, parallel))
+    return make_offer("tools", made, choice_of(choice or "auto", None, parallel))

@@ -23,9 +23,9 @@ from ..shared.reasoning import Effort, Thinking
 from ..shared.structure import SchemaFormat
 from ..validation import FIRST_ERROR_ONLY, Ignored, MaxTokens, OneOf, StrictModel, Unsupported, text_or_list
 from .extras import VERBOSITY
-from .protocol import MAX_TOP_LOGPROBS, Sampled
-from .response_answers import Events, OutputItem
-from .response_items import Choice, Items, ResponseFunction, Status, Tools, for_template, offer_of
+from .protocol import MAX_TOP_LOGPROBS, SamplingFields
+from .response_answers import OutputItem, ResponseEvents
+from .response_items import Items, ResponseFunction, ResponseToolChoice, Status, Tools, for_template, offer_of
 
 LOGPROBS = "message.output_text.logprobs"
 """The value of `include` that asks for log-probabilities."""
@@ -55,7 +55,7 @@ class ReasoningConfig(StrictModel):
         return self.summary is not None or self.generate_summary is not None
 
 
-class ResponseRequest(Sampled):
+class ResponseRequest(SamplingFields):
     """The body of `POST /v1/responses`. Responses are not stored, whatever `store` says, and what refers to an earlier response is
     refused."""
 
@@ -69,7 +69,7 @@ class ResponseRequest(Sampled):
     client_metadata: Annotated[Any, Ignored("nothing is kept")] = None
     background: Annotated[Any, Unsupported(False)] = None
     tools: Tools | None = None  # type: ignore[valid-type]
-    tool_choice: Choice | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: Annotated[Any, Unsupported()] = None
     reasoning: ReasoningConfig | None = None
@@ -155,7 +155,7 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
         served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
     )
     response = _Response(served, params, body)
-    events = Events(served.llm.tokenizer, response.render, sums_up=bool(body.reasoning and body.reasoning.sums_up))
+    events = ResponseEvents(served.llm.tokenizer, response.render, sums_up=bool(body.reasoning and body.reasoning.sums_up))
     if body.stream:
         pieces = stream(context, request, events.render)
         return sse.Stream(pieces, begin=events.begin(), end=events.end, failed=events.failed, limits=context.limits)
@@ -203,7 +203,7 @@ class _Response:
             top_p=params.top_p or 1.0,
             top_logprobs=body.top_logprobs or 0,
             truncation="disabled",
-            usage=None if usage is None else _usage(usage),
+            usage=None if usage is None else _response_usage(usage),
             user=body.user,
             metadata={},
             background=False,
@@ -215,7 +215,7 @@ def _echo(given: StrictModel | None) -> dict[str, Any]:
     return {} if given is None else given.model_dump(by_alias=True, exclude_unset=True)
 
 
-def _usage(usage: Usage) -> ResponseUsage:
+def _response_usage(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
         input_tokens_details=InputDetails(cached_tokens=usage.stats.reused_tokens, cache_write_tokens=0),

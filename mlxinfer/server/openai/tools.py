@@ -11,7 +11,7 @@ from typing_extensions import NotRequired, TypedDict
 from ...tools import Tool, ToolChoice
 from ...types import ToolCall, ToolCallDelta
 from ..errors import invalid
-from ..shared.tools import Name, Offer, SchemaObject, joined, made_tool, offered, tools_field
+from ..shared.tools import Name, Offer, SchemaObject, make_offer, merge_pieces, tool_from, tools_field
 from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel
 
 _MODES = Literal["none", "auto", "required"]
@@ -28,7 +28,7 @@ class Function(StrictModel):
 
     def tool(self, where: str) -> Tool:
         """Raises `APIError`."""
-        return made_tool(where, self.name, self.description, self.parameters, self.strict)
+        return tool_from(where, self.name, self.description, self.parameters, self.strict)
 
 
 class FunctionTool(StrictModel):
@@ -76,12 +76,12 @@ _Choice = Annotated[
 ]
 
 
-def _text_or_name(value: Any) -> str:
+def _mode_or_name(value: Any) -> str:
     return "<mode>" if isinstance(value, str) else "<one>"
 
 
 _FunctionChoice = Annotated[
-    Union[Annotated[Literal["none", "auto"], Tag("<mode>")], Annotated[FunctionName, Tag("<one>")]], Discriminator(_text_or_name)
+    Union[Annotated[Literal["none", "auto"], Tag("<mode>")], Annotated[FunctionName, Tag("<one>")]], Discriminator(_mode_or_name)
 ]
 
 
@@ -98,24 +98,24 @@ class ToolFields(StrictModel):
     def offer(self) -> Offer:
         """The tools of the request. Raises `APIError`."""
         if self.functions:
-            return self._older()
+            return self._offer_of_functions()
         tools = [tool.function.tool(f"tools[{number}].function") for number, tool in enumerate(self.tools or ())]
         chosen = self.tool_choice
         if isinstance(chosen, AllowedChoice):
             names = {one.function.name for one in chosen.allowed_tools.tools}
-            return offered("tools", tools, choice_of(chosen.allowed_tools.mode, None, self.parallel_tool_calls), chosen=names)
+            return make_offer("tools", tools, choice_of(chosen.allowed_tools.mode, None, self.parallel_tool_calls), chosen=names)
         if isinstance(chosen, ChosenFunction):
-            return offered("tools", tools, choice_of("required", chosen.function.name, self.parallel_tool_calls))
-        return offered("tools", tools, choice_of(chosen or "auto", None, self.parallel_tool_calls))
+            return make_offer("tools", tools, choice_of("required", chosen.function.name, self.parallel_tool_calls))
+        return make_offer("tools", tools, choice_of(chosen or "auto", None, self.parallel_tool_calls))
 
-    def _older(self) -> Offer:
+    def _offer_of_functions(self) -> Offer:
         if self.tools:
             raise invalid("functions: the older name of tools, which are given too", "functions", "invalid_value")
         tools = [function.tool(f"functions[{number}]") for number, function in enumerate(self.functions or ())]
         chosen = self.function_call
         if isinstance(chosen, FunctionName):
-            return offered("functions", tools, choice_of("required", chosen.name, False), by="function_call")
-        return offered("functions", tools, choice_of(chosen or "auto", None, False), by="function_call")
+            return make_offer("functions", tools, choice_of("required", chosen.name, False), by="function_call")
+        return make_offer("functions", tools, choice_of(chosen or "auto", None, False), by="function_call")
 
     @property
     def has_older_form(self) -> bool:
@@ -128,7 +128,7 @@ def choice_of(mode: Literal["auto", "none", "required"], name: str | None, paral
     return ToolChoice(mode, name, parallel=name is None if parallel is None else parallel)
 
 
-class CalledFunction(TypedDict):
+class FunctionCallPiece(TypedDict):
     name: NotRequired[str]
     arguments: str
 
@@ -139,36 +139,38 @@ class AnswerToolCall(TypedDict):
     index: NotRequired[int]
     id: NotRequired[str]
     type: NotRequired[Literal["function"]]
-    function: CalledFunction
+    function: FunctionCallPiece
 
 
-class Calls(TypedDict):
+class CallFields(TypedDict):
     """The fields of a message that ask for calls."""
 
     tool_calls: NotRequired[list[AnswerToolCall]]
-    function_call: NotRequired[CalledFunction]
+    function_call: NotRequired[FunctionCallPiece]
 
 
-def whole_calls(calls: Sequence[ToolCall], older_form: bool) -> Calls:
+def whole_calls(calls: Sequence[ToolCall], older_form: bool) -> CallFields:
     """The calls of a whole answer."""
-    functions = [CalledFunction(name=call.name, arguments=call.arguments) for call in calls]
+    functions = [FunctionCallPiece(name=call.name, arguments=call.arguments) for call in calls]
     if not calls or older_form:
-        return Calls(function_call=functions[0]) if calls else Calls()
-    return Calls(tool_calls=[AnswerToolCall(id=call.id, type="function", function=one) for call, one in zip(calls, functions, strict=True)])
+        return CallFields(function_call=functions[0]) if calls else CallFields()
+    return CallFields(
+        tool_calls=[AnswerToolCall(id=call.id, type="function", function=one) for call, one in zip(calls, functions, strict=True)]
+    )
 
 
-def delta_calls(pieces: Iterable[ToolCallDelta], older_form: bool) -> Calls:
+def delta_calls(pieces: Iterable[ToolCallDelta], older_form: bool) -> CallFields:
     """The pieces of calls that came together."""
-    found = [_piece(piece) for piece in joined(pieces)]
+    found = [_call_piece(piece) for piece in merge_pieces(pieces)]
     if not found or older_form:
-        return Calls(function_call=found[0]["function"]) if found else Calls()
-    return Calls(tool_calls=found)
+        return CallFields(function_call=found[0]["function"]) if found else CallFields()
+    return CallFields(tool_calls=found)
 
 
-def _piece(piece: ToolCallDelta) -> AnswerToolCall:
+def _call_piece(piece: ToolCallDelta) -> AnswerToolCall:
     if piece.name is None:
-        return AnswerToolCall(index=piece.index, function=CalledFunction(arguments=piece.arguments))
-    function = CalledFunction(name=piece.name, arguments=piece.arguments)
+        return AnswerToolCall(index=piece.index, function=FunctionCallPiece(arguments=piece.arguments))
+    function = FunctionCallPiece(name=piece.name, arguments=piece.arguments)
     return AnswerToolCall(index=piece.index, id=piece.id or "", type="function", function=function)
 
 

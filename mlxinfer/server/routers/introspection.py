@@ -20,7 +20,7 @@ from ..model_manager.registry import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 
 
-class Version(TypedDict):
+class VersionReply(TypedDict):
     """vLLM's."""
 
     version: str
@@ -60,7 +60,7 @@ class ServerDescription(TypedDict):
     models: list[ModelDescription]
 
 
-class Load(TypedDict):
+class ModelLoad(TypedDict):
     """One model's, as SGLang tells it of one rank."""
 
     dp_rank: int
@@ -76,7 +76,7 @@ class Load(TypedDict):
     cache_hit_rate: float
 
 
-class Aggregate(TypedDict):
+class TotalLoad(TypedDict):
     """All models together."""
 
     total_running_reqs: int
@@ -92,8 +92,8 @@ class Loads(TypedDict):
     timestamp: str
     version: str
     dp_rank_count: int
-    loads: list[Load]
-    aggregate: Aggregate
+    loads: list[ModelLoad]
+    aggregate: TotalLoad
 
 
 def _ready(context: RequestContext) -> list[ServedModel]:
@@ -102,7 +102,7 @@ def _ready(context: RequestContext) -> list[ServedModel]:
     return [ServedModel(name, slot.llm) for name, slot in found if slot.llm is not None]
 
 
-def _described(served: ServedModel) -> ModelDescription:
+def _describe_model(served: ServedModel) -> ModelDescription:
     config = served.llm.config
     return ModelDescription(
         model_path=served.name,
@@ -118,10 +118,10 @@ def _described(served: ServedModel) -> ModelDescription:
     )
 
 
-def _load(rank: int, served: ServedModel) -> Load:
+def _load(rank: int, served: ServedModel) -> ModelLoad:
     stats, seats = served.llm.stats(), served.llm.plan.max_num_seqs
     used = stats.pages_used / stats.pages if stats.pages else 0.0
-    return Load(
+    return ModelLoad(
         dp_rank=rank,
         model=served.name,
         num_running_reqs=stats.running,
@@ -146,7 +146,7 @@ def _loads(context: RequestContext) -> Loads:
         version=__version__,
         dp_rank_count=len(loads),
         loads=loads,
-        aggregate=Aggregate(
+        aggregate=TotalLoad(
             total_running_reqs=running,
             total_waiting_reqs=waiting,
             total_reqs=running + waiting,
@@ -165,11 +165,11 @@ def _first(context: RequestContext) -> ServedModel:
 
 
 async def version(context: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(Version(version=__version__))
+    return JSONResponse(VersionReply(version=__version__))
 
 
 async def model_info(context: RequestContext, body: Any) -> ASGIApp:
-    return JSONResponse(_described(_first(context)))
+    return JSONResponse(_describe_model(_first(context)))
 
 
 async def server_info(context: RequestContext, body: Any) -> ASGIApp:
@@ -190,7 +190,7 @@ async def server_info(context: RequestContext, body: Any) -> ASGIApp:
             max_num_seqs=load["max_running_requests"],
             max_total_num_tokens=load["max_total_num_tokens"],
             page_size=PAGE,
-            models=[_described(each) for each in _ready(context)],
+            models=[_describe_model(each) for each in _ready(context)],
         )
     )
 
@@ -202,7 +202,7 @@ async def loads(context: RequestContext, body: Any) -> ASGIApp:
 def routes(server: Server) -> list[Endpoint]:
     """Each under the names that different routers know."""
     asked = (
-        (("/version",), version, Doc("The version, for routers", Version)),
+        (("/version",), version, Doc("The version, for routers", VersionReply)),
         (("/model_info", "/get_model_info"), model_info, Doc("The first model, for routers", ModelDescription)),
         (("/server_info", "/get_server_info"), server_info, Doc("What this worker can take, for routers", ServerDescription)),
         (("/v1/loads", "/loads"), loads, Doc("How busy each model is, for routers", Loads)),

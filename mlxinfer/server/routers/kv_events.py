@@ -149,7 +149,7 @@ class KVEventPublisher:
                 self._send(first[0], events)
 
     def _send(self, topic: bytes, events: list[KVEvent]) -> None:
-        batch = topic, self._number.to_bytes(8, "big"), self._pack.encode(_Batch(time.time(), list(_joined(events))))
+        batch = topic, self._number.to_bytes(8, "big"), self._pack.encode(_Batch(time.time(), list(_merge_blocks(events))))
         self._number += 1
         self._batches.append(batch)
         self._publish.send_multipart(batch)
@@ -192,7 +192,7 @@ def _check_address(endpoint: str) -> None:
         _log.warning("KV events have the tokens of all prompts: whoever reaches %s can read them", endpoint)
 
 
-def _joined(events: Iterable[KVEvent]) -> Iterable[_BlockStored | _BlockRemoved | _AllBlocksCleared]:
+def _merge_blocks(events: Iterable[KVEvent]) -> Iterable[_BlockStored | _BlockRemoved | _AllBlocksCleared]:
     """The events in vLLM's form, pages of one prompt as one event."""
     last: _BlockStored | None = None
     for event in events:

@@ -57,16 +57,16 @@ class Prefilled(TypedDict):
 
 async def prefill(context: RequestContext, body: PrefillRequest) -> ASGIApp:
     """Answers once the prompt is read."""
-    served = await _holder(context, body.root)
+    served = await _model_with_root(context, body.root)
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
-    await sse.unless_gone(context.receive, served.llm.generate(body.tokens, params, client_id=context.asker("")))
+    await sse.unless_gone(context.receive, served.llm.generate(body.tokens, params, client_id=context.client_id("")))
     context.log["prompt_tokens"] = len(body.tokens)
     return JSONResponse(Prefilled(pages=await served.llm.hand_out(lambda handout: handout.names(body.tokens))))
 
 
 async def pages(context: RequestContext, body: PagesRequest) -> ASGIApp:
     """The files, one after another, up to the first that is not there."""
-    served = await _holder(context, body.root)
+    served = await _model_with_root(context, body.root)
     wanted = [(bytes.fromhex(digest), bytes.fromhex(parent), part) for digest, parent, part in body.pages]
     return StreamingResponse(_files(served, wanted), media_type="application/octet-stream")
 
@@ -74,7 +74,7 @@ async def pages(context: RequestContext, body: PagesRequest) -> ASGIApp:
 async def _files(served: ServedModel, wanted: list[Wanted]) -> AsyncIterator[bytes]:
     at = 0
     while at < len(wanted):
-        found = await served.llm.hand_out(partial(_copied, wanted, at))
+        found = await served.llm.hand_out(partial(_copy_files, wanted, at))
         if not found:
             return
         at += len(found)
@@ -82,7 +82,7 @@ async def _files(served: ServedModel, wanted: list[Wanted]) -> AsyncIterator[byt
             yield each
 
 
-def _copied(wanted: list[Wanted], at: int, handout: Handout) -> list[bytes]:
+def _copy_files(wanted: list[Wanted], at: int, handout: Handout) -> list[bytes]:
     """Some files from the place `at` on; none where that one is not there."""
     found: list[bytes] = []
     while at + len(found) < len(wanted) and sum(map(len, found)) < _AT_ONCE:
@@ -93,7 +93,7 @@ def _copied(wanted: list[Wanted], at: int, handout: Handout) -> list[bytes]:
     return found
 
 
-async def _holder(context: RequestContext, root: str) -> ServedModel:
+async def _model_with_root(context: RequestContext, root: str) -> ServedModel:
     """The loaded model whose pages have this root. Raises `APIError`."""
     refused = ""
     for entry in context.server.models:

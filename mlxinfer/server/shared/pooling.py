@@ -65,7 +65,7 @@ async def embed(
         rows = await served.llm.embed(ids, dimensions, **terms)
         return rows, sum(map(len, ids))
 
-    return Vectors(*await _counted(context, served, client_id, work))
+    return Vectors(*await _run_counted(context, served, client_id, work))
 
 
 async def relevance(
@@ -76,7 +76,7 @@ async def relevance(
     async def work(terms: RequestKeywords) -> tuple[np.ndarray, int]:
         return await served.llm.counted_relevance(pairs, instruction=instruction, **terms)
 
-    return await _counted(context, served, client_id, work)
+    return await _run_counted(context, served, client_id, work)
 
 
 def check_count(texts: Sequence[object], field: str) -> None:
@@ -87,7 +87,7 @@ def check_count(texts: Sequence[object], field: str) -> None:
         raise invalid(f"{field}: at most {MAX_INPUTS} texts in one request", field, "invalid_value")
 
 
-async def _counted(
+async def _run_counted(
     context: RequestContext,
     served: ServedModel,
     client_id: str,

@@ -52,7 +52,7 @@ class ResponseFormat(StrictModel):
             return JSON_OBJECT
         if found is None:
             raise invalid(f"{field}.json_schema: a schema is needed", f"{field}.json_schema", "invalid_value")
-        return made(field, found, Schema)
+        return structure_from(field, found, Schema)
 
 
 class SchemaFormat(NamedSchema):
@@ -64,7 +64,7 @@ class SchemaFormat(NamedSchema):
         """Raises `APIError`."""
         if self.type == "text":
             return None
-        return JSON_OBJECT if self.type == "json_object" else made(field, self.schema_, Schema)
+        return JSON_OBJECT if self.type == "json_object" else structure_from(field, self.schema_, Schema)
 
 
 class StructuredOutputs(StrictModel):
@@ -88,7 +88,9 @@ class StructuredOutputs(StrictModel):
             "choice": (self.choice, Choice),
             "grammar": (self.grammar, Lark),
         }
-        given = {f"{field}.{name}": made(f"{field}.{name}", value, kind) for name, (value, kind) in kinds.items() if value is not None}
+        given = {
+            f"{field}.{name}": structure_from(f"{field}.{name}", value, kind) for name, (value, kind) in kinds.items() if value is not None
+        }
         return only_one(given | ({f"{field}.json_object": JSON_OBJECT} if self.json_object else {}))
 
 
@@ -105,15 +107,15 @@ def only_one(given: Mapping[str, Structure | None]) -> Structure | None:
     return next(iter(found.values()), None)
 
 
-def made(field: str, value: Any, kind: Callable[[Any], Structure]) -> Structure:
+def structure_from(field: str, value: Any, kind: Callable[[Any], Structure]) -> Structure:
     """The structure of a field's value. Raises `APIError` that names the field."""
     try:
         return kind(value)
     except SamplingError as error:
-        raise refused(error, field) from None
+        raise structure_refused(error, field) from None
 
 
-def refused(error: SamplingError, field: str) -> APIError:
+def structure_refused(error: SamplingError, field: str) -> APIError:
     """The response to a structure that cannot be held, in the words of the request's own field."""
     message = str(error)
     return of_error(SamplingError(field + message.removeprefix("structure")) if message.startswith("structure") else error)

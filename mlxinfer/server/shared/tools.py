@@ -43,7 +43,7 @@ class Offer:
 NO_TOOLS = Offer()
 
 
-def made_tool(where: str, name: str, description: str | None, parameters: SchemaObject | None, strict: bool | None) -> Tool:
+def tool_from(where: str, name: str, description: str | None, parameters: SchemaObject | None, strict: bool | None) -> Tool:
     """A tool of a request, whose field is `where`. Raises `APIError`."""
     kind = (parameters or {}).get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
@@ -57,7 +57,7 @@ def made_tool(where: str, name: str, description: str | None, parameters: Schema
         raise invalid(f"{where}: {str(error).removeprefix('tools: ')}", where, "invalid_value") from None
 
 
-def offered(
+def make_offer(
     given_as: str, tools: Sequence[Tool], choice: ToolChoice, *, chosen: Collection[str] | None = None, by: str = "tool_choice"
 ) -> Offer:
     """What a request offers: the tools of its field `given_as`, of which only those in `chosen`, if the choice, its field `by`, says so.
@@ -128,7 +128,7 @@ def as_text(name: str, arguments: str) -> str:
     return f"{name}({arguments}"
 
 
-def joined(pieces: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
+def merge_pieces(pieces: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
     """Pieces that came together with those of the same call in one, and without those that say nothing."""
     found: dict[int, ToolCallDelta] = {}
     for piece in pieces:
