@@ -1,4 +1,4 @@
-"""The ASGI application: the endpoints of every dialect, each request authorized before and logged after it is handled."""
+"""The ASGI application: endpoints of all dialects, authorization before each request, and a log line after it."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from .settings import ServerSettings
 from .sse import ClientGone
 
 DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT, openai.DIALECT)
-"""The first one that claims a path renders its errors. The last one claims every path."""
+"""The first dialect that claims a path renders its errors. The last dialect claims every path."""
 
 CLIENT_GONE = 499
-"""nginx's status of a request whose client left. It is logged and counted, not sent."""
+"""nginx's status for a request whose client has disconnected. It is logged and counted, but not sent."""
 _ID_HEADERS = (b"x-request-id", b"request-id")
-"""The names that OpenAI's and Anthropic's clients look for."""
+"""Header names that OpenAI's and Anthropic's clients read."""
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 _SIMILARITY = 0.85
 """Least similarity of a misspelled path to a known path, from 0 to 1."""
@@ -51,8 +51,8 @@ def create_app(
     dialects: Sequence[Dialect] | None = None,
     draining: Event | None = None,
 ) -> ASGIApp:
-    """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the manager, and sets `draining`
-    when routers should turn away."""
+    """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the manager. While the caller
+    keeps `draining` set, `/health` returns 503, so that routers choose another server."""
     dialects = DIALECTS if dialects is None else dialects
     server = Server(models, manager, settings, Metrics(models, manager), draining or Event())
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
@@ -60,7 +60,7 @@ def create_app(
 
 
 class _App:
-    """Gives each request an id, authorizes and routes it, renders the errors that it raises, and writes the access log."""
+    """Gives each request an id, authorizes and routes it, renders its errors, and writes the access log."""
 
     def __init__(self, server: Server, dialects: Sequence[Dialect], router: Router) -> None:
         self._server = server
@@ -103,7 +103,7 @@ class _App:
         await response(scope, receive, exchange.send)
 
     def _allowed(self, path: str) -> list[str]:
-        """The methods that a path takes (RFC 9110, 15.5.6)."""
+        """Methods of the routes at this path (RFC 9110, 15.5.6)."""
         routes = (route for route in self._router.routes if isinstance(route, Route) and route.path_regex.match(path))
         return sorted({method for route in routes for method in route.methods or ()})
 
@@ -157,7 +157,7 @@ def _common_end(one: list[str], other: list[str]) -> int:
 
 
 class _Exchange:
-    """A request and its response, as the access log and the counters see them."""
+    """A request and its response, for the access log and the counters."""
 
     def __init__(self, scope: Scope, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         self._scope = scope
@@ -165,15 +165,15 @@ class _Exchange:
         self._headers = headers
         self._began = time.monotonic()
         self.status = 0
-        """HTTP status; 0 until the response begins."""
+        """HTTP status; 0 until the response starts."""
         self.log: dict[str, Any] = {}
-        """Further fields for the access log."""
+        """More fields for the access log."""
         self.id = uuid.uuid4().hex
         scope["app"] = self
         scope["state"] = {**scope.get("state", {}), "request_id": self.id, "log": self.log}
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send`, which adds the request's id and what a browser asks for to the headers."""
+        """ASGI's `send`; adds the request's id and the CORS headers."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             ids = [(name, self.id.encode()) for name in _ID_HEADERS]
@@ -181,7 +181,7 @@ class _Exchange:
         await self._send(message)
 
     def finish(self, server: Server) -> None:
-        """Writes the log line and counts the request."""
+        """Write the log line and count the request."""
         scope, state = self._scope, self._scope["state"]
         # A path without an endpoint may hold anything, so neither the log nor the counters repeat it.
         route = state.get("route", "unknown")
@@ -204,8 +204,8 @@ class _Exchange:
 
 
 class Health(TypedDict):
-    """`states` says of each model whether it is listed, loading, ready, unloading or failed. Without the key of a server that has one,
-    only `status` says something."""
+    """`states` maps each model to listed, loading, ready, unloading or failed. On a server with a key, a request without the key gets
+    `status` only."""
 
     status: str
     version: str
@@ -231,7 +231,7 @@ async def metrics(context: RequestContext, body: Any) -> ASGIApp:
 
 
 def _own_routes(server: Server) -> list[Endpoint]:
-    """The endpoints that belong to no dialect."""
+    """Endpoints that belong to no dialect."""
     return [
         Endpoint("GET", "/health", health, None, Doc("Answers as soon as every model is loaded", Health), server=server),
         Endpoint("GET", "/metrics", metrics, None, Doc("Counters for Prometheus", "text/plain"), server=server),

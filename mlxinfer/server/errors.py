@@ -1,4 +1,4 @@
-"""Why a request is refused, in one form for all dialects; each of them renders it in the shape of its own API."""
+"""Errors of requests in one form for all dialects. Each dialect renders them in the shape of its API."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ if TYPE_CHECKING:
 Kind = Literal[
     "invalid", "unsupported", "authentication", "permission", "not_found", "too_large", "rate_limit", "timeout", "overloaded", "internal"
 ]
-"""What went wrong. Dialects translate it into their own names of error types."""
+"""Kind of an error. Dialects map it to the error types of their APIs."""
 
 _MOST_FAULTS = 20
-"""Faults of one body that are named; any more are counted."""
+"""Faults of one body that the message names; further faults are only counted."""
 
 RETRY_AFTER_S = 1
-"""Seconds after which a client may try again when the server is busy."""
+"""Default seconds in `Retry-After`."""
 
 
 class APIError(Exception):
-    """A request is answered with an error.
+    """The error response to a request.
 
-    `status` is the HTTP status, `message` one sentence for people, `param` the field at fault (`messages[0].content`), and `code` one word
-    for programs.
+    `status` is the HTTP status, `message` one sentence for people, `param` the field at fault (`messages[0].content`), and `code` one
+    word for programs.
     """
 
     def __init__(
         self, status: int, kind: Kind, message: str, *, param: str | None = None, code: str | None = None, retry_s: int = RETRY_AFTER_S
     ) -> None:
-        """`retry_s`: seconds after which a client may try again, where the status says that it may."""
+        """`retry_s`: seconds in the `Retry-After` header, which statuses 429 and 503 get."""
         super().__init__(message)
         self.status = status
         self.kind: Kind = kind
@@ -58,7 +58,7 @@ class APIError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers that the response must have because of its status."""
+        """Headers that the status requires."""
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
         if self.code == "ambiguous_length":
@@ -67,10 +67,10 @@ class APIError(Exception):
 
 
 class TooLong(APIError):
-    """400: a prompt of so many `tokens` leaves no room for an answer in the `context`.
+    """400: a prompt of `tokens` tokens leaves no space for an answer in a context of `context` tokens.
 
-    Clients that shorten a conversation and try again go by the words: LiteLLM, vibe and gptme by the first ones, LangChain by the code,
-    which it looks for in the message.
+    The wording matters to clients that shorten a conversation and try again. LiteLLM, vibe and gptme match the first words of the
+    message. LangChain looks for the code in the message.
     """
 
     def __init__(self, tokens: int, context: int, param: str | None = None) -> None:
@@ -86,12 +86,12 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def unsupported(param: str, message: str | None = None) -> APIError:
-    """400: a field, or a value of it, that this server knows but cannot honour."""
+    """400: a field, or a value of it, that this server knows but does not support."""
     return APIError(400, "unsupported", message or f"{param} is not supported yet", param=param, code="unsupported_parameter")
 
 
 def no_such_model(name: str, served: Iterable[str]) -> APIError:
-    """404: the model is not served. The message says which are."""
+    """404: the model is not served. The message lists the served models."""
     message = f"The model {name[:200]!r} is not served here; available: {', '.join(served)}."
     return APIError(404, "not_found", message, param="model", code="model_not_found")
 
@@ -103,17 +103,17 @@ def timed_out(limit_s: float | None = None) -> APIError:
 
 
 def stopping() -> APIError:
-    """503: the server ends before the answer."""
+    """503: the server stopped before the answer was finished."""
     return APIError(503, "overloaded", "The request was stopped: the server is shutting down.", code="engine_stopped")
 
 
 def server_failed() -> APIError:
-    """500: a fault of this server, whose details are for its log only."""
+    """500: a fault of this server. Its details go to the log only."""
     return APIError(500, "internal", "The server failed.", code="internal_error")
 
 
 def of_error(error: MLXInferError) -> APIError:
-    """The response to an error that the engine or the tokenizer raised."""
+    """The response to an error from the engine or the tokenizer."""
     message = str(error)
     if isinstance(error, SamplingError):
         return invalid(message, param=message.partition(" ")[0].rstrip(":"))
@@ -139,8 +139,8 @@ def of_error(error: MLXInferError) -> APIError:
 
 
 def of_validation(error: ValidationError) -> APIError:
-    """The response to a body that does not fit its model: all faults, `param` and `code` those of the first. Never quotes a value, which
-    may be the text of a prompt."""
+    """The response to a body that does not fit its type. The message names all faults; `param` and `code` describe the first. Values are
+    never quoted, because they may contain the text of a prompt."""
     faults = _without_consequences(error.errors(include_url=False, include_context=False, include_input=False))
     told = [_of_fault(fault["type"], _field(fault["loc"]), fault["msg"]) for fault in faults[:_MOST_FAULTS]]
     more = f"; and {len(faults) - len(told)} more" if len(faults) > len(told) else ""
@@ -149,7 +149,7 @@ def of_validation(error: ValidationError) -> APIError:
 
 
 def _without_consequences(faults: list[ErrorDetails]) -> list[ErrorDetails]:
-    """A part whose `type` is not supported has other fields too: one error is enough for that."""
+    """Drop the follow-up faults of a part with an unsupported `type`: its other fields are unknown too."""
     refused = {fault["loc"][:-1] for fault in faults if fault["type"] == "unsupported" and fault["loc"][-1:] == ("type",)}
     return [fault for fault in faults if fault["type"] not in ("missing", "extra_forbidden") or fault["loc"][:-1] not in refused]
 
@@ -167,7 +167,7 @@ def _of_fault(kind: str, param: str, message: str) -> APIError:
 
 
 def _field(location: Iterable[int | str]) -> str:
-    """The path of a field, as `messages[0].content`; the tags of unions are left out."""
+    """The path of a field, such as `messages[0].content`, without the tags of unions."""
     path = ""
     for part in location:
         if isinstance(part, int):

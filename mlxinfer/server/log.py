@@ -1,4 +1,4 @@
-"""Logs to standard error, one JSON object per line or, on a terminal, one line for people. Never the text of a prompt or an answer."""
+"""Logs to standard error: JSON lines, or short text lines on a terminal. Never logs the text of a prompt or an answer."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 
 LogFormat = Literal["auto", "text", "json"]
-"""Format of lines; "auto" is "text" on a terminal and "json" elsewhere."""
+"""Format of log lines. "auto" means "text" on a terminal and "json" elsewhere."""
 _ACCESS = logging.getLogger("mlxinfer.access")
 _NOTICED: set[str] = set()
-"""Notices that are written once. They are made of names of fields that the server knows, so there are few."""
+"""Notices that were already written. They contain only names of known fields, so there are few."""
 
 
 class _JsonLines(logging.Formatter):
@@ -27,7 +27,7 @@ class _JsonLines(logging.Formatter):
 
 
 class _Text(logging.Formatter):
-    """As `20:08:41 POST /v1/chat/completions 200 157 ms smollm2 31+4 tokens`, in the machine's own time."""
+    """A formatter for lines like `20:08:41 POST /v1/chat/completions 200 157 ms smollm2 31+4 tokens`, in local time."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, Any] = getattr(record, "fields", {})
@@ -73,7 +73,7 @@ def _for_people(name: str, value: Any) -> str:
 
 
 def _is_quiet(record: logging.LogRecord) -> bool:
-    """Return True for a request that people need not see: the page's files, and what pages and supervisors ask for every few seconds."""
+    """True for requests that text logs leave out: the page's files, and the frequent requests of pages and supervisors."""
     fields = getattr(record, "fields", {})
     if record.name != _ACCESS.name or fields["status"] >= 400:
         return False
@@ -81,7 +81,7 @@ def _is_quiet(record: logging.LogRecord) -> bool:
 
 
 class _StandardError(logging.Handler):
-    """Writes to what `sys.stderr` is at the time of each line: where a server runs inside another program, that may change and close it."""
+    """Writes to the current `sys.stderr`. A program that embeds the server may replace and close it."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -92,7 +92,7 @@ class _StandardError(logging.Handler):
 
 
 def start_logging(level: int = logging.INFO, log_format: LogFormat = "auto") -> None:
-    """Send mlxinfer's lines from `level` on, and uvicorn's warnings, to standard error. Lines for people leave out successful requests for
+    """Write mlxinfer's log from `level` on, and uvicorn's warnings, to standard error. Text logs leave out successful requests for
     `/metrics`, `/health` and the page's files."""
     handler = _StandardError()
     if log_format == "text" or (log_format == "auto" and sys.stderr.isatty()):
@@ -107,17 +107,17 @@ def start_logging(level: int = logging.INFO, log_format: LogFormat = "auto") -> 
 
 
 def notice(message: str, *, level: int = logging.INFO, **fields: Any) -> None:
-    """Something that the operator of the server should know."""
+    """Log a message for the operator of the server."""
     logging.getLogger("mlxinfer").log(level, message, extra={"fields": fields})
 
 
 def notice_once(message: str, **fields: Any) -> None:
-    """A notice that is written the first time only, as long as the process runs."""
+    """Log a message for the operator, once in the life of the process."""
     if message not in _NOTICED:
         _NOTICED.add(message)
         notice(message, **fields)
 
 
 def access(fields: dict[str, Any]) -> None:
-    """The line of one request, when its response has ended."""
+    """Write the access log line of a finished request."""
     _ACCESS.info("request", extra={"fields": fields})

@@ -1,4 +1,4 @@
-"""Counters for Prometheus, under vLLM's names with the prefix `mlxinfer_` (https://docs.vllm.ai, "Production Metrics")."""
+"""Prometheus metrics under vLLM's names with the prefix `mlxinfer_` (https://docs.vllm.ai, "Production Metrics")."""
 
 from __future__ import annotations
 
@@ -32,25 +32,26 @@ _HISTOGRAMS = (
 
 
 class TokenIntervals:
-    """Histogram of the seconds between the tokens of one model's answers. Every token counts, so this is cheaper than Prometheus' class."""
+    """Histogram of the seconds between tokens of one model's answers. Every token counts, so this class avoids the cost of Prometheus'
+    own."""
 
     def __init__(self) -> None:
         self._counts = [0] * (len(SECONDS) + 1)
         self._sum = 0.0
 
     def observe(self, seconds: float, times: int = 1) -> None:
-        """Counts an interval, or several of the same length."""
+        """Count one interval, or `times` intervals of the same length."""
         self._counts[bisect_left(SECONDS, seconds)] += times
         self._sum += seconds * times
 
     def add_to(self, family: HistogramMetricFamily, model: str) -> None:
-        """Adds the histogram to Prometheus' family, labelled with the model."""
+        """Add the histogram to Prometheus' family, labelled with the model."""
         names = [*(str(bound) for bound in SECONDS), "+Inf"]
         family.add_metric([model], buckets=list(zip(names, accumulate(self._counts), strict=True)), sum_value=self._sum)
 
 
 class Metrics:
-    """Counters of one server; `registry` is what `/metrics` writes."""
+    """Metrics of one server; `/metrics` writes `registry`."""
 
     def __init__(self, models: Registry, manager: ModelManager) -> None:
         self.registry = CollectorRegistry()
@@ -78,41 +79,41 @@ class Metrics:
         return Counter(f"mlxinfer_{name}", text, (*_LABELS, *labels), registry=self.registry)
 
     def _add(self, model: str) -> None:
-        """A model is counted from its first request on, so that those which are only listed make no pages of zeros."""
+        """Create a model's metrics at its first request: models that are only listed would fill the page with zeros."""
         self._histograms[model] = {name: made.labels(model) for name, made in self._made.items()}
         self._intervals[model] = TokenIntervals()
 
     def begin(self, model: str) -> RequestMetrics:
-        """Counters of a request that begins now."""
+        """Metrics of a request that starts now."""
         if model not in self._intervals:
             self._add(model)
         return RequestMetrics(self, model, self._histograms[model], self._intervals[model])
 
     def answered(self, method: str, path: str, status: int) -> None:
-        """Counts an HTTP response. `path` is that of an endpoint, so that the number of different labels is limited."""
+        """Count an HTTP response. `path` is an endpoint's path pattern, which limits the number of labels."""
         self._http.labels(method, path, str(status)).inc()
 
     def finished(self, model: str, reason: str) -> None:
-        """Counts an answer that came to its end."""
+        """Count a finished answer."""
         self._success.labels(model, reason).inc()
 
     def tokens(self, model: str, prompt: int, usage: Usage) -> None:
-        """Counts the tokens of a prompt and of an answer."""
+        """Count the tokens of a prompt and of an answer."""
         self._prompt_tokens.labels(model).inc(prompt)
         self._generation_tokens.labels(model).inc(usage.completion_tokens)
         self._reasoning_tokens.labels(model).inc(usage.reasoning_tokens)
 
     def calls(self, model: str, count: int) -> None:
-        """Counts calls of tools."""
+        """Count tool calls."""
         self._tool_calls.labels(model).inc(count)
 
     def cancelled(self, model: str) -> None:
-        """Counts a request that was stopped early."""
+        """Count a request that was stopped early."""
         self._cancelled.labels(model).inc()
 
 
 class RequestMetrics:
-    """Counts one request while it runs, then its end."""
+    """Metrics of one running request."""
 
     def __init__(self, metrics: Metrics, model: str, histograms: dict[str, Histogram], intervals: TokenIntervals) -> None:
         self._metrics = metrics
@@ -122,10 +123,10 @@ class RequestMetrics:
         self._began = time.monotonic()
         self._last: dict[int, float] = {}
         self.first_s: float | None = None
-        """Seconds to the first token; None before it."""
+        """Seconds to the first token; None before."""
 
     def burst(self, chunks: Sequence[Chunk]) -> None:
-        """Counts chunks that came together: the time since the previous ones is divided evenly between their tokens."""
+        """Count chunks that arrived together. The time since the previous chunks is divided evenly among their tokens."""
         now = time.monotonic()
         if self.first_s is None:
             self.first_s = now - self._began
@@ -144,7 +145,7 @@ class RequestMetrics:
                 self._finished(chunk.finish_reason, chunk.usage, chunk.index)
 
     def completion(self, completion: Completion) -> None:
-        """Counts an answer that came in one piece, with the average time between its tokens."""
+        """Count an answer that was not streamed, with the average time between its tokens."""
         usage = completion.usage
         if self.first_s is None:
             self.first_s = usage.ttft_s
@@ -167,7 +168,7 @@ class RequestMetrics:
             self._histograms["request_prompt_tokens"].observe(usage.prompt_tokens)
 
     def end(self, finished: bool) -> None:
-        """Counts the request's end; `finished` says whether all its answers were complete."""
+        """Count the end of the request; `finished` is True if all its answers are complete."""
         self._histograms["e2e_request_latency_seconds"].observe(time.monotonic() - self._began)
         if not finished:
             self._metrics.cancelled(self._model)
@@ -198,7 +199,7 @@ _COUNTERS: tuple[tuple[str, str, _Number], ...] = (
 
 
 class _Engines(Collector):
-    """What is read when Prometheus asks: the time between tokens, and the statistics of the engines."""
+    """Metrics that are computed on request: the time between tokens, and the statistics of the engines."""
 
     def __init__(self, models: Registry, intervals: Mapping[str, TokenIntervals]) -> None:
         self._models = models
@@ -259,8 +260,8 @@ _VLLM = frozenset(
 
 
 class WithVLLMNames(Collector):
-    """All metrics of a registry; those that vLLM has as well a second time under vLLM's own name, `vllm:...`, which its production stack,
-    gateways and dashboards look for."""
+    """All metrics of a registry. Metrics that vLLM has too appear a second time under vLLM's name, `vllm:...`: its production stack,
+    gateways and dashboards look for these names."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
@@ -276,7 +277,7 @@ class WithVLLMNames(Collector):
 
 
 class _Memory(Collector):
-    """The process's memory, read when Prometheus asks."""
+    """The process's memory, computed on request."""
 
     def __init__(self) -> None:
         self._usable = device_memory().usable

@@ -1,4 +1,4 @@
-"""The server's process: opens sockets, loads models, runs uvicorn, and ends on signals."""
+"""The server process: opens sockets, loads models, runs uvicorn, and stops on signals."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ if TYPE_CHECKING:
     from .routers.kv_events import KVEventPublisher
 
 _LAST_WORDS_S = 2.0
-"""Seconds that a client has, after the second signal, to read that its answer was stopped."""
+"""Seconds after the second signal in which clients can read that their answers were stopped."""
 _ACCEPTED_AT_ONCE = 64
-"""Connections that the event loop accepts before it closes those that are too many. Each is an open file, and where the system allows no
-more, asyncio tries again as often as it accepts at once, with a traceback each time."""
+"""Connections that the event loop accepts at once, before it closes those above the limit. Each is an open file. If the system allows no
+more files, asyncio retries as many times as this number, and logs a traceback each time."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class HTTPServer(uvicorn.Server):
-    """Uvicorn with this server's application and limits. `ready()` is called when it listens."""
+    """Uvicorn with this server's application and limits. Calls `ready()` once it listens."""
 
     def __init__(
         self, models: Registry, manager: ModelManager, settings: ServerSettings, *, ready: Callable[[], None] = lambda: None
@@ -68,14 +68,15 @@ class HTTPServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listener in sockets or ():  # the loop's number of connections at once is also how many wait, until told otherwise
+        for listener in sockets or ():  # asyncio has set the backlog to `_ACCEPTED_AT_ONCE`
             listener.listen(BACKLOG)
         self._ready()
         if self._opens_page:
             open_page(sockets or ())
 
     def end(self) -> None:
-        """The first call closes the listeners, after `drain_s` seconds, and lets running requests finish; the second cancels them."""
+        """Stop the server. The first call closes the listeners after `drain_s` seconds and lets running requests finish; the second call
+        cancels them."""
         if self._drain_s and not self._draining.is_set():
             self._draining.set()
             asyncio.get_running_loop().call_later(self._drain_s, self._close_listeners)
@@ -88,7 +89,7 @@ class HTTPServer(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        """Leaves signals to `run`, since the server may be one part of a process."""
+        """Leave signals to `run`: the server may be one part of a process."""
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -96,7 +97,7 @@ class HTTPServer(uvicorn.Server):
         for listener in self.servers:
             listener.close()
         if isinstance(sockets, Listeners):
-            sockets.leave()  # a successor may begin while this server's last answers are sent
+            sockets.leave()  # a successor may start while this server sends its last answers
         await super().shutdown(sockets)
         tasks = list(self.server_state.tasks)
         for task in tasks:
@@ -110,28 +111,27 @@ class HTTPServer(uvicorn.Server):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerModels:
-    """What a server serves."""
+    """The models of a server."""
 
     registry: Registry
-    """The models by name."""
     at_start: Sequence[ModelSlot] = ()
-    """Those that are loaded before the first request."""
+    """Models that are loaded before the first request."""
     memory: int | None = None
-    """Bytes that all of them may take together; None is what the device has."""
+    """Bytes for all models together; None allows all memory of the device."""
     notes: Sequence[str] = ()
-    """What the log says about them at the start."""
+    """Notices for the log at the start."""
 
 
 def run(models: ServerModels, settings: ServerSettings, *, tell: Callable[[str], Any] = print, sockets: Listeners | None = None) -> None:
-    """Load models and serve them until SIGINT or SIGTERM. `tell` is given the line that says where. `sockets` are those that the caller
-    has opened for these settings.
+    """Load models and serve them until SIGINT or SIGTERM.
 
-    The sockets are opened first, so clients that connect while models load wait instead of failing. Raises `MLXInferError`.
+    `tell` gets one line with the addresses. `sockets` are listeners that the caller has opened for these settings. By default the
+    sockets are opened here, before the models load: clients that connect meanwhile wait instead of failing. Raises `MLXInferError`.
     """
     start_logging(log_format=settings.log_format)
     for note in models.notes:
         notice(note)
-    # A parent process may have blocked them, as Foundation does on Linux, and children inherit that.
+    # A parent process may have blocked these signals (Foundation does on Linux), and children inherit the mask.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     settings = with_files(settings)
     with listening(settings) if sockets is None else nullcontext(sockets) as listeners:
@@ -174,7 +174,7 @@ async def _run(models: ServerModels, settings: ServerSettings, sockets: Listener
 
 
 def _publisher(settings: ServerSettings, manager: ModelManager) -> KVEventPublisher | None:
-    """Publishes what the prefix caches of all models hold, if the settings name an endpoint. Raises `ServerError`."""
+    """Publish the contents of all prefix caches, if the settings name an endpoint. Raises `ServerError`."""
     if settings.kv_events is None:
         return None
     try:
@@ -224,7 +224,7 @@ def page_url(listeners: Sequence[socket.socket]) -> str | None:
 
 
 async def _unless(stop: asyncio.Event, loading: asyncio.Future[Any]) -> bool:
-    """Whether loading ended before `stop` was set; otherwise it is cancelled. Raises what loading raises."""
+    """True if loading finished before `stop` was set; otherwise cancel it and return False. Raises the errors of `loading`."""
     signalled = asyncio.ensure_future(stop.wait())
     try:
         await asyncio.wait([loading, signalled], return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Endpoints that know what goes in and what comes out, which is enough to check requests and to write the OpenAPI document."""
+"""Endpoints with declared request and response types: these check requests and generate the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -30,72 +30,66 @@ from .settings import Limits, ServerSettings
 from .validation import StrictModel
 
 _LONGEST_ASKER = 256
-"""Characters of the engine's `client_id`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What the endpoints of all dialects share."""
+    """State shared by the endpoints of all dialects."""
 
     models: Registry
-    """The models that are served."""
     manager: ModelManager
-    """Loads and unloads them."""
+    """Loads and unloads the models."""
     settings: ServerSettings
-    """What the server was started with."""
+    """The server's settings."""
     metrics: Metrics
-    """Counters for `/metrics`."""
     draining: Event = field(default_factory=Event)
-    """Set while the server answers its last requests."""
+    """Set while the server sends its last answers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """One HTTP request while it is handled."""
+    """One HTTP request in progress."""
 
     server: Server
-    """The server that handles it."""
     id: str
     """32 hexadecimal digits, also in the response's `x-request-id` and in the access log."""
     receive: Receive
-    """ASGI's `receive`, which tells when the client has gone."""
+    """ASGI's `receive`; reports that the client has disconnected."""
     path: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the route, as `model` of `/v1/models/{model}`."""
+    """Variables of the route, such as `model` of `/v1/models/{model}`."""
     headers: Headers = field(default_factory=Headers)
-    """Headers of the request."""
     log: dict[str, Any] = field(default_factory=dict)
-    """Further fields for its line in the access log. Never any text of a prompt or an answer."""
+    """More fields for the request's line in the access log. Never the text of a prompt or an answer."""
     peer: str = ""
-    """Who sends it, as far as that is known: requests of different peers are scheduled fairly. See `auth.peer`."""
+    """Identifier of the sender, see `auth.peer`. Requests of different peers are scheduled fairly."""
     shared_key: bool = False
-    """Whether the client has shown a key that others may have too."""
+    """True if the client has sent the server's key, which other users may have too."""
     began: float = field(default_factory=time.monotonic)
-    """When it came, in seconds of `time.monotonic`."""
+    """Time of arrival on the clock `time.monotonic`."""
     held: list[ModelSlot] = field(default_factory=list)
-    """The models that it uses, which stay loaded until its response has ended."""
+    """Models in use, which stay loaded until the response has ended."""
 
     @property
     def limits(self) -> Limits:
-        """The server's limits."""
         return self.server.settings.limits
 
     @property
     def left_s(self) -> float | None:
-        """Seconds that are left for the answer; None is no limit."""
+        """Seconds left for the answer; None means no limit."""
         most = self.limits.request_s
         return None if most is None else max(most - (time.monotonic() - self.began), 1e-3)
 
     def client_id(self, user: str) -> str:
-        """Whose turn it is among those who wait: the user that the request names, otherwise its peer."""
+        """The id for fair scheduling: the user that the request names, or else its peer."""
         return f"user {user}"[-_LONGEST_ASKER:] if user else self.peer
 
     async def model(self, name: str, keep_alive_s: float | None = None) -> ServedModel:
-        """The model with this name, loaded if it was not, until the response has ended; and for `keep_alive_s` seconds afterwards. Raises
-        `APIError`, and `ClientGone` if the client does not wait for it."""
+        """Load the model with this name if necessary, and use it until the response has ended. It stays loaded for `keep_alive_s`
+        seconds afterwards. Raises `APIError`, and `ClientGone` if the client disconnects while waiting."""
         return await self.use(self.server.models.entry(name), keep_alive_s)
 
     async def use(self, entry: ModelEntry, keep_alive_s: float | None = None) -> ServedModel:
-        """`model` for one that was looked up."""
+        """`model` for an entry that has been looked up."""
         manager, slot = self.server.manager, entry.slot
         self.log["model"] = entry.name
         if manager.try_acquire(slot, keep_alive_s):
@@ -115,33 +109,33 @@ class RequestContext:
         self.held.append(slot)
 
     def release(self) -> None:
-        """The response has ended."""
+        """End the use of all models."""
         while self.held:
             self.server.manager.release(self.held.pop())
 
 
 Handler = Callable[[RequestContext, Any], Awaitable[ASGIApp]]
-"""`handler(context, body)` returns the response. It, and the response while it is sent, may raise `APIError`."""
+"""`handler(context, body)` returns the response. The handler, and the response while it is sent, may raise `APIError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Doc:
-    """What the OpenAPI document says of an endpoint."""
+    """An endpoint's entry in the OpenAPI document."""
 
     summary: str
-    """One line."""
+    """Summary in one line."""
     answer: Any
-    """The type of the response's JSON, or the media type of a response that is not JSON."""
+    """Type of the response's JSON, or the media type of a response that is not JSON."""
     streams: str | None = None
-    """Media type of a streamed response, if there is one."""
+    """Media type of the streamed response, if the endpoint can stream."""
     statuses: tuple[int, ...] = ()
-    """Statuses of errors besides `REFUSALS`."""
+    """Statuses of errors in addition to `REFUSALS`."""
 
 
 class Endpoint(Route):
-    """A method and a path, the handler of their requests, and the type of the requests' bodies (None: they have no body).
+    """A method, a path, the handler of the requests, and the type of their bodies (None: no body).
 
-    `any_type` accepts bodies that are not declared as JSON, as `read_json` explains.
+    `any_type` accepts bodies that are not declared as JSON, see `read_json`.
     """
 
     def __init__(
@@ -153,13 +147,13 @@ class Endpoint(Route):
         self.body = body
         self.doc = doc
         self.documented_path = re.sub(r"\{(\w+):\w+\}", r"{\1}", path)
-        """`/models/{name:path}` without the converter, as it is in the document and in counters."""
+        """`/models/{name:path}` without the converter, for the OpenAPI document and the counters."""
         self._handler = handler
         self._server = server
         self._any_type = any_type
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Reads and checks the body, calls the handler and sends its response. Raises `APIError`."""
+        """Read and check the body, call the handler and send its response. Raises `APIError`."""
         state = scope["state"]
         state["route"] = self.documented_path
         context = RequestContext(
@@ -179,7 +173,7 @@ class Endpoint(Route):
             context.release()
 
     async def _body(self, context: RequestContext, scope: Scope) -> Any:
-        """The body of a request, checked. Raises `APIError`."""
+        """The validated body of a request. Raises `APIError`."""
         if self.body is None:
             return None
         raw = await read_json(scope, context.receive, context.limits, any_type=self._any_type)
@@ -200,28 +194,27 @@ class Dialect:
     name: str
     """One lower-case word."""
     prefixes: tuple[str, ...]
-    """Errors on paths that begin with one of these are rendered by this dialect."""
+    """This dialect renders errors on paths with one of these prefixes."""
     routes: Callable[[Server], list[Endpoint]]
-    """Makes the endpoints of a server."""
+    """Creates the endpoints of a server."""
     error_response: Callable[[APIError], Response]
-    """Renders an error. The server adds the headers that its status needs."""
+    """Renders an error. The server adds the headers that the status requires."""
 
     def claims(self, path: str) -> bool:
-        """Whether errors on this path are this dialect's."""
+        """True if this dialect renders errors on this path."""
         return path.startswith(self.prefixes)
 
 
 REFUSALS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
-"""Statuses of errors that every endpoint may answer with."""
+"""Statuses of errors that every endpoint may return."""
 _BODY_REFUSALS = (408, 413, 415)
 _REF = "#/components/schemas/{model}"
 
 Schemas = Mapping[Any, dict[str, Any]]
-"""JSON schemas by type."""
 
 
 def document_routes(server: Server, endpoints: Sequence[Endpoint]) -> list[Endpoint]:
-    """`GET /openapi.json`, the document of these endpoints. It takes a quarter of a second, so it is written when somebody first asks."""
+    """`GET /openapi.json`. Generating the document takes a quarter of a second, so it is generated on the first request."""
     written = cache(lambda: document(endpoints))
 
     async def openapi(context: RequestContext, body: Any) -> ASGIApp:
@@ -245,8 +238,8 @@ def document(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
 
 
 def _schemas(endpoints: Iterable[Endpoint]) -> tuple[Schemas, dict[str, Any]]:
-    """Schemas of bodies and answers, and the components that they refer to. All are made in one call, because types of different dialects
-    have the same names."""
+    """Schemas of bodies and responses, and the components that the schemas refer to. One call generates all of them, so that types of
+    different dialects with the same name get different components."""
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body]
     answers = [endpoint.doc.answer for endpoint in endpoints if not isinstance(endpoint.doc.answer, str)]
     inputs = [(number, "validation", TypeAdapter(body)) for number, body in enumerate(bodies)]

@@ -1,4 +1,4 @@
-"""Runs the requests of every dialect on their models: counted, logged, and cancelled when the client leaves."""
+"""Runs generation requests of all dialects: counts and logs them, and cancels them when the client disconnects."""
 
 from __future__ import annotations
 
@@ -27,38 +27,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _LONG_TEXT = 4096
-"""Characters. Tokenizing a longer text would hold up the event loop, so it is done in a thread."""
+"""Characters. Tokenizing a longer text would block the event loop, so a thread does it."""
 _BUFFERED = 64
 """Pieces of merged streams that may wait for the client."""
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a dialect asks the engine for."""
+    """A request from a dialect to the engine."""
 
     served: ServedModel
-    """The model to run."""
     prompt: list[int] | ChatPrompt
-    """Token ids, or a conversation."""
+    """Token ids, or a rendered conversation."""
     params: SamplingParams
-    """How to choose tokens, when to stop, and how many answers to generate."""
+    """Sampling parameters, stop conditions and the number of answers."""
     client_id: str = ""
-    """Requests are scheduled fairly between different ids; empty means whoever sends the request."""
+    """Id for fair scheduling; empty means the sender of the request."""
     cache_salt: str = ""
-    """Cached prompts are shared only with requests of the same salt."""
+    """Cached prompts are shared only among requests with the same salt."""
     structure_field: str = "structure"
-    """The request's field that `params.structure` comes from."""
+    """The request's field behind `params.structure`, for error messages."""
 
     @property
     def token_ids(self) -> list[int]:
-        """Those of the prompt."""
+        """Token ids of the prompt."""
         return self.prompt if isinstance(self.prompt, list) else self.prompt.token_ids
 
 
 async def encode_chat(
     served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
 ) -> ChatPrompt:
-    """A conversation, rendered by the model's chat template with these tools and extra `variables`. Raises `APIError`."""
+    """A conversation, rendered by the model's chat template with these tools and additional `variables`. If the template fails,
+    neighbouring messages of the same role are merged first. Raises `APIError`."""
     prompt = partial(served.llm.chat_prompt, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
     try:
         try:
@@ -75,7 +75,7 @@ async def encode_chat(
 async def encode_continued(
     served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
 ) -> ChatPrompt:
-    """A conversation whose last message is an answer that is to go on. Raises `APIError`."""
+    """A conversation whose last message is an answer to continue. Raises `APIError`."""
     last = messages[-1] if messages else {}
     content, reasoning = last.get("content") or "", next((last[name] for name in REASONING_NAMES if last.get(name)), "")
     if last.get("role") != "assistant" or last.get("tool_calls") or not (content or reasoning):
@@ -85,8 +85,8 @@ async def encode_continued(
 
 
 def _merge_neighbours(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Neighbours of the role system, or user, as one. Coding agents send several; some templates want one system message, and turns that
-    alternate."""
+    """Merge neighbouring messages of the role system, or user. Coding agents send several, but some templates want a single system
+    message and alternating turns."""
     found: list[Mapping[str, Any]] = []
     for message in messages:
         last = found[-1] if found else {}
@@ -99,7 +99,7 @@ def _merge_neighbours(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str
 
 
 async def encode_text(served: ServedModel, text: str) -> list[int]:
-    """Token ids of a plain text. Raises `APIError`."""
+    """Token ids of a text. Raises `APIError`."""
     return await _encode(len(text), lambda: served.llm.tokenizer.encode(text))
 
 
@@ -111,7 +111,7 @@ async def _encode(size: int, encode: Callable[[], list[int]]) -> list[int]:
 
 
 async def stream(context: RequestContext, request: GenerateRequest, render: Callable[[list[Chunk]], bytes]) -> AsyncGenerator[bytes, None]:
-    """All `n` answers as bytes: `render` is called with the chunks that the engine hands over together, as soon as they are there.
+    """All `n` answers as bytes. `render` gets the chunks that the engine hands over together, as soon as they arrive.
 
     Closing the generator cancels the request before the engine's next step. Raises `APIError`.
     """
@@ -134,7 +134,7 @@ async def stream(context: RequestContext, request: GenerateRequest, render: Call
 
 
 async def complete(context: RequestContext, request: GenerateRequest) -> list[Completion]:
-    """All `n` answers, each in one piece. Raises `APIError`."""
+    """All `n` answers, complete. Raises `APIError`."""
     metrics = begin(context, request.served)
     _log_prompt(context, request)
     completions: list[Completion] = []
@@ -154,15 +154,15 @@ _Answer = TypeVar("_Answer", Chunk, Completion)
 
 
 def _without_cache_hits(context: RequestContext, part: _Answer) -> _Answer:
-    """The answer as the client may see it. How much of a prompt was known tells whether somebody else has sent the same words: nobody is
-    told who has a key that others may have too."""
+    """The answer without the number of cached tokens, if the client's key may be shared. This number reveals whether another user has
+    sent the same text."""
     if not context.shared_key or part.usage is None or not part.usage.stats.reused_tokens:
         return part
     return replace(part, usage=replace(part.usage, stats=replace(part.usage.stats, reused_tokens=0)))
 
 
 def _engine_error(error: MLXInferError, request: GenerateRequest) -> APIError:
-    """The response to an error, in the words of the request's own fields."""
+    """The error response, with the names of the request's own fields."""
     if isinstance(error, SamplingError):
         return structure_refused(error, request.structure_field)
     if isinstance(error, PromptError) and not isinstance(request.prompt, list):
@@ -171,7 +171,7 @@ def _engine_error(error: MLXInferError, request: GenerateRequest) -> APIError:
 
 
 async def score(context: RequestContext, request: GenerateRequest, top: int) -> list[TokenLogprob]:
-    """The log-probability of each prompt token from the second on, with the `top` likeliest alternatives. Raises `APIError`."""
+    """The log-probability of each prompt token from the second on, with the `top` most likely alternatives. Raises `APIError`."""
     context.log["model"] = request.served.name
     try:
         return await request.served.llm.score(request.token_ids, top, **_options(context, request))
@@ -180,7 +180,7 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
 
 
 def options(context: RequestContext, served: ServedModel, client_id: str, cache_salt: str = "") -> RequestKeywords:
-    """What the engine is told of a request besides its prompt."""
+    """Keyword arguments of the engine for a request, besides its prompt."""
     return {"client_id": context.client_id(client_id), "timeout_s": context.left_s, "adapter": served.adapter, "cache_salt": cache_salt}
 
 
@@ -189,7 +189,7 @@ def _options(context: RequestContext, request: GenerateRequest) -> RequestKeywor
 
 
 def begin(context: RequestContext, served: ServedModel) -> RequestMetrics:
-    """The counters of a request that begins now, with its model in the access log."""
+    """Metrics of a request that starts now. Adds its model to the access log."""
     context.log["model"] = served.name
     return context.server.metrics.begin(served.base)
 
@@ -201,12 +201,12 @@ def _end(context: RequestContext, metrics: RequestMetrics, *, finished: bool) ->
 
 
 def _log_prompt(context: RequestContext, request: GenerateRequest) -> None:
-    """Adds its tokens to the access log at once: a client that goes while they are read gets no answer that would."""
+    """Add the prompt's tokens to the access log at once: a client may disconnect before the first chunk."""
     context.log["prompt_tokens"] = context.log.get("prompt_tokens", 0) + len(request.token_ids)
 
 
 def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None, index: int) -> None:
-    """Adds an answer to the access log. Raises `APIError` if it was cut off."""
+    """Add an answer to the access log. Raises `APIError` if it was cut off."""
     if reason == "timeout":
         raise timed_out(context.limits.request_s)
     if reason == "cancelled":
@@ -221,7 +221,7 @@ def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None,
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Results of coroutines that run at the same time. The first failure cancels the others."""
+    """Results of coroutines that run concurrently. The first failure cancels the others."""
     tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return list(await asyncio.gather(*tasks))
@@ -230,7 +230,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 def merged(streams: Sequence[AsyncGenerator[bytes, None]]) -> AsyncGenerator[bytes, None]:
-    """The pieces of several streams as they come. The first failure closes all; so does closing the result."""
+    """Pieces of several streams in order of arrival. The first failure closes all streams; so does closing the result."""
     return streams[0] if len(streams) == 1 else _merged(streams)
 
 
@@ -252,7 +252,7 @@ async def _merged(streams: Sequence[AsyncGenerator[bytes, None]]) -> AsyncGenera
 
 
 async def _feed(stream: AsyncGenerator[bytes, None], queue: asyncio.Queue[bytes | Exception | None]) -> None:
-    """Puts the stream's pieces into the queue, then None or the error that ended it."""
+    """Put the stream's pieces into the queue, then None or the error that ended it."""
     try:
         async with aclosing(stream) as pieces:
             async for piece in pieces:

@@ -1,4 +1,4 @@
-"""A server's settings: where it listens, which requests it lets in, and its limits."""
+"""Settings of a server: addresses, accepted requests, and limits."""
 
 from __future__ import annotations
 
@@ -15,73 +15,73 @@ from .log import LogFormat
 
 DEFAULT_PORT = 8080
 LOOPBACK = "127.0.0.1"
-"""The address for TCP if only a port is given."""
+"""Default address for TCP."""
 
 ReasoningField = Literal["both", "reasoning", "reasoning_content", "none"]
-"""Where chat completions put what a model thought: clients know one name or the other."""
+"""Fields of chat completions with the reasoning of the model. Clients read one name or the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a client may use. A request beyond one of these is refused."""
+    """Limits for clients. A request beyond a limit is refused."""
 
     body_bytes: int = 16 * 2**20
     """Bytes of a request's body."""
     header_bytes: int = 32 * 2**10
     """Bytes of a request's path and headers."""
     header_s: float = 15.0
-    """Seconds until a request's headers are complete, from connecting or from the end of the previous response on the same connection."""
+    """Seconds until a request's headers are complete, counted from the connection or from the end of the previous response."""
     body_s: float = 30.0
     """Seconds until a request's body is complete."""
     request_s: float | None = None
-    """Seconds for an answer, including the time in the queue; None is no limit."""
+    """Seconds for an answer, including the time in the queue; None means no limit."""
     connections: int = 1024
-    """Open connections on the Unix socket, and as many on TCP."""
+    """Open connections on the Unix socket, and the same number on TCP."""
     prompts: int = 256
-    """Prompts of one request times the answers to each."""
+    """Prompts of one request times answers to each."""
     keep_alive_s: float = 10.0
-    """Seconds of silence after which a stream sends a keep-alive."""
+    """Seconds without output after which a stream sends a keep-alive."""
     patience_s: float = 0.25
-    """Seconds that a stream's status waits for the first token, so that an early error still has a status of its own."""
+    """Seconds that a stream waits for its first token before it sends the status. An early error keeps its own status."""
     write_s: float = 60.0
-    """Seconds without reading after which a client counts as gone."""
+    """Seconds without reading after which a client counts as disconnected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """Where a server listens and which requests it lets in. Raises `ServerError` for settings that contradict each other or are unsafe."""
+    """Addresses of a server and the requests it accepts. Raises `ServerError` for settings that contradict each other or are unsafe."""
 
     socket: Path | None = None
-    """Path of the Unix socket; None is no Unix socket."""
+    """Path of the Unix socket; None means no Unix socket."""
     host: str | None = None
-    """Address for TCP; None is no TCP. Anything but loopback needs an `api_key`."""
+    """Address for TCP; None means no TCP. Any address but loopback needs an `api_key`."""
     port: int = DEFAULT_PORT
-    """TCP port; 0 lets the system choose."""
+    """TCP port; 0 selects a free port."""
     activated: bool = False
-    """Whether launchd or systemd passes the listening sockets."""
+    """True if launchd or systemd passes the listening sockets."""
     api_key: str | None = None
-    """The key that requests on TCP must have; None asks for none. Unix sockets need no key: the system tells which user connects."""
+    """Key that requests on TCP must have; None means no key. Unix sockets need no key, because the system reports the user who connects."""
     allowed_hosts: tuple[str, ...] = ()
     """Names that clients may use for this machine, besides those of loopback and `host`."""
     allowed_origins: tuple[str, ...] = ()
-    """Origins of web pages and browser-based apps that may use the server on TCP, as `https://app.example`; one that ends in `://*` is a
-    whole scheme, other than http and https."""
+    """Origins of web pages and browser-based apps that may use the server on TCP, such as `https://app.example`. An origin that ends in
+    `://*` covers a whole scheme, except http and https."""
     log_format: LogFormat = "auto"
-    """Format of the log: lines for people, or JSON."""
+    """Format of the log: text lines or JSON."""
     opens_page: bool = False
-    """Whether the page is opened in the user's browser as soon as the server listens."""
+    """True to open the page in the user's browser as soon as the server listens."""
     reasoning_field: ReasoningField = "both"
-    """The fields of chat completions with what the model thought; "none" leaves it out."""
+    """Fields of chat completions with the reasoning of the model; "none" leaves it out."""
     drain_s: float = 0.0
-    """Seconds after the first signal in which everything is still answered, but `/health` says 503, so that routers turn away."""
+    """Seconds after the first signal in which all requests are still answered, but `/health` returns 503, so that routers choose another
+    server."""
     kv_events: str | None = None
-    """ZMQ endpoint that tells routers what the prefix caches hold (docs/routers.md); None tells nobody."""
+    """ZMQ endpoint that publishes the contents of the prefix caches for routers (docs/routers.md); None publishes nothing."""
     kv_events_replay: str | None = None
-    """ZMQ endpoint at which they ask for what they missed."""
+    """ZMQ endpoint at which routers request missed events."""
     adapters_dir: Path | None = None
-    """Folder from which clients may load adapters while the server runs; None allows it to nobody."""
+    """Folder from which clients may load adapters while the server runs; None forbids it."""
     limits: Limits = field(default_factory=Limits)
-    """Sizes, times and counts."""
 
     def __post_init__(self) -> None:
         if self.host is not None:
@@ -95,7 +95,7 @@ class ServerSettings:
             raise ServerError("the API key must have at least 8 characters, all of them printable ASCII")
 
     def check_address(self, host: str) -> None:
-        """Raises `ServerError` where other machines could request and no key is asked for."""
+        """Raise `ServerError` if other machines could send requests without a key."""
         if not self.api_key and not is_loopback(host):
             raise ServerError(
                 f"{host} is for other machines too, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
@@ -103,7 +103,7 @@ class ServerSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host is a loopback address or `localhost`; any other name might resolve to anything."""
+    """True for a loopback address or `localhost`. Any other name might resolve to any address."""
     try:
         return ip_address(host.strip("[]")).is_loopback
     except ValueError:
@@ -111,20 +111,20 @@ def is_loopback(host: str) -> bool:
 
 
 def default_socket() -> Path:
-    """`$MLXINFER_SOCKET`, else `~/.mlxinfer/api.sock`."""
+    """`$MLXINFER_SOCKET`, or else `~/.mlxinfer/api.sock`."""
     return Path(os.environ.get("MLXINFER_SOCKET") or "~/.mlxinfer/api.sock").expanduser()
 
 
 def is_open(file: Path | None) -> bool:
-    """Whether others than its owner may read or write the file of the API key, so that the key is none."""
+    """True if other users may read or write the file of the API key: then the key is not secret."""
     try:
         return file is not None and stat.S_ISREG(mode := file.expanduser().stat().st_mode) and bool(mode & 0o077)
     except OSError:
-        return False  # reading it says why
+        return False  # `read_api_key` reports the reason
 
 
 def read_api_key(file: Path | None) -> str | None:
-    """The API key in this file, else in `$MLXINFER_API_KEY`; None if there is neither. Raises `ServerError`."""
+    """The API key in this file, or else in `$MLXINFER_API_KEY`; None if neither exists. Raises `ServerError`."""
     if file is None:
         return os.environ.get("MLXINFER_API_KEY") or None
     try:

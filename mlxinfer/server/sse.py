@@ -1,4 +1,4 @@
-"""Responses that are sent in pieces: server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) and JSON lines."""
+"""Streamed responses: server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) and JSON lines."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def line(value: Any) -> bytes:
 
 
 class Template:
-    """Unnamed events that differ in the field `name` only: the fields `before` and `after` it are encoded once."""
+    """Unnamed events that differ only in the field `name`. The fields `before` and `after` it are encoded once."""
 
     def __init__(self, before: Mapping[str, Any], name: str, after: Mapping[str, Any]) -> None:
         head, tail = (to_json(part)[1:-1] for part in (before, after))
@@ -48,7 +48,7 @@ class Template:
         self._tail = (b"," + tail if tail else b"") + b"}\n\n"
 
     def data(self, value: Any) -> bytes:
-        """The event in which the field has this value."""
+        """The event with this value in the field."""
         return self._head + to_json(value) + self._tail
 
 
@@ -57,20 +57,20 @@ class ClientGone(Exception):
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled if the client closes the connection first. Raises `ClientGone`."""
+    """The result of `work`. If the client closes the connection first, cancel `work` and raise `ClientGone`."""
     task = asyncio.ensure_future(work)
     await _first_of(task, [asyncio.ensure_future(_client_gone(receive))])
     return task.result()
 
 
 async def _client_gone(receive: Receive) -> None:
-    """Returns when the client has closed the connection. The request's body must have been read before."""
+    """Return when the client has closed the connection. The request's body must have been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 async def _first_of(work: asyncio.Future[Any], others: Sequence[asyncio.Future[None]]) -> None:
-    """Waits for `work`, or raises `ClientGone` if one of `others` ends first. All of them have ended afterwards."""
+    """Wait for `work`, or raise `ClientGone` if one of `others` ends first. Cancels all tasks that are still running."""
     tasks = [work, *others]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -89,12 +89,12 @@ def _nothing() -> bytes:
 class Stream:
     """An ASGI response that is sent while its pieces are made.
 
-    The status is held back until the first piece, but no longer than `Limits.patience_s`: an `APIError` in this time is raised, so that the
-    response can have the error's own status. A later one is sent as `failed(error)`, the last piece.
+    The status is sent with the first piece, or after `Limits.patience_s`. An `APIError` before that time is raised, and the response
+    gets the error's own status. A later error is sent as `failed(error)`, the last piece.
 
-    `begin` is sent with the status and `end()` after the last of `pieces`. An empty piece sends the status and nothing else. `keep_alive`
-    is sent whenever nothing else was for `Limits.keep_alive_s`. A client that closes the connection, or does not read for
-    `Limits.write_s`, closes `pieces`.
+    `begin` is sent with the status, and `end()` after the last of `pieces`. An empty piece sends only the status. `keep_alive` is
+    sent after each `Limits.keep_alive_s` without output. `pieces` is closed if the client closes the connection, or does not read for
+    `Limits.write_s`.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class Stream:
             # A graceful close would wait until the client has read everything.
             scope.get("state", {}).get("abort", lambda: None)()
             raise
-        except asyncio.CancelledError:  # the server ends
+        except asyncio.CancelledError:  # the server stops
             if not self._started:
                 raise
             await self._write(self._failed(stopping()))
@@ -158,7 +158,7 @@ class Stream:
         await self._send_body(b"", more=False)
 
     async def _write(self, piece: bytes = b"") -> None:
-        """Sends a piece, after the status if this is the first."""
+        """Send a piece; the first piece follows the status."""
         if not self._started:
             self._started = True
             headers = [(b"content-type", self._media_type.encode()), (b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
@@ -174,9 +174,9 @@ class Stream:
         self._written += 1
 
     async def _keep_awake(self) -> None:
-        """Sends the status and keep-alives in time. Returns when the client has not read for too long."""
+        """Send the status and keep-alives in time. Returns if the client has not read for too long."""
         await asyncio.sleep(self._limits.patience_s)
-        if not self._refused:  # at this very moment: the error has a status of its own
+        if not self._refused:  # an error at this very moment has its own status
             await self._write()
         while True:
             seen = self._written

@@ -1,4 +1,4 @@
-"""Building blocks for request bodies: strict types, fields that are known but not supported yet, and fields that ask for nothing here."""
+"""Building blocks for request bodies: strict types, unsupported fields, and fields without effect."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from pydantic_core import PydanticCustomError, core_schema
 
 TAG = "<"
-"""First character of the tags of unions, which tells them from field names in the location of an error."""
+"""First character of the tags of unions; distinguishes tags from field names in the location of an error."""
 
 
 class StrictModel(BaseModel):
-    """A JSON object with exactly these fields and types. Errors never quote a value, which may be the text of a prompt."""
+    """A JSON object with exactly these fields and types. Errors never quote a value, because it may be the text of a prompt."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True, frozen=True)
 
 
 class Unsupported:
-    """Annotates a known field of which only absence, null and the `neutral` values are supported. Any other value is refused with an error
-    that names the field and says `why`."""
+    """Annotates a known field that supports only null and the `neutral` values. Any other value is refused with an error that names the
+    field and gives the reason `why`."""
 
     def __init__(self, *neutral: Any, why: str = "not supported yet") -> None:
         self.values = [None, *neutral]
@@ -39,16 +39,16 @@ class Unsupported:
 
 
 def _is_one_of(values: Iterable[Any], value: Any) -> bool:
-    """Whether it is one of these values and of the same type: True is not 1."""
+    """True if `values` contains this value with the same type: True is not 1."""
     return any(type(value) is type(one) and value == one for one in values)
 
 
 class Ignored:
-    """Annotates a known field that asks for nothing here: whatever it says is taken without effect, and `why` is noted in the log.
+    """Annotates a known field that has no effect here: any value is accepted, and the reason `why` goes to the log.
 
-    A body is validated with a dict as its context, which is given the reason by the name of each field that was taken, after that of the
-    object that it is `within`. Absence, null, what is empty and the values in `but`, which are honoured, are not worth a note. A field of
-    which some values ask for what there is not is `Unsupported`.
+    A body is validated with a dict as its context. For each accepted field the dict gets the reason under the field's name, prefixed
+    with the name of the enclosing object (`within`). Null, empty values, and the values in `but`, which do have an effect, are not
+    recorded. Use `Unsupported` for a field if some of its values ask for an unsupported feature.
     """
 
     def __init__(self, why: str, *, within: str = "", but: Iterable[Any] = ()) -> None:
@@ -81,7 +81,7 @@ class _FirstErrorOnly:
 
 
 FIRST_ERROR_ONLY = _FirstErrorOnly()
-"""Annotates lists, whose length a client chooses."""
+"""Annotates lists whose length a client chooses."""
 
 
 def text_or_list(value: Any) -> str:
@@ -104,7 +104,7 @@ def _not_zero(value: int) -> int | None:
 
 
 MaxTokens = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
-"""Tokens that an answer may have at most. -1 is LM Studio's and llama.cpp's way to say no limit, and becomes None."""
+"""Maximum tokens of an answer. -1, which LM Studio and llama.cpp use for no limit, becomes None."""
 Ids = Annotated[list[int], FIRST_ERROR_ONLY]
 TextOrTexts = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[str], FIRST_ERROR_ONLY, Tag("<items>")]],
@@ -122,7 +122,7 @@ PromptOrPrompts = Annotated[
 
 
 class OneOf(Unsupported):
-    """Annotates a text that must be one of the supported kinds of something; others are refused by name."""
+    """Annotates a text that must be one of the supported values. The error lists these values."""
 
     def __init__(self, *known: str) -> None:
         super().__init__(*known, why=f"not supported yet: only {' or '.join(known)}")

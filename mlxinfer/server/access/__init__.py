@@ -1,1 +1,1 @@
-"""Connections, origins and keys: decides which requests are let in."""
+"""Connections, origins and keys: decides which requests are accepted."""

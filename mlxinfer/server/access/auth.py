@@ -1,4 +1,4 @@
-"""Which requests are let in: their Host, Origin and key, and the size and type of what they send. Checked before any content is parsed."""
+"""Checks of each request before its content is parsed: Host, Origin, key, and the size and type of the body."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ from .origins import Origins
 from .own_names import WILDCARDS, own_names
 
 PUBLIC = frozenset({"/health", *page.PATHS})
-"""Paths that need no key: a supervisor can wait for the server, and a browser open the page, which then asks for the key."""
+"""Paths that need no key. A supervisor can wait for the server, and a browser can open the page before it has the key."""
 _DISCARDED = 4
-"""An oversized body is read and discarded up to this multiple of the limit: most clients read no response before they have sent it all."""
+"""An oversized body is read and discarded up to this multiple of the limit. Most clients read no response before they have sent the whole
+body."""
 _UNDECLARED_TYPES = frozenset({b"", b"application/x-www-form-urlencoded"})
 """Content types that curl and HTTP libraries send by default."""
 
 
 class Auth:
-    """Decides by the headers of a request whether it is let in.
+    """Accepts or refuses requests by their headers.
 
-    On TCP, no web page may reach the server through its user's browser. The Host must be one of the server's own names, or the address that
-    the connection came to, which stops DNS rebinding. An Origin, which only browsers send, must be the server itself or one of
-    `allowed_origins`. Unix sockets cannot be reached by web pages, so any Origin is refused there, and no key is needed: the system tells
-    which user connects.
+    A web page must not reach the server through its user's browser. On TCP, the Host must be one of the server's own names, or the
+    address at which the connection arrived: this stops DNS rebinding. An Origin, which only browsers send, must be the server itself or
+    one of `allowed_origins`. Web pages cannot reach Unix sockets, so any Origin is refused there. A Unix socket needs no key, because
+    the system reports the user who connects.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
@@ -41,13 +42,13 @@ class Auth:
         self._hosts = frozenset(_bracketed(name.lower()) for name in names if name)
 
     def check(self, scope: Scope) -> None:
-        """Raises `APIError` if the request is not let in."""
-        # h11's own limit holds only for headers that have not arrived completely.
+        """Raise `APIError` if the request is refused."""
+        # h11 limits only headers that have not arrived completely.
         if sum(len(name) + len(value) for name, value in scope["headers"]) + len(scope["raw_path"]) > self._header_bytes:
             raise APIError(431, "too_large", f"The headers are longer than {self._header_bytes} bytes.", code="request_too_large")
         headers = _headers(scope)
         if b"transfer-encoding" in headers and (b"content-length" in headers or scope["http_version"] == "1.0"):
-            # RFC 9112, 6.1: a proxy in between may have taken another length, so that what follows could be a smuggled request.
+            # RFC 9112, 6.1: a proxy may have used the other length, and the rest of the body could be a smuggled request.
             raise APIError(400, "invalid", "Transfer-Encoding excludes Content-Length.", code="ambiguous_length")
         if is_unix(scope):
             if b"origin" in headers:
@@ -75,24 +76,24 @@ class Auth:
 
 
 def has_key(headers: Mapping[bytes, bytes], settings: ServerSettings) -> bool:
-    """Whether a request over TCP shows the key that this server asks for."""
+    """True if a request over TCP has the server's key."""
     return secrets.compare_digest(_given_key(headers), (settings.api_key or "").encode())
 
 
 def _given_key(headers: Mapping[bytes, bytes]) -> bytes:
-    """The key that a request shows; empty if it shows none."""
+    """The key in a request; empty if the request has none."""
     kind, _, token = headers.get(b"authorization", b"").partition(b" ")
     return token.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
 
 
 def is_unix(scope: Scope) -> bool:
-    """Whether the request came over a Unix socket, where the system vouches for the client."""
+    """True if the request came over a Unix socket, where the system has checked the client's user."""
     return bool(scope.get("state", {}).get("unix", False))
 
 
 def peer(scope: Scope) -> str:
-    """Who sends a request: a process on a Unix socket, a connection from this machine, another machine. A process has many connections at
-    times, but from this machine's TCP nothing else is known of it."""
+    """An identifier of the client: a process on a Unix socket, a connection from this machine, or another machine. A process may have
+    several connections, but over TCP the server cannot tell which local process has a connection."""
     state = scope.get("state", {})
     if state.get("unix", False):
         return f"process {state.get('pid')}"
@@ -103,8 +104,9 @@ def peer(scope: Scope) -> str:
 async def read_json(scope: Scope, receive: Receive, limits: Limits, *, any_type: bool = False) -> bytes:
     """The body of a request that must be JSON.
 
-    `any_type` also takes the content types that curl and HTTP libraries send by default. Web pages can send those to another site as well,
-    but not without an Origin, which `Auth` checks. Raises `APIError` for another type, a body that is too long, and one that is too slow.
+    `any_type` also accepts the content types that curl and HTTP libraries send by default. Web pages can send these types to another
+    site, but never without an Origin, which `Auth` checks. Raises `APIError` for another type, for a body that is too long, and for a
+    body that takes too long.
     """
     headers = _headers(scope)
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
@@ -153,7 +155,7 @@ def _too_large(limits: Limits) -> APIError:
 
 
 def _came_to(scope: Scope) -> str:
-    """This machine's address at which a connection arrived, as a Host has it. A web page cannot have it for a name of its own."""
+    """This machine's address at which the connection arrived, as in a Host header. No web page can have this address as its own name."""
     host = (scope.get("server") or ("",))[0] or ""
     return _bracketed(str(host).partition("%")[0])
 

@@ -1,7 +1,7 @@
-"""A connection of uvicorn's, with what uvicorn lacks: which user connects, time limits, and clients that leave noticed at all times.
+"""An uvicorn connection with three additions: the user who connects, time limits, and immediate notice of clients that disconnect.
 
-Uvicorn has no public way to do this, so `Connection` overrides methods of its `H11Protocol` and reads some of its attributes. That is why
-pyproject.toml pins uvicorn's minor versions; tests/server/test_uvicorn_hooks.py lists what is used.
+Uvicorn has no public interface for this. `Connection` overrides methods of `H11Protocol` and reads some of its attributes. Therefore
+pyproject.toml pins uvicorn's minor versions, and tests/server/access/test_uvicorn_hooks.py lists the attributes in use.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _NOT_HTTP_HEADERS = [
 
 
 class Connection(H11Protocol):
-    """Puts into the application's `scope["state"]`: `unix` (whether it is a Unix socket), `uid` and `pid` (the user and the process at its
-    other end) and `abort()` (which drops the connection at once)."""
+    """Adds to the application's `scope["state"]`: `unix` (True for a Unix socket), `uid` and `pid` (user and process at its other end) and
+    `abort()` (drops the connection at once)."""
 
     limits = Limits()
-    """Those of the server; `connection_class` sets them."""
+    """Limits of the server; `connection_class` sets them."""
     open_by_kind: ClassVar[Counter[str]] = Counter()
-    """Connections on "TCP" and on the "Unix socket", each of which has a limit of its own: whoever fills one leaves the other usable."""
+    """Open connections on "TCP" and on the "Unix socket". Each kind has its own limit, so one full kind leaves the other usable."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._header_timer: asyncio.TimerHandle | None = None
         self._last_cycle: object = None
-        """Uvicorn's request-response cycle when the timer for headers was set."""
+        """Uvicorn's request-response cycle when the header timer was set."""
         self._write_timer: asyncio.TimerHandle | None = None
         self._kind = ""
-        """Under which it is counted; empty before and after."""
+        """Key in `open_by_kind` while the connection is counted; otherwise empty."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -60,8 +60,8 @@ class Connection(H11Protocol):
                 transport.abort()
                 return
         else:
-            # asyncio sets this only if the listener was made with an explicit protocol. Without it, a second write waits 40 ms for the
-            # acknowledgement of the first.
+            # asyncio sets this option only if the listener was made with an explicit protocol. Without this option, a second write waits
+            # 40 ms for the acknowledgement of the first.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.app_state = {**self.app_state, **state}
         self._kind = "Unix socket" if state["unix"] else "TCP"
@@ -82,7 +82,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Keeps reading when a client pipelines a second request: uvicorn pauses, and would not notice that the client leaves."""
+        """Keep reading when a client pipelines a second request. Uvicorn pauses reading, and would not notice that the client
+        disconnects."""
         super().handle_events()
         if self.flow.read_paused and self.conn.their_state is h11.DONE and len(self.conn.trailing_data[0]) < HIGH_WATER_LIMIT:
             self.flow.resume_reading()
@@ -105,12 +106,12 @@ class Connection(H11Protocol):
             self._write_timer = None
 
     def _start_write_timer(self) -> None:
-        """Limits the time for everything on its way to the client: a closing transport would wait for ever."""
+        """Limit the time for all bytes on their way to the client. Without a limit, a closing transport would wait for ever."""
         if self._write_timer is None:
             self._write_timer = self.loop.call_later(self.limits.write_s, self.transport.abort)
 
     def send_400_response(self, msg: str) -> None:
-        """Answers 400 to bytes that are not HTTP, unless a response has already started."""
+        """Answer 400 to bytes that are not HTTP, unless a response has already started."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             events = (h11.Response(status_code=400, headers=_NOT_HTTP_HEADERS), h11.Data(data=_NOT_HTTP_BODY), h11.EndOfMessage())
             self.transport.write(b"".join(self.conn.send(event) or b"" for event in events))
@@ -121,11 +122,11 @@ class Connection(H11Protocol):
         self._start_write_timer()
 
     def _should_upgrade(self) -> bool:
-        """Ignores `Upgrade` without uvicorn's warning about a missing WebSocket library."""
+        """Ignore `Upgrade`, without uvicorn's warning about a missing WebSocket library."""
         return False
 
     def _start_header_timer(self) -> None:
-        """Limits the time until all headers are there; uvicorn's own limit ends with their first byte."""
+        """Limit the time until all headers have arrived. Uvicorn's own limit ends with their first byte."""
         if self._header_timer is not None:
             self._header_timer.cancel()
         self._last_cycle = self.cycle
@@ -138,5 +139,5 @@ class Connection(H11Protocol):
 
 
 def connection_class(limits: Limits) -> type[Connection]:
-    """`Connection` with these limits: uvicorn makes its connections itself, and passes no arguments on."""
+    """A subclass of `Connection` with these limits. Uvicorn creates connections itself and passes no arguments on."""
     return type("LimitedConnection", (Connection,), {"limits": limits, "open_by_kind": Counter()})

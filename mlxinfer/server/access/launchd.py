@@ -1,4 +1,4 @@
-"""What launchd needs to hold the sockets and to start the server."""
+"""The launchd service that owns the sockets and starts the server."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from .open_files import MOST_FILES
 from .sockets import LAUNCHD_NAME, checked_path, private_directory
 
 LABEL = "mlxinfer.serve"
-"""Name of the launchd service."""
 
 
 def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
-    """A property list for `~/Library/LaunchAgents`. `arguments` are the models and their options; the API key is not written. Raises
-    `ServerError` for a path that cannot be a socket's."""
+    """A property list for `~/Library/LaunchAgents`. `arguments` are the models and their options. The API key is not written. Raises
+    `ServerError` if the socket's path is too long."""
     path = _socket(settings)
     sockets: list[dict[str, Any]] = [{"SockPathName": str(path), "SockPathMode": 0o600}]
     if settings.host is not None:
@@ -41,7 +40,7 @@ def property_list(arguments: Sequence[str], settings: ServerSettings) -> str:
 
 
 def make_directory(settings: ServerSettings) -> Path:
-    """Make the directory of the socket and the log: launchd makes files, but no directories. Raises `ServerError`."""
+    """Create the directory of the socket and the log: launchd creates files, but no directories. Raises `ServerError`."""
     directory = _socket(settings).parent
     private_directory(directory)
     return directory

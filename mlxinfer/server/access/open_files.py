@@ -1,4 +1,4 @@
-"""How many files the process may have open: every connection is one."""
+"""The process's limit of open files, which also limits connections: each connection is a file."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from ..log import notice
 from ..settings import ServerSettings
 
 MOST_FILES = 4096
-"""Files that a server asks for; shells and launchd of a Mac allow 256."""
+"""Files that a server asks for. Shells and launchd allow 256 on a Mac."""
 _OTHER_FILES = 64
-"""Files that are no connections: models, libraries, the cache on disk, and what the event loop needs."""
+"""Files other than connections: models, libraries, the prefix cache on disk, and the event loop's files."""
 
 
 def with_files(settings: ServerSettings) -> ServerSettings:
-    """Raise the process's limit of open files as far as it may be, and lower that of connections where it is not enough for them."""
+    """Raise the process's limit of open files as far as the system allows. If the limit is still too low, return settings with fewer
+    connections."""
     allowed = _raise_limit()
     kinds = 2 if settings.activated else (settings.socket is not None) + (settings.host is not None)
     most = max((allowed - _OTHER_FILES) // max(kinds, 1), 1)
@@ -28,7 +29,7 @@ def with_files(settings: ServerSettings) -> ServerSettings:
 
 
 def _raise_limit() -> int:
-    """The soft limit, which is the wanted one unless the hard limit is lower."""
+    """Raise and return the soft limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(MOST_FILES, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -1,4 +1,4 @@
-"""The names and addresses by which other machines reach this one."""
+"""Names and addresses at which other machines reach this machine."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from ..settings import ServerSettings, is_loopback
 
 _ELSEWHERE = {socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}
-"""Addresses of documentation (RFC 5737, RFC 3849): the system says which of its own it would send from, and nothing is sent."""
+"""Addresses reserved for documentation (RFC 5737, RFC 3849). Connecting a UDP socket to one selects this machine's source address; nothing
+is sent."""
 WILDCARDS = ("0.0.0.0", "::")
 
 
 def own_names(settings: ServerSettings) -> tuple[str, ...]:
-    """The host's name, and that of mDNS, where the settings let other machines in: that takes a key."""
+    """The host name and the mDNS name, if the settings accept other machines. Accepting other machines requires a key."""
     if not settings.api_key or (settings.host is not None and is_loopback(settings.host)):
         return ()
     name = socket.gethostname().lower().rstrip(".")
@@ -22,7 +23,7 @@ def own_names(settings: ServerSettings) -> tuple[str, ...]:
 
 
 def addresses_for_others(listeners: Iterable[socket.socket], settings: ServerSettings) -> list[str]:
-    """Address to type into the browser of another machine on the same network; empty where a listener names its address itself."""
+    """Addresses for the browser of another machine on the same network. Empty unless a listener is bound to all addresses."""
     found = []
     for listener in listeners:
         if listener.family in _ELSEWHERE and listener.getsockname()[0] in WILDCARDS:
@@ -33,7 +34,7 @@ def addresses_for_others(listeners: Iterable[socket.socket], settings: ServerSet
 
 
 def _own_address(family: int) -> str:
-    """The address of this machine in its network; empty without a network."""
+    """This machine's address in its network; empty without a network."""
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect((_ELSEWHERE[socket.AddressFamily(family)], 9))

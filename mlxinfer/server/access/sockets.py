@@ -1,4 +1,4 @@
-"""The sockets that the server listens on, opened with safe modes or passed by launchd or systemd, and who may connect to them."""
+"""Listening sockets, opened with safe modes or passed by launchd or systemd, and the users who may connect to them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from ...errors import ServerError
 from ..settings import ServerSettings
 
 LAUNCHD_NAME = "Listeners"
-"""Name of the sockets in its property list."""
+"""Name of the sockets in the launchd property list."""
 _MAX_PATH_BYTES = 103
-"""`sun_path` has 104 bytes on macOS, the last of them zero, and 108 on Linux: what is set on one system works on the other."""
+"""`sun_path` has 104 bytes on macOS, including a final zero, and 108 on Linux. The smaller limit makes settings portable."""
 BACKLOG = 512
-"""Connections that may wait to be accepted."""
 _SYSTEMD_FIRST = 3
-"""Descriptor of the first socket that systemd passes."""
 _SOL_LOCAL, _LOCAL_PEERCRED, _LOCAL_PEERPID, _XUCRED_VERSION = 0, 1, 2, 0
 """<sys/un.h> and <sys/ucred.h> of macOS."""
 _XUCRED = struct.Struct("=IIhxx16I")
@@ -39,13 +37,13 @@ class Listeners(list[socket.socket]):
     def __init__(self, leave: Callable[[], None]) -> None:
         super().__init__()
         self.leave = leave
-        """Closes them, removes the file of a Unix socket and lets others have its place, while answers may still be sent. Harmless if that
-        was done."""
+        """Close the sockets, remove the file of a Unix socket, and release its lock. A successor can start while this server still sends
+        answers. Repeated calls have no effect."""
 
 
 @contextmanager
 def listening(settings: ServerSettings) -> Iterator[Listeners]:
-    """Listening sockets, closed at the end; the file of a Unix socket is removed. Raises `ServerError`."""
+    """Listening sockets. At the end they are closed and the file of a Unix socket is removed. Raises `ServerError`."""
     with ExitStack() as stack:
         sockets = Listeners(stack.close)
         sockets += passed_sockets() if settings.activated else []
@@ -63,9 +61,9 @@ def listening(settings: ServerSettings) -> Iterator[Listeners]:
 
 @contextmanager
 def unix_socket(path: Path) -> Iterator[socket.socket]:
-    """A listening socket with mode 0600 in a directory with mode 0700, which is made if it is missing.
+    """A listening socket with mode 0600 in a directory with mode 0700. The directory is created if it does not exist.
 
-    The socket of a server that died is replaced. Raises `ServerError` if another server still listens there.
+    The socket of a dead server is replaced. Raises `ServerError` if another server listens there.
     """
     path = checked_path(path)
     private_directory(path.parent)
@@ -87,7 +85,7 @@ def unix_socket(path: Path) -> Iterator[socket.socket]:
 
 
 def checked_path(path: Path) -> Path:
-    """The absolute path of a Unix socket. Raises `ServerError` where a Mac could not have one there."""
+    """The absolute path of a Unix socket. Raises `ServerError` if the path is too long for macOS."""
     path = path.absolute()
     size = len(os.fsencode(path))
     if size > _MAX_PATH_BYTES:
@@ -99,14 +97,14 @@ def checked_path(path: Path) -> Path:
 
 
 def private_directory(directory: Path) -> None:
-    """Make a directory that only this user can enter, if it is missing. Raises `ServerError` where it is another."""
+    """Create a directory that only this user can enter, if it does not exist. Raises `ServerError` if others may enter it."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
     except OSError as error:
         raise ServerError(f"cannot make the directory {directory} for the socket: {error.strerror}") from None
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
-        # Others work in a directory of somebody else, of the system, or with the sticky bit, as /tmp is.
+        # A directory of another user, of the system, or with the sticky bit (like /tmp) is shared.
         shared = found.st_uid != os.geteuid() or found.st_uid == 0 or found.st_mode & stat.S_ISVTX
         where = "below it" if shared else "elsewhere, or chmod 700 this one"
         raise ServerError(f"{directory} is open to others: put the socket in a folder of your own {where} (it is created)")
@@ -114,7 +112,7 @@ def private_directory(directory: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock while the socket is ours. The lock file stays: removing it would race with a server that starts at the same time."""
+    """Hold a lock while the socket is in use. The lock file stays: removing it would race with a server that starts at the same time."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         lock = os.open(path.with_name(path.name + ".lock"), flags, 0o600)
@@ -172,7 +170,7 @@ def tcp_socket(host: str, port: int) -> socket.socket:
 
 
 def passed_sockets() -> list[socket.socket]:
-    """Listening sockets from launchd or systemd, whichever started this process. Raises `ServerError` if there are none."""
+    """Listening sockets from launchd or systemd, whichever started this process. Raises `ServerError` if none were passed."""
     descriptors = _from_launchd() if sys.platform == "darwin" else _from_systemd()
     if not descriptors:
         raise ServerError("no sockets were handed over: --activated is for services that launchd or systemd starts")
@@ -182,7 +180,7 @@ def passed_sockets() -> list[socket.socket]:
 
 
 def _from_systemd() -> list[int]:
-    """The protocol of `sd_listen_fds(3)`: descriptors from 3 on, if they are meant for this process."""
+    """The protocol of `sd_listen_fds(3)`: descriptors from 3 on, if they were passed to this process."""
     count, process = os.environ.pop("LISTEN_FDS", ""), os.environ.pop("LISTEN_PID", "")
     if process != str(os.getpid()) or not (count.isascii() and count.isdigit()):
         return []
@@ -204,7 +202,7 @@ def _from_launchd() -> list[int]:
 
 
 def address(listener: socket.socket) -> str:
-    """Where a socket listens: `unix:/path` or `http://host:port`."""
+    """The address of a listener: `unix:/path` or `http://host:port`."""
     name = listener.getsockname()
     if listener.family == socket.AF_UNIX:
         return f"unix:{name}"
@@ -213,7 +211,7 @@ def address(listener: socket.socket) -> str:
 
 
 def peer_uid(connection: socket.socket) -> int | None:
-    """The user id at the other end of a Unix socket; None on systems that do not tell. Raises `OSError`."""
+    """The user id at the other end of a Unix socket; None if the system does not report it. Raises `OSError`."""
     if sys.platform == "darwin":
         raw = connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERCRED, _XUCRED.size)
         version, uid = _XUCRED.unpack(raw.ljust(_XUCRED.size, b"\0"))[:2]
@@ -224,7 +222,7 @@ def peer_uid(connection: socket.socket) -> int | None:
 
 
 def peer_pid(connection: socket.socket) -> int | None:
-    """The process that connected to a Unix socket; None on systems that do not tell. Raises `OSError`."""
+    """The process at the other end of a Unix socket; None if the system does not report it. Raises `OSError`."""
     if sys.platform == "darwin":
         return int(struct.unpack("=i", connection.getsockopt(_SOL_LOCAL, _LOCAL_PEERPID, 4))[0])
     if sys.platform == "linux":
@@ -233,5 +231,5 @@ def peer_pid(connection: socket.socket) -> int | None:
 
 
 def is_allowed(uid: int | None) -> bool:
-    """Whether a user may connect: the server's own and root."""
+    """True if this user may connect: the server's own user and root."""
     return uid is not None and uid in (os.geteuid(), 0)

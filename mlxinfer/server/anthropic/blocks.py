@@ -1,4 +1,4 @@
-"""The messages of a conversation, which are made of blocks, and what chat templates get of them."""
+"""Messages of a conversation, which consist of blocks, and their form for chat templates."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsuppor
 
 MAX_MESSAGES = 4096
 _BETWEEN_TURNS = "\n\n"
-"""Joins consecutive turns of the same role."""
 
 
 class CacheControl(StrictModel):
-    """Prefixes are cached whether marked or not; the mark only makes `usage` report cached tokens separately. Retention depends on free
-    memory, not on `ttl`."""
+    """A mark for the cache. All prefixes are cached anyway; with marks `usage` reports cached tokens separately. Cached prefixes stay
+    while memory is free, whatever `ttl` says."""
 
     type: Annotated[str, OneOf("ephemeral")]
     ttl: Literal["5m", "1h"] | None = None
@@ -35,7 +34,7 @@ class TextBlock(StrictModel):
 
 
 class ThinkingBlock(StrictModel):
-    """The thinking of an earlier answer, perhaps another model's, which clients send back. The template keeps or drops it."""
+    """Reasoning of an earlier answer, perhaps of another model. The template keeps or drops it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -43,14 +42,14 @@ class ThinkingBlock(StrictModel):
 
 
 class RedactedThinkingBlock(StrictModel):
-    """Encrypted thinking of an earlier answer. It is accepted because clients send it back, and left out."""
+    """Encrypted reasoning of an earlier answer. Accepted because clients send it back, and ignored."""
 
     type: Literal["redacted_thinking"]
     data: str
 
 
 class ToolUseBlock(StrictModel):
-    """A call that an earlier answer asked for."""
+    """A call in an earlier answer."""
 
     type: Literal["tool_use"]
     id: CallId
@@ -67,7 +66,8 @@ _ResultContent = Annotated[
 
 
 class ToolResultBlock(StrictModel):
-    """What a tool answered. Templates know no errors: `is_error` puts a word in front of a content that does not say so itself."""
+    """The result of a tool. Templates have no field for errors: with `is_error` the text gets the prefix "Error:", unless it mentions an
+    error itself."""
 
     type: Literal["tool_result"]
     tool_use_id: CallId
@@ -77,7 +77,6 @@ class ToolResultBlock(StrictModel):
 
     @property
     def plain(self) -> str:
-        """The content as one text."""
         text = self.content if isinstance(self.content, str) else "".join(block.text for block in self.content or ())
         return f"Error: {text}" if self.is_error and "error" not in text[:100].lower() else text
 
@@ -110,7 +109,7 @@ System = Annotated[
 
 
 class Turn(StrictModel):
-    """One message. A `system` message keeps its position, which not every chat template allows in the middle."""
+    """One message. A `system` message keeps its position, although some chat templates do not allow it after the first message."""
 
     role: Literal["user", "assistant", "system"]
     content: Content
@@ -124,8 +123,8 @@ Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_lengt
 
 
 def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it. Consecutive turns of the same role are joined, as in the API, and results of tools are
-    messages of their own. Raises `APIError`."""
+    """The conversation in the form of chat templates. Consecutive turns of the same role are merged, as in Anthropic's API, and each
+    result of a tool becomes a message. Raises `APIError`."""
     if messages[-1].role == "assistant":
         last = f"messages[{len(messages) - 1}]"
         raise invalid(f"{last}: an answer that is begun cannot be continued yet: the last message must not be one", last)
@@ -149,7 +148,7 @@ _BLOCKS_OF: dict[str, tuple[tuple[type[AnyBlock], ...], str]] = {
 
 
 def _split_turn(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict[str, Any]]:
-    """The messages that a turn consists of: results of tools first, as templates expect them after the calls. Raises `APIError`."""
+    """The messages of one turn: results of tools first, because templates expect them right after the calls. Raises `APIError`."""
     kinds, why = _BLOCKS_OF[message.role]
     blocks = message.blocks
     for number, block in enumerate(blocks):

@@ -21,9 +21,8 @@ from .tools import anthropic_call_id
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 PING = sse.event("ping", {"type": "ping"})
-"""Keeps a silent stream alive."""
 SIGNATURE = "bWx4aW5mZXI="
-"""The signature of every block of thinking: clients send it back, and nothing checks it."""
+"""Signature of every reasoning block. Clients send it back; it is not checked."""
 
 
 class TextContent(TypedDict):
@@ -59,10 +58,10 @@ class MessageObject(TypedDict):
 
 
 class MessageAnswer:
-    """One message. It has a block at least, even if that is an empty text."""
+    """One message. It has at least one block, which may be an empty text."""
 
     def __init__(self, request: GenerateRequest, *, reports_cached: bool, omits_thinking: bool) -> None:
-        """`omits_thinking`: blocks of thinking say that there was some, and not what."""
+        """`omits_thinking`: reasoning blocks are sent empty."""
         self._request = request
         self._reports_cached = reports_cached
         self._omits_thinking = omits_thinking
@@ -72,7 +71,7 @@ class MessageAnswer:
         self._called = False
 
     def whole(self, answer: Completion) -> MessageObject:
-        """The response that has all of it."""
+        """The complete response."""
         content: list[BlockContent] = []
         if answer.reasoning:
             thinking = "" if self._omits_thinking else answer.reasoning
@@ -110,7 +109,7 @@ class MessageAnswer:
         return usage_of(Usage(len(self._request.token_ids), 0), self._reports_cached)
 
     def render(self, chunks: list[Chunk]) -> bytes:
-        """The events of these chunks."""
+        """Events of these chunks."""
         out = b""
         for chunk in chunks:
             out += self._thinking(chunk.reasoning) if chunk.reasoning else b""
@@ -135,7 +134,7 @@ class MessageAnswer:
         return out + self._delta(type="input_json_delta", partial_json=piece.arguments) if piece.arguments else out
 
     def _within(self, block: BlockContent) -> bytes:
-        """The events that begin a block of this kind, unless one is open."""
+        """Events that start a block of this kind, unless one is open."""
         return b"" if self._open == block["type"] else self._close() + self._begin(block)
 
     def _begin(self, block: BlockContent) -> bytes:
@@ -144,7 +143,7 @@ class MessageAnswer:
         return _typed_event("content_block_start", index=self._blocks - 1, content_block=block)
 
     def _close(self) -> bytes:
-        """The events that end the open block."""
+        """Events that end the open block."""
         if self._open is None:
             return b""
         out = self._delta(type="signature_delta", signature=SIGNATURE) if self._open == "thinking" else b""
@@ -201,13 +200,12 @@ async def count_tokens(context: RequestContext, body: CountRequest) -> ASGIApp:
     context.log["model"] = served.name
     try:
         tokens = len((await body.prompt(served)).token_ids)
-    except TooLong as error:  # which is what clients count for
+    except TooLong as error:  # clients count to find this out
         tokens = error.tokens
     return JSONResponse(TokenCount(input_tokens=tokens))
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this dialect."""
     doc = Doc("The next message of a conversation", MessageObject, streams=sse.EVENT_STREAM, statuses=(OVERLOADED,))
     counted = Doc("Tokens of a prompt", TokenCount)
     return [

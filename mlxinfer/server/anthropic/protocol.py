@@ -1,4 +1,4 @@
-"""What the endpoints of this dialect share: errors, conversations, settings and usage."""
+"""Shared parts of this dialect: errors, conversations, settings and usage."""
 
 from __future__ import annotations
 
@@ -27,19 +27,16 @@ if TYPE_CHECKING:
     from ...engine.text.chat_prompt import ChatPrompt
 
 VERSIONS = ("2023-06-01", "2026-10-21")
-"""Values of `anthropic-version`."""
 MAX_STOPS = 64
 FORMAT = "output_config.format"
-"""The field that says what an answer is held to."""
 _MAX_CLIENT_ID = 256
-"""Characters that the engine accepts."""
 
 KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
-"""Claude Code sends this with every conversation. All thinking is kept anyway."""
+"""A value that Claude Code sends with every conversation. It asks to keep all reasoning, which is the default here."""
 OVERLOADED = 529
 """Anthropic's HTTP status for a busy server."""
 _SAMPLED = ("temperature", "top_p", "top_k", "seed", "min_p", "repetition_penalty")
-"""Fields that are sampling parameters under the same name."""
+"""Fields that are sampling parameters with the same name."""
 _TYPES: dict[Kind, str] = {
     "authentication": "authentication_error",
     "permission": "permission_error",
@@ -63,20 +60,20 @@ class AnthropicError(TypedDict):
 
 
 def error_object(error: APIError) -> AnthropicError:
-    """The JSON of an error. The name of the field at fault is part of the message."""
+    """The JSON of an error. The message includes the name of the field at fault."""
     message = error.message
-    if isinstance(error, TooLong):  # clients that shorten a conversation and try again read these words and numbers
+    if isinstance(error, TooLong):  # clients match these words to shorten a conversation and try again
         message = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum"
     return AnthropicError(type="error", error=AnthropicErrorDetails(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 
 def error_response(error: APIError) -> Response:
-    """The response to a request that failed."""
+    """The error response."""
     return JSONResponse(error_object(error), OVERLOADED if error.kind == "overloaded" else error.status)
 
 
 def error_event(error: APIError) -> bytes:
-    """The last event of a stream that failed, which clients raise."""
+    """The last event of a failed stream; clients raise it."""
     return sse.event("error", error_object(error))
 
 
@@ -85,7 +82,7 @@ class Metadata(StrictModel):
 
 
 class OutputConfig(StrictModel):
-    """`effort` says how hard to think, where `thinking` is adaptive; Claude Code sends it with every request."""
+    """`effort` is the reasoning effort if `thinking` is adaptive. Claude Code sends it with every request."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: SchemaFormat | None = None
@@ -93,7 +90,7 @@ class OutputConfig(StrictModel):
 
 
 class ConversationRequest(StrictModel):
-    """What both endpoints accept. Of the fields from `context_management` on, only the neutral values are supported so far."""
+    """Fields of both endpoints. From `context_management` on only the neutral values are supported."""
 
     model: Annotated[str, Field(max_length=256)]
     messages: Messages
@@ -110,29 +107,29 @@ class ConversationRequest(StrictModel):
     workspace_id: Annotated[Any, Unsupported()] = None
 
     def wanted_thinking(self) -> Thinking:
-        """What the request says about thinking. Raises `APIError`."""
+        """The reasoning settings of the request. Raises `APIError`."""
         return thinking_of(self.thinking, self.output_config.effort if self.output_config else None)
 
     @property
     def omits_thinking(self) -> bool:
-        """Whether answers say only that the model thought, and not what."""
+        """True if answers report reasoning without its text."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     async def prompt(self, served: ServedModel) -> ChatPrompt:
-        """The conversation, as the model reads it. Raises `APIError`."""
+        """The rendered conversation. Raises `APIError`."""
         variables = self.wanted_thinking().variables(served)
         return await encode_chat(served, for_template(self.system, self.messages), offer_of(self.tools or (), self.tool_choice), variables)
 
     @property
     def reports_cached(self) -> bool:
-        """Whether `usage` reports cached tokens separately, which only clients that mark something for the cache expect."""
+        """True if `usage` reports cached tokens separately. Only clients that mark something for the cache expect this."""
         marked = any(tool.cache_control for tool in self.tools or ()) or any(True for _ in cache_marks(self.system, self.messages))
         return self.cache_control is not None or marked
 
 
 class MessageRequest(ConversationRequest):
-    """The body of `POST /v1/messages`. The second version of the API has no `temperature`, `top_p` and `top_k`, and the fields after them
-    were never Anthropic's; all of them are honoured in both versions."""
+    """The body of `POST /v1/messages`. Anthropic's API has `temperature`, `top_p` and `top_k` in its first version only, and none of the
+    later fields. All of them work in both versions here."""
 
     max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
@@ -150,7 +147,7 @@ class MessageRequest(ConversationRequest):
     repetition_penalty: float | None = None
 
     def params(self, served: ServedModel) -> SamplingParams:
-        """The model's default parameters, overridden by the request's. Raises `APIError`."""
+        """The model's default parameters with the request's values. Raises `APIError`."""
         if not all(self.stop_sequences or ()):
             raise invalid("stop_sequences: an empty text stops nothing", "stop_sequences", "invalid_value")
         given: dict[str, Any] = {name: value for name in _SAMPLED if (value := getattr(self, name)) is not None}
@@ -163,14 +160,14 @@ class MessageRequest(ConversationRequest):
 
     @property
     def client_id(self) -> str:
-        """The user that requests are scheduled fairly by. Claude Code's id is longer than what the engine accepts, so it is hashed."""
+        """The user id for fair scheduling. Claude Code's id exceeds the engine's limit, so a long id is hashed."""
         given = (self.metadata and self.metadata.user_id) or ""
         return given if len(given) <= _MAX_CLIENT_ID else hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def check_version(context: RequestContext) -> None:
-    """Raises `APIError` for an unknown version of the API. The header may be missing: what is supported means the same in both versions.
-    `anthropic-beta` is ignored, since the features that it enables have fields of their own, which are refused if unknown."""
+    """Raise `APIError` for an unknown version of the API. The header may be missing, because supported fields mean the same in both
+    versions. `anthropic-beta` is ignored: the features that it enables have their own fields, and unknown fields are refused."""
     version = context.headers.get("anthropic-version")
     if version is not None and version not in VERSIONS:
         known = " and ".join(VERSIONS)
@@ -178,7 +175,7 @@ def check_version(context: RequestContext) -> None:
 
 
 class MessageUsage(TypedDict):
-    """The prompt has `input_tokens` and `cache_read_input_tokens` together."""
+    """The prompt has `input_tokens` + `cache_read_input_tokens` tokens."""
 
     input_tokens: int
     cache_creation_input_tokens: int
@@ -187,7 +184,7 @@ class MessageUsage(TypedDict):
 
 
 def usage_of(usage: Usage, reports_cached: bool) -> MessageUsage:
-    """What an answer took, in this dialect's shape."""
+    """The usage of an answer in the shape of this dialect."""
     cached = usage.stats.reused_tokens if reports_cached else 0
     return MessageUsage(
         input_tokens=usage.prompt_tokens - cached,

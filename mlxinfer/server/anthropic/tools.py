@@ -1,4 +1,4 @@
-"""Tools in Anthropic's API: what a request offers, and how much it wants the model to think."""
+"""Tools and reasoning settings in Anthropic's API."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from ..validation import Ignored, OneOf, StrictModel, Unsupported
 from .blocks import CacheControl
 
 _PREFIXES = {"call_": "toolu_"}
-"""Beginnings of the ids of calls, and what clients of this API expect instead."""
+"""Prefixes of call ids, and the prefixes that clients of this API expect."""
 
 
 class ToolDefinition(StrictModel):
-    """What a model may call. Tools that Anthropic's own servers run, or whose schemas only its models know, are refused by their type."""
+    """A tool that the model may call. Anthropic's server tools, and tools whose schemas only Anthropic's models know, are refused by
+    their type."""
 
     type: Annotated[str, OneOf("custom")] | None = None
     name: Name
@@ -34,14 +35,14 @@ class ToolDefinition(StrictModel):
 
 
 class AnthropicToolChoice(StrictModel):
-    """`any` asks for a call of some tool, `tool` for one of the tool `name`."""
+    """`any` requires a call of any tool, `tool` a call of the tool `name`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: Name | None = None
     disable_parallel_tool_use: bool | None = None
 
     def as_tool_choice(self) -> ToolChoice:
-        """Raises `APIError`."""
+        """The choice in the engine's form. Raises `APIError`."""
         if (self.type == "tool") != (self.name is not None):
             raise invalid("tool_choice.name: the tool's name is for the type tool, which needs it", "tool_choice.name", "invalid_value")
         parallel = self.type != "tool" if self.disable_parallel_tool_use is None else not self.disable_parallel_tool_use
@@ -63,13 +64,13 @@ def offer_of(tools: Sequence[ToolDefinition], choice: AnthropicToolChoice | None
 
 
 def anthropic_call_id(call_id: str) -> str:
-    """The id of a call as this API writes it."""
+    """The id of a call in this API's form."""
     found = next((prefix for prefix in _PREFIXES if call_id.startswith(prefix)), "")
     return _PREFIXES.get(found, "") + call_id[len(found) :]
 
 
 class ThinkingConfig(StrictModel):
-    """How much to think: `enabled` with a number of tokens, `adaptive` as much as `output_config.effort` says, or `disabled`."""
+    """Reasoning settings: `enabled` with a budget of tokens, `adaptive` with the effort in `output_config.effort`, or `disabled`."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
@@ -77,8 +78,8 @@ class ThinkingConfig(StrictModel):
 
 
 def thinking_of(config: ThinkingConfig | None, effort: Effort | None) -> Thinking:
-    """What a request says about thinking. Without a word about it there is none, as in the API, if the template has a switch for it.
-    Raises `APIError`."""
+    """The reasoning settings of a request. As in Anthropic's API, the default is no reasoning, if the template can switch it off. Raises
+    `APIError`."""
     if config is None:
         return Thinking(on=False, optional=True)
     if (config.type == "enabled") != (config.budget_tokens is not None):

@@ -1,4 +1,4 @@
-"""How long a model stays loaded, as Ollama's and LM Studio's clients and the command line say it."""
+"""Durations for keeping a model loaded, in the notation of Ollama, LM Studio and the command line."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0
 
 
 def seconds_of(value: float | str) -> float | None:
-    """Seconds, of which a negative number is for ever: 300, "5m", "1h30m", "-1s", "0"; None for a text that is no duration. These are the
-    durations of Go that Ollama's `keep_alive` takes."""
+    """Seconds for 300, "5m", "1h30m", "-1s" or "0", the Go durations of Ollama's `keep_alive`. A negative value means for ever. None for
+    a text that is not a duration."""
     if not isinstance(value, str):
         return FOR_EVER if value < 0 else float(value)
     found = _WHOLE.fullmatch(value)

@@ -1,4 +1,4 @@
-"""Which models a server lists: those of the command line, and those in a folder."""
+"""The models of the command line and of a folder."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 FOLDER_KEEP_ALIVE_S = 300.0
 """Seconds that a model of a folder stays loaded without requests."""
-_WHERE_OTHERS_COME = 0.5
-"""Part of the memory for the models that are loaded at the start, where others may be asked for."""
+_SHARE_AT_START = 0.5
+"""Part of the memory for models loaded at the start, if requests may ask for further models."""
 
 
 class Listing:
-    """Gathers models. Names of the same files with the same settings have one slot."""
+    """Collects models. Names of the same files with the same settings share a slot."""
 
     def __init__(
         self,
@@ -35,9 +35,9 @@ class Listing:
         keep_alive_s: float | None = None,
         adapters: Mapping[str, str] | None = None,
     ) -> None:
-        """`args` are the settings of every model, `keep_alive_s` how long each of them stays loaded without requests: None is for ever for
-        those that are named, and `FOLDER_KEEP_ALIVE_S` for those of a folder. `adapters` are paths by `MODEL:NAME`; a single model needs
-        no `MODEL:`."""
+        """`args` are the settings of every model. `keep_alive_s` is how long each model stays loaded without requests; None means for
+        ever for named models, and `FOLDER_KEEP_ALIVE_S` for models of a folder. `adapters` are paths by `MODEL:NAME`; a single model
+        needs no `MODEL:`."""
         self._adapters = adapters or {}
         self._args = replace(args, memory_gb=None)
         self._memory = None if args.memory_gb is None else int(args.memory_gb * 1e9)
@@ -49,7 +49,7 @@ class Listing:
         self._notes: list[str] = []
 
     def add(self, model: str) -> None:
-        """A model that is loaded at the start: `NAME=MODEL`, or a model that has a name of its own. Raises `ServerError`."""
+        """Add a model that is loaded at the start: `NAME=MODEL`, or a model that has its own name. Raises `ServerError`."""
         name, target = public_name(model)
         if name in self._slots:
             raise ServerError(f"two models are called {name!r}: give one of them another name with NAME=MODEL")
@@ -58,7 +58,7 @@ class Listing:
             self._at_start.append(slot)
 
     def add_folder(self, folder: Path) -> None:
-        """The models in a folder, which are loaded when they are asked for. Names that are taken already stay with their models. Raises
+        """Add the models of a folder, which are loaded on request. Names that are already taken stay with their models. Raises
         `ServerError`."""
         found = list(models_in(folder))
         if not found:
@@ -75,8 +75,8 @@ class Listing:
                 self._notes.append(f"left out of {folder}: {path.name}, as another is called {name!r} (NAME=MODEL gives another name)")
 
     def models(self, aliases: Mapping[str, str], pinned: Sequence[str]) -> ServerModels:
-        """All of them. A model that is pinned is loaded at the start, and stays. Raises `MLXInferError`s."""
-        self._give_adapters()
+        """All models. A pinned model is loaded at the start and never unloaded. Raises `MLXInferError`."""
+        self._assign_adapters()
         registry = Registry(self._slots, aliases)
         for name in pinned:
             slot = self._slots.get(aliases.get(name, name))
@@ -86,7 +86,7 @@ class Listing:
             if slot not in self._at_start:
                 self._at_start.append(slot)
         self._at_start.sort(key=lambda slot: not slot.pinned)
-        self._share()
+        self._divide_memory()
         return ServerModels(registry=registry, at_start=self._at_start, memory=self._memory, notes=self._notes)
 
     def _list(self, name: str, target: str, keep_alive_s: float) -> ModelSlot:
@@ -98,7 +98,7 @@ class Listing:
         self._slots[name] = slot
         return slot
 
-    def _give_adapters(self) -> None:
+    def _assign_adapters(self) -> None:
         only = next(iter(self._slots)) if len(self._slots) == 1 else ""
         given: dict[ModelSlot, dict[str, str]] = {}
         for name, path in self._adapters.items():
@@ -113,10 +113,10 @@ class Listing:
             assert slot.args is not None
             slot.args = replace(slot.args, adapters=adapters)
 
-    def _share(self) -> None:
-        """Divide the memory among the models that are loaded at the start, if they fit in it together; otherwise each gets what there is
-        when its turn comes."""
-        part = 1.0 if len(self._at_start) == len(set(self._slots.values())) else _WHERE_OTHERS_COME
+    def _divide_memory(self) -> None:
+        """Divide the memory among the models that are loaded at the start, if they fit together. Otherwise each model gets the memory
+        left when it is loaded."""
+        part = 1.0 if len(self._at_start) == len(set(self._slots.values())) else _SHARE_AT_START
         known = [slot.args for slot in self._at_start if slot.args is not None]
         try:
             shared = with_shares(known, part, most=self._memory)
@@ -127,7 +127,8 @@ class Listing:
 
 
 def models_in(folder: Path) -> Iterator[Path]:
-    """GGUF files, and folders with a config.json or one GGUF file. Of a GGUF file in parts only the first counts. Raises `ServerError`."""
+    """GGUF files, and folders with a config.json or a single GGUF file. Of a GGUF file in several parts only the first counts. Raises
+    `ServerError`."""
     try:
         entries = sorted(folder.expanduser().iterdir())
     except OSError as error:
@@ -144,6 +145,6 @@ def _is_model(path: Path) -> bool:
 
 
 def _later_part(stem: str) -> bool:
-    """Whether a file is another part than the first, as NAME-00002-of-00005."""
+    """True for a part of a GGUF file other than the first, such as NAME-00002-of-00005."""
     parts = stem.rsplit("-", 3)
     return len(parts) == 4 and parts[2] == "of" and parts[1].isdigit() and int(parts[1]) > 1

@@ -1,4 +1,4 @@
-"""What is told of a model, whether it is loaded or not."""
+"""Facts about a model, loaded or not."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as its files describe it, as far as clients ask for that."""
+    """Facts from a model's files that clients ask for."""
 
     summary: Summary
-    """Names, sizes and types."""
     config: dict[str, Any]
-    """The checkpoint's config.json, or one made from the metadata of a GGUF file."""
+    """The checkpoint's config.json, or a config made from the metadata of a GGUF file."""
     max_context: int
-    """Tokens of the longest sequence: what the plan of a loaded model allows, otherwise what the files and the settings do."""
+    """Maximum tokens of a sequence: the plan's limit for a loaded model, otherwise the limit of the files and settings."""
     vocab_size: int
-    """Tokens of the vocabulary; 0 where only the model itself knows."""
+    """Tokens of the vocabulary; 0 if unknown before the model is loaded."""
     default_params: SamplingParams
-    """What a request gets that says nothing about sampling."""
+    """Sampling parameters for requests that set none."""
     chat_template: str | None
-    """The chat template; None for a model without one."""
+    """The chat template, or None."""
     thinks: bool
-    """Whether it writes what it thinks before its answers."""
+    """True if the model writes reasoning before its answers."""
     embeds: bool
-    """Whether it turns texts into vectors."""
+    """True for an embedding model."""
 
     @property
     def capabilities(self) -> list[str]:
-        """Capabilities of the model, in Ollama's words. Tools are described to a model whose chat template does not know them."""
+        """Capabilities in Ollama's words. Every chat model has "tools": tools are described in the prompt if the chat template does not
+        support them."""
         if self.embeds:
             return ["embedding"]
         if self.chat_template is None:
@@ -53,7 +53,7 @@ class ModelCard:
 
     @classmethod
     def of(cls, llm: AsyncLLM) -> ModelCard:
-        """That of a loaded model."""
+        """The facts about a loaded model."""
         loaded, template = llm.loaded, llm.tokenizer.chat_template
         thinks = template is not None and llm.output_format.reasoning is not None
         embeds = not isinstance(loaded.embedding, str)
@@ -61,7 +61,8 @@ class ModelCard:
 
     @classmethod
     def read(cls, args: EngineArgs) -> ModelCard:
-        """That of files of which only the headers and the tokenizer are read, not for the event loop. Raises `MLXInferError`."""
+        """The facts about a model from its headers and its tokenizer. Reads files: do not call on the event loop. Raises
+        `MLXInferError`."""
         found = resolve(args.path_or_id)
         checkpoint = open_checkpoint(found.path)
         try:
@@ -76,7 +77,7 @@ class ModelCard:
 
 
 def _sizes(checkpoint: Checkpoint) -> tuple[int | None, int]:
-    """The longest context and the size of the vocabulary, as far as the architecture is known here."""
+    """The maximum context and the vocabulary size; None and 0 for an unknown architecture."""
     if not supports(model_type(checkpoint)):
         return None, 0
     model = build(checkpoint.config, MetaWeights(checkpoint))

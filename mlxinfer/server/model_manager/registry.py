@@ -1,4 +1,4 @@
-"""The models that are served and their public names. Over HTTP models have names only, never paths."""
+"""The served models and their public names. HTTP requests name models, never paths."""
 
 from __future__ import annotations
 
@@ -17,44 +17,42 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9][A-Za-z0-9._:-]*)?")
 LATEST = ":latest"
-"""The tag of a name without one, which Ollama's clients add to names wherever they send them."""
+"""The tag of a name without a tag, which Ollama's clients add to names."""
 _MAX_NAME = 128
-"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A loaded model, as long as a request uses it."""
+    """A loaded model in use by a request."""
 
     name: str
-    """Its public name, which answers contain whatever alias the request used."""
+    """Public name, which answers contain whatever alias the request used."""
     llm: AsyncLLM
-    """Runs it."""
+    """The engine."""
     adapter: str | None = None
-    """The adapter that answers; None for the model as it is."""
+    """The adapter that answers; None for the base model."""
 
     @property
     def base(self) -> str:
-        """The name of the model, without the adapter's."""
+        """The name of the base model."""
         return _without_adapter(self.name, self.adapter)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A public name. Names of the same files have one slot, so that these are loaded once."""
+    """A public name. Names of the same files share a slot, so that the files are loaded once."""
 
     name: str
-    """The name."""
     slot: ModelSlot
     """The model, loaded or not."""
     adapter: str | None = None
-    """The adapter that answers; None for the model as it is."""
+    """The adapter that answers; None for the base model."""
     created: int = field(default_factory=lambda: int(time.time()))
-    """When the name was made, in seconds since 1970."""
+    """Creation time of the name, in seconds since 1970."""
 
     @property
     def base(self) -> str:
-        """The name of the model, without the adapter's."""
+        """The name of the base model."""
         return _without_adapter(self.name, self.adapter)
 
     def with_adapters(self) -> list[ModelEntry]:
@@ -69,7 +67,7 @@ def _without_adapter(name: str, adapter: str | None) -> str:
 class Registry:
     """The models by name.
 
-    `aliases` maps further names to these; an alias that ends in `*` matches every name with this beginning. Raises `ServerError`.
+    `aliases` maps further names to models. An alias that ends in `*` matches every name with this prefix. Raises `ServerError`.
     """
 
     def __init__(self, slots: Mapping[str, ModelSlot], aliases: Mapping[str, str] | None = None) -> None:
@@ -84,7 +82,7 @@ class Registry:
 
     @classmethod
     def running(cls, models: Mapping[str, AsyncLLM], aliases: Mapping[str, str] | None = None) -> Registry:
-        """Models that are loaded already, and stay so."""
+        """A registry of models that are loaded already and stay loaded."""
         return cls({name: ModelSlot.running(llm) for name, llm in models.items()}, aliases)
 
     def __iter__(self) -> Iterator[ModelEntry]:
@@ -92,22 +90,20 @@ class Registry:
 
     @property
     def slots(self) -> list[ModelSlot]:
-        """All models, each once."""
         return list(dict.fromkeys(entry.slot for entry in self))
 
     @property
     def aliases(self) -> Mapping[str, str]:
-        """Name by alias."""
         return self._aliases
 
     def listed(self) -> Iterator[tuple[str, ModelEntry]]:
-        """What lists of models contain: every name, and every alias that is a whole name, with what it stands for."""
+        """Names for lists of models: every name, and every alias without `*`, each with its entry."""
         yield from ((each.name, each) for entry in self for each in entry.with_adapters())
         yield from ((alias, self._entries[name]) for alias, name in self._aliases.items() if not alias.endswith("*"))
 
     def entry(self, name: str) -> ModelEntry:
-        """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters; or the
-        only model with an adapter of this name. Raises `APIError` (404)."""
+        """The model with this name or alias, with or without the tag `:latest`, or with `:` and the name of one of its adapters. The
+        name of an adapter alone is enough if only one model has such an adapter. Raises `APIError` (404)."""
         found = self._by_name(name) or self._by_adapter(name.removesuffix(LATEST))
         if found is not None:
             return found
@@ -127,7 +123,7 @@ class Registry:
             return next((each for each in entry.with_adapters() if each.adapter == adapter), None)
         if ":" in name:
             return None
-        # vLLM's clients ask for an adapter by its name alone.
+        # vLLM's clients name the adapter only.
         found = [each for entry in self for each in entry.with_adapters() if each.adapter == name]
         return found[0] if len({each.slot for each in found}) == 1 else None
 
@@ -148,8 +144,8 @@ def check_name(name: str) -> str:
 
 
 def public_name(model: str) -> tuple[str, str]:
-    """The public name of a MODEL argument, and what to load: `NAME` and `MODEL` of `NAME=MODEL`; otherwise aliases and hub ids are their
-    own names, and a path is named by its last part."""
+    """The public name of a MODEL argument, and the model to load. `NAME=MODEL` gives both. Otherwise aliases and hub ids are their own
+    names, and a path is named after its last part."""
     name, separator, target = model.partition("=")
     if separator and _NAME.fullmatch(name):
         return check_name(name), target

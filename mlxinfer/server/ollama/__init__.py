@@ -1,4 +1,4 @@
-"""Ollama's API for using models (https://docs.ollama.com/api). What pulls, creates and deletes models is not supported."""
+"""Ollama's API for using models (https://docs.ollama.com/api), without the endpoints that pull, create and delete models."""
 
 from __future__ import annotations
 

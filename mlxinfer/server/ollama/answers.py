@@ -1,4 +1,4 @@
-"""The answers of `/api/chat` and `/api/generate`, whole or in lines of JSON."""
+"""Answers of `/api/chat` and `/api/generate`, complete or as JSON lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ReplyHead(TypedDict):
 
 
 class Reply(ReplyHead):
-    """What both endpoints answer. Durations are in nanoseconds."""
+    """Fields of both endpoints. Durations are in nanoseconds."""
 
     done: bool
     done_reason: NotRequired[str]
@@ -47,7 +47,7 @@ class GenerateReply(Reply):
 
 
 class AnswerFunction(TypedDict):
-    """`index` says which of the answer's calls it is, from 0."""
+    """`index` is the index of the call within the answer, from 0."""
 
     index: int
     name: str
@@ -72,21 +72,20 @@ class ChatReply(Reply):
 
 @dataclass(frozen=True, slots=True)
 class ReplyPiece:
-    """What a line says."""
+    """Content of one line."""
 
     text: str = ""
-    """The answer."""
+    """Text of the answer."""
     thinking: str = ""
-    """What the model thought."""
+    """Reasoning."""
     calls: Sequence[AnswerCall] = ()
-    """The calls that it asks for."""
 
     def __bool__(self) -> bool:
         return bool(self.text or self.thinking or self.calls)
 
 
 ReplyFields = Callable[[ReplyPiece], dict[str, Any]]
-"""Puts a piece into the fields that the endpoint has for it."""
+"""Puts a piece into the fields of an endpoint."""
 
 
 def as_response(piece: ReplyPiece) -> dict[str, Any]:
@@ -111,12 +110,12 @@ def reply_without_prompt(body: OllamaRequest, fields: ReplyFields, reason: Liter
 
 
 def _reply_head(body: OllamaRequest) -> ReplyHead:
-    """The model is called by the name that the client used for it."""
+    """The first fields. The model has the name that the client used."""
     return ReplyHead(model=body.model, created_at=datetime.now(timezone.utc).isoformat().replace("+00:00", "Z"))
 
 
 class Lines:
-    """An answer, whole or in lines. `last_fields(token ids)` gives what the last line has besides `Reply`."""
+    """An answer, complete or as lines. `last_fields(token ids)` gives the fields of the last line besides those of `Reply`."""
 
     def __init__(
         self,
@@ -137,23 +136,23 @@ class Lines:
         self._called = 0
 
     async def response(self) -> ASGIApp:
-        """The response, streamed if the request wants it."""
+        """The response, streamed if the request asks for a stream."""
         if self._body.streams:
             pieces = stream(self._context, self._request, self.render)
-            # Clients read every line as JSON, so a line without text keeps the connection alive.
+            # Clients parse every line as JSON, so the keep-alive is a line without text.
             alive = sse.line({**_reply_head(self._body), **self._fields(ReplyPiece()), "done": False})
             return sse.Stream(pieces, failed=error_event, limits=self._context.limits, media_type=sse.JSON_LINES, keep_alive=alive)
         (answer,) = await sse.unless_gone(self._context.receive, complete(self._context, self._request))
         return JSONResponse(self.whole(answer))
 
     def whole(self, answer: Completion) -> dict[str, Any]:
-        """The reply that has all of an answer."""
+        """The complete reply."""
         piece = self._piece(answer.text, answer.reasoning or "", answer.tool_calls)
         said = {**_reply_head(self._body), **self._fields(piece), **self._logprobs(answer)}
         return {**said, **self._end(answer), **self._last_fields(answer.token_ids)}
 
     def render(self, chunks: list[Chunk]) -> bytes:
-        """The lines of these chunks. A call is in one line, as soon as it is complete."""
+        """Lines of these chunks. A call is sent in one line as soon as it is complete."""
         out = b""
         for chunk in chunks:
             self._token_ids += chunk.token_ids
@@ -168,7 +167,7 @@ class Lines:
         return out
 
     def _piece(self, text: str, thinking: str, calls: Sequence[ToolCall]) -> ReplyPiece:
-        """Arguments are objects here, so a call that broke off becomes text."""
+        """A piece. A call that broke off becomes text, because arguments are objects in this API."""
         found: list[AnswerCall] = []
         for call in calls:
             arguments = as_object(call.arguments)

@@ -1,4 +1,4 @@
-"""`POST /api/embed`, and `POST /api/embeddings`, which came before it: vectors of texts."""
+"""`POST /api/embed`, and its older form `POST /api/embeddings`: vectors of texts."""
 
 from __future__ import annotations
 
@@ -73,7 +73,6 @@ async def create_old(context: RequestContext, body: OldEmbeddingRequest) -> ASGI
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this module."""
     vectors, vector = Doc("Vectors of texts", EmbedReply), Doc("The vector of a text", OldEmbeddingReply)
     return [
         Endpoint("POST", "/api/embed", create, EmbedRequest, vectors, server=server, any_type=True),

@@ -1,4 +1,4 @@
-"""`POST /api/generate` and `POST /api/chat`: an answer to a prompt or to a conversation, whole or in lines of JSON."""
+"""`POST /api/generate` and `POST /api/chat`: an answer to a prompt or to a conversation, complete or as JSON lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class OllamaGenerateRequest(OllamaRequest):
-    """The body of `POST /api/generate`. `context` is what an earlier answer returned: the tokens of its prompt and of itself, which go
+    """The body of `POST /api/generate`. `context` comes from an earlier answer: the tokens of its prompt and its text, which are put
     before this prompt."""
 
     prompt: str | None = None
@@ -81,7 +81,7 @@ async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
 
 
 async def _without_prompt(context: RequestContext, body: OllamaRequest, entry: ModelEntry, fields: ReplyFields) -> ASGIApp:
-    """A request that only loads the model, or unloads it where `keep_alive` is 0."""
+    """Load the model, or unload it if `keep_alive` is 0."""
     if body.keep_alive_s == 0:
         context.server.manager.unload(entry.slot)
         return reply_without_prompt(body, fields, "unload")
@@ -90,15 +90,14 @@ async def _without_prompt(context: RequestContext, body: OllamaRequest, entry: M
 
 
 def _with_thinking_budget(thinking: Thinking, params: SamplingParams, served: ServedModel, prompt: ChatPrompt) -> SamplingParams:
-    """The parameters, with as many tokens for thinking as the request says. Raises `APIError` where a model is to think that does not, in
-    the words that Ollama's clients know."""
+    """The parameters with the reasoning budget of the request. Raises `APIError`, in the words that Ollama's clients know, if the
+    request asks a model without reasoning to reason."""
     if thinking.on and prompt.format.reasoning is None:
         raise invalid(f"{served.name!r} does not support thinking", "think", "invalid_value")
     return thinking.held(params, served, prompt)
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this module."""
     answer = Doc("An answer to a prompt", GenerateReply, streams=sse.JSON_LINES)
     message = Doc("The next message of a conversation", ChatReply, streams=sse.JSON_LINES)
     return [
@@ -125,7 +124,7 @@ async def _encode_prompt(
 
 
 def _checked_ids(served: ServedModel, ids: list[int]) -> list[int]:
-    """Token ids of which some come from the client. Raises `APIError`."""
+    """Token ids, of which some come from the client. Raises `APIError` if they are not valid."""
     vocab_size, most = served.llm.loaded.model.vocab_size, served.llm.max_context
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         raise invalid(f"context: token ids are from 0 to {vocab_size - 1}", "context", "invalid_value")

@@ -1,4 +1,4 @@
-"""The messages and tools of `/api/chat`, and what chat templates get of them."""
+"""Messages and tools of `/api/chat`, and their form for chat templates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_MESSAGES = 4096
 
 
 class OllamaFunction(StrictModel):
-    """What a model may call. `parameters` is the JSON Schema of its arguments."""
+    """A function that the model may call. `parameters` is the JSON Schema of its arguments."""
 
     name: Name
     description: str | None = None
@@ -47,7 +47,7 @@ class OllamaFunctionCall(StrictModel):
 
 
 class OllamaCall(StrictModel):
-    """A call that an earlier answer asked for. Clients of older versions send it without `id`."""
+    """A call in an earlier answer. Clients of older versions send it without `id`."""
 
     id: CallId | None = None
     type: Annotated[str, OneOf("function")] = "function"
@@ -55,8 +55,8 @@ class OllamaCall(StrictModel):
 
 
 class OllamaMessage(StrictModel):
-    """`thinking` of earlier answers goes to the template, which keeps or drops it. A message of the role `tool` is the result of the call
-    with its `tool_call_id`, or of the first call of the tool `tool_name`, or of any, that has none yet."""
+    """The template keeps or drops the `thinking` of earlier answers. A message of the role `tool` answers the call with its
+    `tool_call_id`. Without this id it answers the first open call of the tool `tool_name`, or of any tool."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
@@ -71,7 +71,7 @@ Messages = Annotated[list[OllamaMessage], FIRST_ERROR_ONLY, Field(max_length=MAX
 
 
 def for_template(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it. Raises `APIError`."""
+    """The conversation in the form of chat templates. Raises `APIError`."""
     calls = EarlierCalls()
     plain = [_template_message(message, number, calls) for number, message in enumerate(messages)]
     if messages[-1].role == "assistant":
@@ -114,9 +114,9 @@ Think = Annotated[
     Union[Annotated[bool, Tag("<switch>")], Annotated[Literal["low", "medium", "high", "max"], Tag("<effort>")]],
     Discriminator(_switch_or_effort),
 ]
-"""Whether to think, or how hard."""
+"""True or False to switch reasoning on or off, or an effort."""
 
 
 def thinking_of(think: bool | Effort | None) -> Thinking:
-    """What a request says about thinking."""
+    """The reasoning settings of a request."""
     return Thinking(think) if think is None or isinstance(think, bool) else Thinking(True, think)

@@ -1,4 +1,4 @@
-"""The endpoints that describe the served models: `/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/`."""
+"""Endpoints that describe the served models: `/api/tags`, `/api/ps`, `/api/show`, `/api/version` and `/`."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from ..validation import Ignored, StrictModel, Unsupported
 from .protocol import OllamaOptions
 
 VERSION = "0.14.0"
-"""The version of Ollama whose API this is, by which clients decide what to use: the first one that has Anthropic's messages and OpenAI's
-responses too. Codex asks for 0.13.4."""
+"""The Ollama version whose API this is; clients use it to select features. It is the first version with Anthropic's messages and
+OpenAI's responses. Codex needs 0.13.4."""
 _FOREVER = "9999-12-31T23:59:59Z"
-"""When a model is unloaded that stays loaded."""
+"""Time of unloading of a model that stays loaded."""
 _LAST_S = 253402300799.0
-"""The same in seconds since 1970."""
+"""`_FOREVER` in seconds since 1970."""
 _SIZES = {
     "block_count": "num_hidden_layers",
     "embedding_length": "hidden_size",
@@ -41,9 +41,9 @@ _SIZES = {
     "attention.head_count": "num_attention_heads",
     "attention.head_count_kv": "num_key_value_heads",
 }
-"""Key of a config by GGUF's key, which Ollama shows."""
+"""Config key by GGUF key, which Ollama shows."""
 _SHOWN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
-"""Sampling parameters, in the order of `parameters`."""
+"""Sampling parameters in the order of `parameters`."""
 
 
 def find_entry(models: Registry, name: str) -> ModelEntry:
@@ -57,7 +57,7 @@ def find_entry(models: Registry, name: str) -> ModelEntry:
 
 
 def tagged(name: str) -> str:
-    """A name with a tag, as clients look for it in lists."""
+    """The name with a tag: clients search lists for names with tags."""
     return name if ":" in name else name + LATEST
 
 
@@ -71,7 +71,7 @@ class OllamaDetails(TypedDict):
 
 
 class OllamaModel:
-    """What Ollama's clients are told of a model."""
+    """Facts about a model in the form of Ollama's clients."""
 
     def __init__(self, name: str, entry: ModelEntry, card: ModelCard) -> None:
         self.name = tagged(name)
@@ -81,7 +81,6 @@ class OllamaModel:
 
     @property
     def details(self) -> OllamaDetails:
-        """Format, architecture, size and quantization."""
         family = self.summary.architecture
         return OllamaDetails(
             parent_model="",
@@ -94,7 +93,7 @@ class OllamaModel:
 
     @property
     def info(self) -> dict[str, Any]:
-        """`model_info`. `ARCHITECTURE.context_length` is what is served, which may be less than what the model was trained for."""
+        """`model_info`. `ARCHITECTURE.context_length` is the served context, which may be shorter than the context of the training."""
         family, card = self.summary.architecture, self.card
         sizes = {f"{family}.{shown}": size for shown, key in _SIZES.items() if (size := integer_setting(card.config, key)) is not None}
         general = {"general.architecture": family, "general.parameter_count": self.summary.parameters}
@@ -102,7 +101,7 @@ class OllamaModel:
 
     @property
     def parameters(self) -> str:
-        """The model's default sampling parameters, one a line, except neutral ones."""
+        """The model's default sampling parameters, one a line, without neutral values."""
         own, neutral = self.card.default_params, SamplingParams().resolved()
         lines = [(name, getattr(own, name)) for name in _SHOWN if getattr(own, name) != getattr(neutral, name)]
         return "\n".join(f"{name.replace('repetition', 'repeat'):<30} {value:g}" for name, value in lines)
@@ -114,10 +113,10 @@ class OllamaModel:
 
     @property
     def modified_at(self) -> str:
-        """When the model's file was written, in ISO 8601."""
+        """Modification time of the model's file, in ISO 8601."""
         try:
             seconds = self.summary.path.stat().st_mtime
-        except OSError:  # removed while it runs
+        except OSError:  # the file was removed meanwhile
             seconds = self._created
         return _iso(seconds)
 
@@ -127,7 +126,7 @@ def _iso(seconds: float) -> str:
 
 
 def human_count(count: int) -> str:
-    """134.52M, 8.0B: a number of parameters as Ollama writes it."""
+    """A number of parameters as Ollama writes it: 134.52M, 8.0B."""
     for unit, size, digits in (("B", 10**9, 1), ("M", 10**6, 2), ("K", 10**3, 2)):
         if count >= size:
             return f"{count / size:.{digits}f}{unit}"
@@ -150,8 +149,8 @@ class Tags(TypedDict):
 
 
 class RunningModel(TypedDict):
-    """`size` is the number of bytes that the model's weights and cache take now, `size_vram` those of them on a GPU, and `size_limit` what
-    it may take at most. All are 0 for a further name of the same model."""
+    """`size` is the number of bytes of the model's weights and cache now, `size_vram` the part of these on a GPU, and `size_limit` the
+    maximum. All three are 0 for further names of the same model."""
 
     name: str
     model: str
@@ -178,7 +177,7 @@ class ShowReply(TypedDict):
 
 
 class OllamaVersion(TypedDict):
-    """`version` is Ollama's, `mlxinfer` this server's own."""
+    """`version` is Ollama's, `mlxinfer` this server's version."""
 
     version: str
     mlxinfer: str
@@ -242,7 +241,7 @@ def _running(model: OllamaModel, slot: ModelSlot) -> RunningModel:
 
 
 def _expires_at(slot: ModelSlot) -> str:
-    """When it is unloaded, if no further request comes."""
+    """Time at which the model is unloaded if no further request comes."""
     if slot.pinned or slot.keep_alive_s == FOR_EVER:
         return _FOREVER
     left = slot.keep_alive_s if slot.idle_until == FOR_EVER else slot.idle_until - time.monotonic()
@@ -279,7 +278,6 @@ async def root(context: RequestContext, body: Any) -> ASGIApp:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this module."""
     return [
         Endpoint("GET", "/api/tags", tags, None, Doc("The models that are served", Tags), server=server),
         Endpoint("GET", "/api/ps", running, None, Doc("Those that are loaded, with their memory", RunningModels), server=server),

@@ -1,4 +1,4 @@
-"""What the endpoints of this dialect share: errors, options and the fields of requests that generate."""
+"""Shared parts of this dialect: errors, options and the fields of generating requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OPTIONS = "options"
 _AS_LOADED = Ignored("memory and threads are settled when a model is loaded", within=_OPTIONS)
 _RANDOM_SEED = -1
 _ENDLESS = (-1, -2)
-"""Values of `num_predict` for an answer as long as the context allows."""
+"""Values of `num_predict` for an answer up to the end of the context."""
 _RENAMED = {
     **{name: name for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")},
     "repeat_penalty": "repetition_penalty",
@@ -38,7 +38,7 @@ _RENAMED = {
 
 
 class OllamaError(TypedDict):
-    """The name of the field at fault is part of the message."""
+    """The message includes the name of the field at fault."""
 
     error: str
 
@@ -48,17 +48,17 @@ def error_object(error: APIError) -> OllamaError:
 
 
 def error_response(error: APIError) -> Response:
-    """The response to a request that failed."""
+    """The error response."""
     return JSONResponse(error_object(error), error.status)
 
 
 def error_event(error: APIError) -> bytes:
-    """The last line of a stream that failed, which clients raise."""
+    """The last line of a failed stream; clients raise it."""
     return sse.line(error_object(error))
 
 
 class OllamaOptions(StrictModel):
-    """Settings of a request. Those from `num_keep` on say how Ollama's own runner works, not what it answers."""
+    """Options of a request. Those from `num_keep` on configure Ollama's own runner and do not change the answer."""
 
     num_ctx: Annotated[int, Field(ge=1)] | None = None
     num_predict: Annotated[int, Field(ge=-2, le=2**31 - 1)] | None = None
@@ -89,7 +89,7 @@ class OllamaOptions(StrictModel):
     use_mlock: Annotated[bool, _AS_LOADED] | None = None
 
     def params(self, served: ServedModel, prompt_tokens: int, logprobs: int | None, structure: Structure | None) -> SamplingParams:
-        """The model's default parameters, overridden by the request's. Raises `APIError`."""
+        """The model's default parameters with the request's values. Raises `APIError`."""
         given = {ours: value for name, ours in _RENAMED.items() if (value := getattr(self, name)) is not None}
         if not all(self.stop or ()):
             raise invalid("options.stop: an empty text stops nothing", "options.stop", "invalid_value")
@@ -102,7 +102,7 @@ class OllamaOptions(StrictModel):
             raise structure_refused(error, "format") from None
 
     def _limit(self, served: ServedModel, prompt_tokens: int) -> int | None:
-        """Tokens that an answer may have: `num_predict`, but no more than fit into a context of `num_ctx`."""
+        """Maximum tokens of an answer: `num_predict`, but no more than fit into a context of `num_ctx`."""
         if self.num_predict == 0:
             raise invalid("options.num_predict: at least 1, or -1 for no limit", "options.num_predict", "invalid_value")
         wanted = None if self.num_predict in _ENDLESS else self.num_predict
@@ -135,16 +135,16 @@ KeepAlive = Annotated[
     Discriminator(_number_or_text),
     AfterValidator(_keep_alive_seconds),
 ]
-"""Seconds after the answer that the model stays loaded; a negative number becomes for ever."""
+"""Seconds after the answer for which the model stays loaded. A negative number means for ever."""
 
 
 def seconds(keep_alive: str | float | None) -> float | None:
-    """A `KeepAlive` that was checked; None leaves it to the server."""
+    """A validated `KeepAlive` in seconds; None means the server's default."""
     return None if keep_alive is None else float(keep_alive)
 
 
 class OllamaRequest(StrictModel):
-    """What both generating endpoints accept. `format` is "json" or a schema."""
+    """Fields of both generating endpoints. `format` is "json" or a schema."""
 
     model: Annotated[str, Field(max_length=256)]
     stream: bool | None = None
@@ -158,23 +158,23 @@ class OllamaRequest(StrictModel):
     shift: Annotated[bool, Ignored("an answer ends where the context does")] | None = None
 
     def structure(self) -> Structure | None:
-        """What the answer is held to. Raises `APIError`."""
+        """The constraint on the answer. Raises `APIError`."""
         if self.format in (None, ""):
             return None
         return JSON_OBJECT if self.format == "json" else structure_from("format", self.format, Schema)
 
     @property
     def keep_alive_s(self) -> float | None:
-        """Seconds after the answer that the model stays loaded; None leaves that to the server."""
+        """Seconds after the answer for which the model stays loaded; None means the server's default."""
         return seconds(self.keep_alive)
 
     @property
     def streams(self) -> bool:
-        """Whether the answer is streamed, which is this API's default."""
+        """True if the answer is streamed, the default of this API."""
         return self.stream is not False
 
     def wanted_logprobs(self) -> int | None:
-        """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
+        """Alternatives per token in the log-probabilities; None means no log-probabilities. Raises `APIError`."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None

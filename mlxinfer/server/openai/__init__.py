@@ -1,5 +1,5 @@
-"""OpenAI's API (https://platform.openai.com/docs/api-reference): chat completions, completions, responses, embeddings and models; and
-reranking, which it has not."""
+"""OpenAI's API (https://platform.openai.com/docs/api-reference): chat completions, completions, responses, embeddings and models. Also
+reranking, which OpenAI does not have."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""vLLM's `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, where the server allows it: adapters come from one folder, by name.
+"""vLLM's `POST /v1/load_lora_adapter` and `/v1/unload_lora_adapter`, if the server allows them. Adapters are loaded from one folder, by
+name.
 
 Source: `vllm/entrypoints/openai/protocol.py` and `serving_models.py` of https://github.com/vllm-project/vllm.
 """
@@ -27,7 +28,7 @@ _Name = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class LoadAdapter(StrictModel):
-    """`lora_name` is `NAME`, or `MODEL:NAME` where several models are served; `lora_path` is relative to the server's folder."""
+    """`lora_name` is `NAME`, or `MODEL:NAME` if several models are served. `lora_path` is relative to the server's folder."""
 
     lora_name: _Name
     lora_path: _Name
@@ -42,29 +43,29 @@ class UnloadAdapter(StrictModel):
 
 
 async def load(context: RequestContext, body: LoadAdapter) -> ASGIApp:
-    """Answers when requests can ask for it."""
-    place = _place(context, body.lora_path)
-    entry, name = _meant(context, body.lora_name)
+    """Respond once requests can use the adapter."""
+    place = _adapter_path(context, body.lora_path)
+    entry, name = _model_and_adapter(context, body.lora_name)
     served = await context.use(entry)
-    await _refused(context, served.llm.load_adapter(name, place))
+    await _apply(context, served.llm.load_adapter(name, place))
     entry.slot.add_adapter(name, place)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
 
 
 async def unload(context: RequestContext, body: UnloadAdapter) -> ASGIApp:
-    """Requests that have it are answered with it."""
+    """Unload an adapter. Running requests keep it until they end."""
     _folder(context)
-    entry, name = _meant(context, body.lora_name)
+    entry, name = _model_and_adapter(context, body.lora_name)
     if name not in entry.slot.adapters:
         raise APIError(404, "not_found", f"The lora adapter {name!r} cannot be found.", param="lora_name", code="not_found")
     served = await context.use(entry)
-    await _refused(context, served.llm.unload_adapter(name))
+    await _apply(context, served.llm.unload_adapter(name))
     entry.slot.remove_adapter(name)
     return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
 
 
 def _folder(context: RequestContext) -> Path:
-    """Where adapters may be loaded from. Raises `APIError` (403) where that is not allowed."""
+    """The folder of loadable adapters. Raises `APIError` (403) if loading is not allowed."""
     folder = context.server.settings.adapters_dir
     if folder is None:
         message = "Adapters cannot be loaded or unloaded here: start the server with --allow-adapter-loading DIR."
@@ -72,8 +73,8 @@ def _folder(context: RequestContext) -> Path:
     return folder
 
 
-def _place(context: RequestContext, path: str) -> Path:
-    """The adapter of this name in the server's folder. Raises `APIError` for whatever is not there, or is a way out of it."""
+def _adapter_path(context: RequestContext, path: str) -> Path:
+    """The adapter at this path in the server's folder. Raises `APIError` if it does not exist or lies outside the folder."""
     folder = _folder(context)
     parts = path.split("/")
     if len(parts) > _MOST_PARTS or not all(map(_PART.fullmatch, parts)):
@@ -86,7 +87,7 @@ def _place(context: RequestContext, path: str) -> Path:
     return place
 
 
-def _meant(context: RequestContext, name: str) -> tuple[ModelEntry, str]:
+def _model_and_adapter(context: RequestContext, name: str) -> tuple[ModelEntry, str]:
     """The model that an adapter is for, and the adapter's own name. Raises `APIError`."""
     models = context.server.models
     base, _, own = name.rpartition(":")
@@ -98,8 +99,8 @@ def _meant(context: RequestContext, name: str) -> tuple[ModelEntry, str]:
     return next(iter(models)), name
 
 
-async def _refused(context: RequestContext, change: Awaitable[None]) -> None:
-    """Wait for a change; what the client can mend is a 400. Files are not named by their paths."""
+async def _apply(context: RequestContext, change: Awaitable[None]) -> None:
+    """Wait for a change. Errors that the client can fix become status 400, without the paths of files."""
     try:
         await change
     except (CheckpointError, SettingError, MemoryPlanError) as error:
@@ -108,7 +109,6 @@ async def _refused(context: RequestContext, change: Awaitable[None]) -> None:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this module."""
     asked = (
         ("/v1/load_lora_adapter", load, LoadAdapter, Doc("Load an adapter, where that is allowed", "text/plain", statuses=(404,))),
         ("/v1/unload_lora_adapter", unload, UnloadAdapter, Doc("Unload one", "text/plain", statuses=(404,))),

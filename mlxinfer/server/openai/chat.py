@@ -23,45 +23,45 @@ from .tools import ToolFields
 
 MAX_BUDGET = 2**31 - 1
 ENDLESS = -1
-"""llama.cpp's budgets for no limit."""
+"""llama.cpp's reasoning budget for no limit."""
 
 
 class TemplateVariables(StrictModel):
-    """Variables of the chat template that a request may set. Those that the template does not read have no effect."""
+    """Variables of the chat template that a request may set. Variables that the template does not read have no effect."""
 
     enable_thinking: bool | None = None
-    """Whether a reasoning model thinks before it answers."""
+    """True to reason before the answer."""
     thinking: bool | None = None
-    """The same, as other templates call it."""
+    """Another name for `enable_thinking`."""
     reasoning_effort: Annotated[str, Field(max_length=64)] | None = None
-    """How hard it thinks, in the template's own words."""
+    """Reasoning effort in the template's own words."""
     preserve_thinking: bool | None = None
-    """Whether the thinking of earlier answers stays in the prompt."""
+    """True to keep the reasoning of earlier answers in the prompt."""
     clear_thinking: bool | None = None
-    """Whether it is left out."""
+    """True to leave out the reasoning of earlier answers."""
 
 
 class RouterReasoning(StrictModel):
-    """OpenRouter's words for thinking."""
+    """OpenRouter's reasoning settings."""
 
     effort: Effort | None = None
     max_tokens: Annotated[int, Field(ge=0, le=MAX_BUDGET)] | None = None
     enabled: bool | None = None
     exclude: bool | None = None
-    """Whether answers leave out what the model thought."""
+    """True to leave the reasoning out of answers."""
 
 
 class ChatRequest(ToolFields, CompletionFields):
-    """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's, `thinking_budget_tokens` and
-    `reasoning_budget_tokens` are llama.cpp's, `reasoning` and `include_reasoning` are OpenRouter's."""
+    """The body of `POST /v1/chat/completions`. `thinking_token_budget` and `chat_template_kwargs` are vLLM's fields,
+    `thinking_budget_tokens` and `reasoning_budget_tokens` llama.cpp's, `reasoning` and `include_reasoning` OpenRouter's."""
 
     messages: Messages
     max_tokens: MaxTokens | None = None
     max_completion_tokens: MaxTokens | None = None
     continue_final_message: bool | None = None
-    """True if the last message is an answer to continue. The response has the rest of it."""
+    """True if the last message is an answer to continue. The response has only the continuation."""
     add_generation_prompt: bool | None = None
-    """False goes with `continue_final_message`."""
+    """False is accepted only together with `continue_final_message`."""
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     chat_template_kwargs: TemplateVariables | None = None
@@ -79,7 +79,7 @@ class ChatRequest(ToolFields, CompletionFields):
     moderation: Annotated[Any, Unsupported()] = None
 
     def thinking(self) -> Thinking:
-        """What the request says about thinking."""
+        """The reasoning settings of the request."""
         variables, router = self.chat_template_kwargs, self.reasoning or RouterReasoning()
         switches = (variables.thinking, variables.enable_thinking) if variables else ()
         budgets = (self.thinking_token_budget, self.thinking_budget_tokens, self.reasoning_budget_tokens, router.max_tokens)
@@ -88,18 +88,18 @@ class ChatRequest(ToolFields, CompletionFields):
         return Thinking(on, self.reasoning_effort or router.effort, None if budget == ENDLESS else budget)
 
     def reasoning_field(self, settings: ServerSettings) -> ReasoningField:
-        """Where answers have what the model thought."""
+        """The fields of answers with the reasoning of the model."""
         excluded = self.include_reasoning is False or (self.reasoning is not None and self.reasoning.exclude)
         return "none" if excluded else settings.reasoning_field
 
     @property
     def given_variables(self) -> dict[str, Any]:
-        """Variables of the chat template that the request sets itself."""
+        """Variables of the chat template that the request sets."""
         return {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
 
     @property
     def goes_on(self) -> bool:
-        """Return True if the last message is to be continued. Raises `APIError` where something else starts an answer."""
+        """True if the last message is an answer to continue. Raises `APIError` if that contradicts other fields."""
         if not self.continue_final_message:
             if self.add_generation_prompt is False:
                 raise unsupported("add_generation_prompt", "add_generation_prompt: false is for continue_final_message only")
@@ -109,13 +109,13 @@ class ChatRequest(ToolFields, CompletionFields):
         return True
 
     def limit(self) -> int | None:
-        """Tokens that an answer may have; None is up to the end of the context. Raises `APIError`."""
+        """Maximum tokens of an answer; None means up to the end of the context. Raises `APIError`."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise invalid("max_tokens and max_completion_tokens mean the same: give one", "max_tokens", "invalid_value")
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
 
     def wanted_logprobs(self) -> int | None:
-        """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
+        """Alternatives per token in the log-probabilities; None means no log-probabilities. Raises `APIError`."""
         if self.top_logprobs and not self.logprobs:
             raise invalid("top_logprobs is only for logprobs=true", "top_logprobs", "invalid_value")
         return (self.top_logprobs or 0) if self.logprobs else None
@@ -140,6 +140,5 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoint of this module."""
     doc = Doc("The next message of a conversation", ChatCompletion, streams=sse.EVENT_STREAM)
     return [Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server)]

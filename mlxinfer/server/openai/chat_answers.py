@@ -1,4 +1,4 @@
-"""The answers of chat completions, whole and in events."""
+"""Answers of chat completions, complete or as events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIELDS: dict[ReasoningField, tuple[str, ...]] = {
 
 
 class AnswerMessage(CallFields):
-    """`content` is null where there are calls only. `reasoning` and `reasoning_content` are the same text: what the model thought."""
+    """`content` is null if there are only calls. `reasoning` and `reasoning_content` have the same text: the reasoning of the model."""
 
     role: Literal["assistant"]
     content: str | None
@@ -54,21 +54,20 @@ class ChatCompletion(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
-    """How one request wants its answers."""
+    """The form of the answers to one request."""
 
     served: ServedModel
-    """The model that answers."""
     reasoning_field: ReasoningField = "both"
-    """Where reasoning is put."""
+    """Fields for the reasoning."""
     older_form: bool = False
-    """Whether a call is `function_call` instead of one of `tool_calls`."""
+    """True if calls are `function_call` instead of `tool_calls`."""
 
     def reasoning(self, text: str | None) -> dict[str, str]:
         """The fields with the model's reasoning."""
         return dict.fromkeys(_FIELDS[self.reasoning_field], text) if text else {}
 
     def whole(self, answers: Sequence[Completion]) -> ChatCompletion:
-        """The response that has all answers."""
+        """The complete response."""
         return ChatCompletion(
             id=_new_chat_id(),
             object="chat.completion",
@@ -96,7 +95,7 @@ def _new_chat_id() -> str:
 
 
 class ChatEvents:
-    """The events of a stream. Each of the `n` answers begins with an event that has its role and ends with one that has its reason."""
+    """Events of a stream. Each of the `n` answers starts with an event with the role, and ends with an event with the finish reason."""
 
     def __init__(self, form: AnswerForm, wants_usage: bool) -> None:
         self._form = form
@@ -110,11 +109,11 @@ class ChatEvents:
         self._usages: list[Usage] = []
 
     def render(self, chunks: list[Chunk]) -> bytes:
-        """The events of these chunks."""
+        """Events of these chunks."""
         return b"".join([self._chunk(chunk) for chunk in chunks])
 
     def end(self) -> bytes:
-        """The events after all answers."""
+        """Events after all answers."""
         usage = sse.data({**self._head, "choices": [], "usage": usage_of([self._usages])}) if self._wants_usage else b""
         return usage + sse.DONE
 

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: texts are continued, without a chat template."""
+"""`POST /v1/completions`: continues texts, without a chat template."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEFAULT_MAX_TOKENS = 16
 
 
 class CompletionRequest(CompletionFields):
-    """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt and generates nothing; -1 is no
+    """The body of `POST /v1/completions`. `max_tokens=0` with `echo` and `logprobs` scores the prompt without generating; -1 means no
     limit."""
 
     prompt: PromptOrPrompts
@@ -39,13 +39,13 @@ class CompletionRequest(CompletionFields):
 
     @property
     def limit(self) -> int | None:
-        """Tokens that an answer may have; None is up to the end of the context."""
+        """Maximum tokens of an answer; None means up to the end of the context."""
         if self.max_tokens is None:
             return DEFAULT_MAX_TOKENS
         return None if self.max_tokens == -1 else self.max_tokens or 1
 
     def prompts(self, most: int) -> list[str | list[int]]:
-        """The prompts as texts or token ids, at most this many answers to all of them together. Raises `APIError`."""
+        """The prompts as texts or token ids. Raises `APIError`, for example for more than `most` answers to all prompts together."""
         prompt = self.prompt
         many = isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], int)
         prompts: list[Any] = list(prompt) if many else [prompt]
@@ -103,7 +103,6 @@ def _streamed(context: RequestContext, jobs: Sequence[_Job], wants_usage: bool) 
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoint of this module."""
     doc = Doc("How a text goes on", TextCompletion, streams=sse.EVENT_STREAM)
     return [Endpoint("POST", "/v1/completions", create, CompletionRequest, doc, server=server)]
 
@@ -121,26 +120,26 @@ def _completion_head(served: ServedModel) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Job:
-    """One prompt of a request, and the `n` choices that answer it."""
+    """One prompt of a request, and its `n` choices."""
 
     context: RequestContext
     request: GenerateRequest
     first: int
-    """Number of its first choice among those of the whole request."""
+    """Index of the first choice within the whole request."""
     body: CompletionRequest
     echoed: str
-    """The prompt's text, if it is to be repeated; else empty."""
+    """The prompt's text if `echo` is set; otherwise empty."""
     usages: list[Usage] = field(default_factory=list)
-    """What each finished choice took."""
+    """Usage of each finished choice."""
 
     async def choices(self) -> list[CompletionChoice]:
-        """All choices, each in one piece."""
+        """All choices, complete."""
         prompt_logprobs, completions = await together([self._score(), self._complete()])
         self.usages += [completion.usage for completion in completions]
         return [self._whole(completion, prompt_logprobs) for completion in completions]
 
     def events(self, template: sse.Template) -> AsyncGenerator[bytes, None]:
-        """The choices in events."""
+        """The choices as events."""
         logprobs = [self._logprobs() for _ in range(self.request.params.n)]
 
         def render(chunks: list[Chunk]) -> bytes:
@@ -154,7 +153,7 @@ class _Job:
     async def _after_prompt(
         self, generated: AsyncGenerator[bytes, None], template: sse.Template, logprobs: Sequence[LegacyLogprobs | None]
     ) -> AsyncGenerator[bytes, None]:
-        """The prompt, if it is to be repeated, before what is generated, if anything is."""
+        """The echoed prompt if `echo` is set, then the generated text."""
         if self.body.echo:
             scored: list[TokenLogprob] = await self._score()
             for index, one in enumerate(logprobs):
@@ -171,7 +170,7 @@ class _Job:
                 yield piece
 
     async def _score(self) -> Any:
-        """Log-probabilities of the prompt's tokens, if they are asked for."""
+        """Log-probabilities of the prompt's tokens if requested; otherwise empty."""
         if self.body.echo and self.body.logprobs is not None:
             return await score(self.context, self.request, self.body.logprobs)
         return []

@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: a vector for each text."""
+"""`POST /v1/embeddings`: vectors of texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Name = Annotated[str, Field(max_length=256)]
 
 
 class EmbeddingRequest(StrictModel):
-    """`input_type` ("query" or "document") and `prompt_name` choose one of the checkpoint's prompts: they are not OpenAI's."""
+    """`input_type` ("query" or "document") and `prompt_name` select one of the checkpoint's prompts. OpenAI does not have these two
+    fields."""
 
     model: Name
     input: PromptOrPrompts
@@ -31,7 +32,7 @@ class EmbeddingRequest(StrictModel):
 
 
 class EmbeddingObject(TypedDict):
-    """The vector is a list of numbers, or in base64 the bytes of as many little-endian float32."""
+    """The vector is a list of numbers, or the base64 of little-endian float32."""
 
     object: Literal["embedding"]
     index: int
@@ -76,5 +77,4 @@ def _base64(row: np.ndarray) -> str:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoint of this module."""
     return [Endpoint("POST", "/v1/embeddings", create, EmbeddingRequest, Doc("Vectors of texts", Embeddings), server=server)]

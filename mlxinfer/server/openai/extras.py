@@ -1,7 +1,7 @@
-"""Fields that other servers of this API have, and those of OpenAI's that ask for nothing here, for programs made for them.
+"""Fields of other servers of this API, and fields of OpenAI's that have no effect here.
 
-What a field asks for decides: one that would change an answer is `Unsupported` but for the values that switch it off, one that would not is
-`Ignored`. Sources: llama.cpp's tools/server/README.md, vLLM's OpenAI-compatible server, LM Studio's REST API, OpenRouter's parameters.
+A field that would change an answer is `Unsupported`, except for the values that switch it off. Any other field is `Ignored`. Sources:
+llama.cpp's tools/server/README.md, vLLM's OpenAI-compatible server, LM Studio's REST API, OpenRouter's parameters.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LlamaCppExtras(StrictModel):
 
 
 class VLLMExtras(StrictModel):
-    """Fields of vLLM, some of which SGLang and TabbyAPI have too."""
+    """Fields of vLLM. SGLang and TabbyAPI have some of them too."""
 
     add_generation_prompt: Annotated[Any, Unsupported(True)] = None
     continue_final_message: Annotated[Any, Unsupported(False)] = None
@@ -100,7 +100,7 @@ class VLLMExtras(StrictModel):
     chat_template: Annotated[Any, Unsupported("")] = None
     chat_template_content_format: Annotated[Any, Ignored("all content is text")] = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
-    """Cached prompts are shared only with requests of the same salt."""
+    """Cached prompts are shared only among requests with the same salt."""
     priority: Annotated[Any, Ignored("requests of different users are served evenly")] = None
     request_id: Annotated[Any, Ignored("the server gives requests their ids")] = None
     logits_processors: Annotated[Any, Unsupported([])] = None
@@ -114,7 +114,7 @@ class RouterExtras(StrictModel):
     """Fields of LM Studio and of OpenRouter."""
 
     ttl: Annotated[float, Field(ge=-1, le=MOST_TTL_S)] | None = None
-    """LM Studio's: seconds after the answer that the model stays loaded; -1 is for ever."""
+    """LM Studio's: seconds after the answer for which the model stays loaded; -1 means for ever."""
     draft_model: Annotated[Any, Ignored(_AS_LOADED)] = None
     provider: Annotated[Any, Ignored("the model runs here")] = None
     models: Annotated[Any, Ignored("the model is the one named")] = None
@@ -129,9 +129,9 @@ class RouterExtras(StrictModel):
 
 
 class Extras(OpenAIExtras, LlamaCppExtras, VLLMExtras, RouterExtras):
-    """All of them."""
+    """All extra fields."""
 
     @property
     def keep_alive_s(self) -> float | None:
-        """Seconds after the answer that the model stays loaded; None leaves that to the server."""
+        """Seconds after the answer for which the model stays loaded; None means the server's default."""
         return None if self.ttl is None else seconds_of(self.ttl)

@@ -1,4 +1,4 @@
-"""The messages of chat completions, and what chat templates get of them."""
+"""Messages of chat completions, and their form for chat templates."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, TextOrParts, Unsu
 
 MAX_MESSAGES = 4096
 _REASONING = ("reasoning", "reasoning_content", "thinking")
-"""Fields for what an assistant thought: different clients have different names for it."""
+"""Fields for an assistant's reasoning: clients use different names."""
 
 
 class EarlierFunctionCall(StrictModel):
-    """`arguments` is JSON text; what is none goes to the template as it is."""
+    """`arguments` is JSON text. Other text goes to the template unchanged."""
 
     name: Name
     arguments: str
 
 
 class MessageToolCall(StrictModel):
-    """A call that an earlier answer asked for, perhaps with the `index` of its pieces."""
+    """A call in an earlier answer. A call assembled from a stream may have an `index`."""
 
     id: CallId
     type: Annotated[str, OneOf("function")] = "function"
@@ -33,7 +33,7 @@ class MessageToolCall(StrictModel):
 
 
 class ChatMessage(StrictModel):
-    """A message of a conversation. `developer` is the newer name of `system`. Reasoning goes to the template, which keeps or drops it; it
+    """A message of a conversation. `developer` is the newer name of the role `system`. The template keeps or drops the reasoning, which
     has three names. `function_call` and the role `function` are the older form of `tool_calls` and `tool`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
@@ -54,7 +54,7 @@ Messages = Annotated[list[ChatMessage], FIRST_ERROR_ONLY, Field(min_length=1, ma
 
 
 def for_template(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it. Raises `APIError`."""
+    """The conversation in the form of chat templates. Raises `APIError`."""
     calls = EarlierCalls()
     return [_template_message(message, number, calls) for number, message in enumerate(messages)]
 

@@ -26,12 +26,11 @@ from ..routing import Doc, Endpoint, RequestContext, Server
 from ..validation import StrictModel
 
 _LOOK_S = 0.25
-"""Seconds after which a stream of events notices that the server ends."""
+"""Interval in seconds at which a stream of events checks if the server stops."""
 
 
 class ModelStatus(TypedDict):
-    """As llama.cpp's router tells it: `value` is unloaded, loading or loaded. One that `failed`, or has broken files, is unloaded; `reason`
-    says why."""
+    """The status in llama.cpp's words. A model that `failed`, or whose files are broken, is "unloaded"; `reason` gives the error."""
 
     value: Literal["unloaded", "loading", "loaded"]
     failed: NotRequired[bool]
@@ -48,9 +47,9 @@ class ConversationDefaults(TypedDict):
 
 
 class ModelObject(TypedDict):
-    """`max_model_len`, in tokens of prompt and answer together, is vLLM's field, and so is `parent`, the model of an adapter; those from
-    `type` on are Anthropic's, whose clients ask at the same path; `status` is llama.cpp's. `capabilities` are Ollama's words, and
-    `conversation` the page's; neither is there while the files cannot be read."""
+    """`max_model_len` (tokens of prompt and answer together) and `parent` (the base model of an adapter) are vLLM's fields. Fields from
+    `type` on are Anthropic's, whose clients use the same path. `status` is llama.cpp's, `capabilities` has Ollama's words, and
+    `conversation` is for the page. The last two are missing if the model's files cannot be read."""
 
     id: str
     object: Literal["model"]
@@ -67,7 +66,7 @@ class ModelObject(TypedDict):
 
 
 class ModelList(TypedDict):
-    """All models are on one page, as the fields from `has_more` on tell Anthropic's clients."""
+    """All models are on one page; the fields from `has_more` on say so to Anthropic's clients."""
 
     object: Literal["list"]
     data: list[ModelObject]
@@ -126,13 +125,13 @@ async def get_model(context: RequestContext, body: Any) -> ASGIApp:
 
 
 async def load(context: RequestContext, body: LoadRequest) -> ASGIApp:
-    """Begins to load; `GET /v1/models` tells when it is done."""
+    """Start loading a model; `GET /v1/models` reports the status."""
     context.server.manager.start_loading(context.server.models.entry(body.model).slot)
     return JSONResponse(Success(success=True))
 
 
 async def unload(context: RequestContext, body: LoadRequest) -> ASGIApp:
-    """Unloads as soon as the model's requests have ended. One that is pinned is refused, as it would stay."""
+    """Unload a model as soon as its requests have ended. Refused for a pinned model."""
     entry = context.server.models.entry(body.model)
     if entry.slot.pinned:
         raise invalid(f"{entry.base!r} is pinned: it is never unloaded", "model", "model_pinned")
@@ -141,7 +140,7 @@ async def unload(context: RequestContext, body: LoadRequest) -> ASGIApp:
 
 
 class StatusChange(TypedDict):
-    """`data` of an event. One that failed is unloaded; `reason` says why."""
+    """`data` of an event. A model that failed is "unloaded"; `reason` gives the error."""
 
     status: Literal["unloaded", "loading", "loaded"]
     failed: NotRequired[bool]
@@ -157,7 +156,7 @@ class ModelEvent(TypedDict):
 
 
 async def events(context: RequestContext, body: Any) -> ASGIApp:
-    """An event for each change of a model's status from now on, until the client leaves or the server ends."""
+    """An event for each change of a model's status from now on, until the client disconnects or the server stops."""
     return sse.Stream(_model_events(context), failed=lambda error: sse.data({"error": error.message}), limits=context.limits)
 
 
@@ -175,7 +174,7 @@ async def _model_events(context: RequestContext) -> AsyncGenerator[bytes, None]:
         told[slot] = _status_change(slot)
         slot.watchers.add(watch)
     try:
-        yield b""  # the client sees that it is listened to
+        yield b""  # sends the status at once
         while not context.server.draining.is_set():
             with suppress(asyncio.TimeoutError):
                 slot, change = await asyncio.wait_for(changed.get(), _LOOK_S)
@@ -193,7 +192,6 @@ def _status_change(slot: ModelSlot) -> StatusChange:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this module."""
     return [
         Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", ModelList), server=server),
         Endpoint("GET", "/models", list_models, None, Doc("The same, where llama.cpp has it", ModelList), server=server),

@@ -1,4 +1,4 @@
-"""What the endpoints of this dialect share: errors, messages, sampling, usage and log-probabilities."""
+"""Shared parts of this dialect: errors, sampling fields, usage and log-probabilities."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ from ..validation import Ids, StrictModel, TextOrTexts, Unsupported
 from .extras import Extras
 
 FINGERPRINT = f"mlxinfer-{__version__}"
-"""`system_fingerprint`."""
 MAX_N = 128
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -34,7 +33,7 @@ _SAMPLED = (
     *("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
     *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
 )
-"""Fields that are sampling parameters under the same name."""
+"""Fields that are sampling parameters with the same name."""
 _TYPES: dict[Kind, str] = {
     "authentication": "authentication_error",
     "permission": "permission_error",
@@ -62,12 +61,12 @@ def error_object(error: APIError) -> OpenAIErrorBody:
 
 
 def error_response(error: APIError) -> Response:
-    """The response to a request that failed."""
+    """The error response."""
     return JSONResponse(error_object(error), error.status)
 
 
 def error_event(error: APIError) -> bytes:
-    """The last event of a stream that failed, which clients raise. No [DONE] follows."""
+    """The last event of a failed stream; clients raise it. No [DONE] follows."""
     return sse.data(error_object(error))
 
 
@@ -77,7 +76,7 @@ class StreamOptions(StrictModel):
 
 
 class SamplingFields(Extras):
-    """How to choose tokens. The fields from `top_k` on are not OpenAI's; other engines accept them too."""
+    """Sampling fields. Fields from `top_k` on are not OpenAI's; other engines accept them too."""
 
     model: Annotated[str, Field(max_length=256)]
     stop: TextOrTexts | None = None
@@ -97,11 +96,11 @@ class SamplingFields(Extras):
 
     @cached_property
     def structure(self) -> tuple[str, Structure | None]:
-        """The field that says what the answer is held to, and what that is. Raises `APIError`."""
+        """The field with the constraint on the answer, and the constraint. Raises `APIError`."""
         raise NotImplementedError
 
     def params(self, served: ServedModel, max_tokens: int | None, logprobs: int | None) -> SamplingParams:
-        """The model's default parameters, overridden by the request's. Raises `APIError`."""
+        """The model's default parameters with the request's values. Raises `APIError`."""
         field, structure = self.structure
         given = {name: value for name in _SAMPLED if (value := getattr(self, name, None)) is not None}
         if self.logit_bias:
@@ -124,11 +123,11 @@ _STRUCTURES: dict[str, Callable[[str, Any], Structure | None]] = {
     "response_format": lambda name, value: value.structure(name),
     "structured_outputs": lambda name, value: value.structure(name),
 }
-"""The fields that say what an answer is held to, and how."""
+"""Constructors of constraints by the name of the field."""
 
 
 class CompletionFields(SamplingFields):
-    """What both completion endpoints accept. The fields from `structured_outputs` on are vLLM's, those from `guided_json` on its older
+    """Fields of both completion endpoints. Fields from `structured_outputs` on are vLLM's; those from `guided_json` on are its older
     names."""
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -143,13 +142,13 @@ class CompletionFields(SamplingFields):
 
     @cached_property
     def structure(self) -> tuple[str, Structure | None]:
-        """See `Sampled`."""
+        """See `SamplingFields`."""
         given = {name: make(name, value) for name, make in _STRUCTURES.items() if (value := getattr(self, name)) is not None}
         found = only_one(given)
         return next((name for name in given if given[name] is found), ""), found
 
     def wants_usage(self) -> bool:
-        """Whether a stream ends with its usage. Raises `APIError`."""
+        """True if a stream ends with its usage. Raises `APIError`."""
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options is only for stream=true", "stream_options", "invalid_value")
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -166,7 +165,7 @@ class PromptDetails(TypedDict):
 
 
 class CompletionDetails(TypedDict):
-    """`reasoning_tokens` are those of `completion_tokens` that the model thought in."""
+    """`reasoning_tokens` are part of `completion_tokens`."""
 
     reasoning_tokens: int
 
@@ -180,7 +179,7 @@ class UsageDict(TypedDict):
 
 
 def usage_of(usages: Sequence[Sequence[Usage]]) -> UsageDict:
-    """The sum over all prompts. `usages` has those of each prompt's answers, of which the prompt itself counts once."""
+    """The sum over all prompts. `usages` has the usages of each prompt's answers; the prompt itself counts once."""
     firsts = [of_prompt[0] for of_prompt in usages if of_prompt]
     prompt = sum(usage.prompt_tokens for usage in firsts)
     completion = sum(usage.completion_tokens for of_prompt in usages for usage in of_prompt)
@@ -216,7 +215,7 @@ def token_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> Ch
 
 
 def content_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> list[ContentLogprob]:
-    """One entry for each token. Responses and Ollama's API use the same shape."""
+    """One entry per token. The Responses API and Ollama's API use the same shape."""
 
     def bytes_of(token_id: int) -> list[int]:
         return list(tokenizer.token_bytes(token_id) or b"")
@@ -233,7 +232,7 @@ def content_logprobs(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprob]) -> 
 
 
 def finite(logprob: float) -> float:
-    """The log-probability, at least -9999, which stands for impossible as in OpenAI's answers: JSON has no infinity."""
+    """The log-probability, but at least -9999: JSON has no infinity, and OpenAI uses this value for impossible tokens."""
     return max(logprob, -9999.0)
 
 
@@ -247,7 +246,7 @@ class TextLogprobs(TypedDict):
 
 
 class LegacyLogprobs:
-    """The shape of completions, for one choice whose tokens come one after another."""
+    """Log-probabilities in the shape of completions, for the consecutive tokens of one choice."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -255,7 +254,7 @@ class LegacyLogprobs:
         self._characters = 0
 
     def of_prompt(self, prompt: Sequence[int], logprobs: Sequence[TokenLogprob]) -> TextLogprobs:
-        """Log-probabilities of a prompt; its first token has none, since nothing precedes it."""
+        """Log-probabilities of a prompt. The first token has none, because nothing precedes it."""
         first = prompt[0]
         text = self._tokenizer.token_text(first)
         begin = TextLogprobs(tokens=[text], token_logprobs=[None], top_logprobs=[None], text_offset=[self._place(first)])
@@ -288,7 +287,7 @@ class LegacyLogprobs:
 
 
 def _by_text(one: TokenLogprob) -> dict[str, float]:
-    """Probability by text; among tokens with the same text, that of the likeliest."""
+    """Log-probability by text; tokens with the same text get the highest one."""
     found = {text: finite(value) for _, text, value in reversed(one.top)}
     found.setdefault(one.text, finite(one.logprob))
     return found

@@ -1,4 +1,4 @@
-"""`POST /v1/rerank` and `/rerank` (Jina's and Cohere's shape), and `POST /v1/score` (vLLM's): how relevant texts are to one another."""
+"""`POST /v1/rerank` and `/rerank` (the shape of Jina and Cohere), and `POST /v1/score` (vLLM's): relevance of texts to each other."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .embeddings import EmbeddingUsage, Name
 
 
 class TextDocument(StrictModel):
-    """A document as an object, as Cohere's and Jina's clients may send it."""
+    """A document as an object, a form that Cohere's and Jina's clients may send."""
 
     text: str
 
@@ -32,7 +32,7 @@ Document = Annotated[Union[Annotated[str, Tag("<text>")], Annotated[TextDocument
 
 
 class RerankRequest(StrictModel):
-    """`instruction` tells a reranker what makes a document relevant: it is not Jina's."""
+    """`instruction` describes the criterion of relevance to the reranker. Jina does not have this field."""
 
     model: Name
     query: str
@@ -44,7 +44,7 @@ class RerankRequest(StrictModel):
 
 
 class ScoreRequest(StrictModel):
-    """One text and many, or as many of both, which are scored in pairs."""
+    """One text and several, or two lists of the same length that are scored in pairs."""
 
     model: Name
     text_1: TextOrTexts
@@ -64,7 +64,7 @@ class RankedResult(TypedDict):
 
 
 class RerankReply(TypedDict):
-    """The most relevant document comes first; `index` is its place in the request."""
+    """The most relevant document is first; `index` is its index in the request."""
 
     id: str
     model: str
@@ -127,7 +127,6 @@ def _rerank_usage(tokens: int) -> EmbeddingUsage:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this module."""
     doc = Doc("Documents by their relevance to a query", RerankReply)
     return [
         Endpoint("POST", "/v1/rerank", rerank, RerankRequest, doc, server=server),

@@ -1,4 +1,4 @@
-"""The answers of the Responses API: a list of items, whole or as they grow."""
+"""Answers of the Responses API: a list of items, complete or as events."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class OutputReasoningText(TypedDict):
 
 
 class OutputReasoning(TypedDict):
-    """What the model thought: `content`, or `summary` where the request asks for one, since that is what clients show."""
+    """The reasoning of the model: `content`, or `summary` if the request asks for a summary, because clients show only summaries."""
 
     id: str
     type: Literal["reasoning"]
@@ -63,15 +63,15 @@ class OutputFunctionCall(TypedDict):
 
 OutputItem = Union[OutputMessage, OutputReasoning, OutputFunctionCall]
 Render = Callable[[Status, list[Any], "Usage | None"], Any]
-"""The object of the whole response, with its status, items and usage."""
+"""Renders the object of the whole response from its status, items and usage."""
 
 
 class ResponseEvents:
-    """The events of one response, which are numbered, and its items. An item begins when there is something in it, and there is one at
-    least, even if that is an empty text."""
+    """Numbered events of one response, and its items. An item starts with its first text. A response has at least one item, which may be
+    an empty text."""
 
     def __init__(self, tokenizer: Tokenizer, response: Render, *, sums_up: bool) -> None:
-        """`sums_up`: whether what the model thinks is sent as the summary of itself."""
+        """`sums_up`: True to send the reasoning as its own summary."""
         self._tokenizer = tokenizer
         self._response = response
         self._sums_up = sums_up
@@ -80,25 +80,25 @@ class ResponseEvents:
         self._open: Any = None
         self._texts: list[str] = []
         self._logprobs: list[TokenLogprob] = []
-        self._held: list[TokenLogprob] = []
+        self._pending_logprobs: list[TokenLogprob] = []
         self._last: Chunk | None = None
 
     def begin(self) -> bytes:
-        """The events before the first item."""
+        """Events before the first item."""
         response = self._response("in_progress", [], None)
         return self._event("response.created", response=response) + self._event("response.in_progress", response=response)
 
     def render(self, chunks: list[Chunk]) -> bytes:
-        """The events of these chunks."""
+        """Events of these chunks."""
         return b"".join(map(self._chunk, chunks))
 
     def end(self) -> bytes:
-        """The events after the last piece."""
+        """Events after the last piece."""
         response, out = self._finished()
         return out + self._event(f"response.{response['status']}", response=response)
 
     def whole(self, answer: Completion) -> Any:
-        """The response that has all of an answer."""
+        """The complete response."""
         calls = as_pieces(answer.tool_calls)
         logprobs = answer.logprobs and answer.logprobs[answer.usage.reasoning_tokens :]
         self._chunk(Chunk(answer.text, answer.token_ids, logprobs, reasoning=answer.reasoning or "", tool_calls=calls))
@@ -106,14 +106,14 @@ class ResponseEvents:
         return self._finished()[0]
 
     def failed(self, error: APIError) -> bytes:
-        """The last event of a stream that failed."""
+        """The last event of a failed stream."""
         return self._event("error", code=error.code, message=error.message, param=error.param)
 
     def _finished(self) -> tuple[Any, bytes]:
         reason, usage = (self._last.finish_reason, self._last.usage) if self._last else ("stop", None)
         status: Status = "incomplete" if reason == "length" else "completed"
         in_message = self._open is not None and self._open["type"] == "message"
-        out = self._text("") if (self._held and in_message) or not (self._items or self._open) else b""
+        out = self._text("") if (self._pending_logprobs and in_message) or not (self._items or self._open) else b""
         out += self._close(status)
         return self._response(status, self._items, usage), out
 
@@ -122,13 +122,13 @@ class ResponseEvents:
         self._last = chunk
         if chunk.reasoning:
             out += self._within("reasoning") + self._reasoning(chunk.reasoning)
-        self._held += chunk.logprobs or ()
+        self._pending_logprobs += chunk.logprobs or ()
         if chunk.text:
             out += self._text(chunk.text)
         for piece in chunk.tool_calls:
             out += self._call(piece)
         if chunk.reasoning or chunk.tool_calls:
-            self._held.clear()  # of tokens that are no text
+            self._pending_logprobs.clear()  # their tokens are not text
         return out
 
     def _reasoning(self, text: str) -> bytes:
@@ -138,14 +138,14 @@ class ResponseEvents:
         return self._of_item("response.reasoning_text.delta", content_index=0, delta=text)
 
     def _text(self, text: str) -> bytes:
-        """The events of a piece of text, with the log-probabilities of the tokens since the last one."""
+        """Events of a piece of text, with the log-probabilities of the tokens since the previous piece."""
         out = self._within("message")
-        held, self._held = self._held, []
+        pending, self._pending_logprobs = self._pending_logprobs, []
         self._texts.append(text)
-        self._logprobs += held
-        if not text and not held:
+        self._logprobs += pending
+        if not text and not pending:
             return out
-        logprobs = content_logprobs(self._tokenizer, held)
+        logprobs = content_logprobs(self._tokenizer, pending)
         return out + self._of_item("response.output_text.delta", content_index=0, delta=text, logprobs=logprobs)
 
     def _call(self, piece: ToolCallDelta) -> bytes:
@@ -162,7 +162,7 @@ class ResponseEvents:
         return out + self._of_item("response.function_call_arguments.delta", delta=piece.arguments)
 
     def _within(self, kind: Literal["message", "reasoning"]) -> bytes:
-        """The events that begin an item of this kind, unless one is open."""
+        """Events that start an item of this kind, unless one is open."""
         if self._open is not None and self._open["type"] == kind:
             return b""
         out = self._close("completed")
@@ -177,7 +177,7 @@ class ResponseEvents:
         return self._event("response.output_item.added", output_index=len(self._items), item=item)
 
     def _close(self, status: Status) -> bytes:
-        """The events that end the open item."""
+        """Events that end the open item."""
         if self._open is None:
             return b""
         text = "".join(self._texts)

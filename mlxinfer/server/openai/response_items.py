@@ -1,4 +1,4 @@
-"""What a request of the Responses API brings: the items of its conversation, and its tools."""
+"""Input of the Responses API: items of the conversation, and tools."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class InputPart(StrictModel):
-    """A part of a message's content. `annotations` and `logprobs` of an earlier answer may be sent back; they are ignored."""
+    """A part of a message's content. `annotations` and `logprobs` of an earlier answer are accepted and ignored."""
 
     type: Annotated[str, OneOf("input_text", "output_text")]
     text: str
@@ -35,7 +35,7 @@ def _joined_text(content: str | Sequence[InputPart]) -> str:
 
 
 class MessageItem(StrictModel):
-    """A message of the conversation. An answer may be sent back as it came, with `id`, `status` and `phase`."""
+    """A message of the conversation. Clients may send an answer back unchanged, with `id`, `status` and `phase`."""
 
     type: Annotated[str, OneOf("message", "function_call", "function_call_output", "reasoning")] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -46,7 +46,7 @@ class MessageItem(StrictModel):
 
 
 class FunctionCallItem(StrictModel):
-    """A call that an earlier answer asked for. `arguments` is JSON text; what is none goes to the template as it is."""
+    """A call in an earlier answer. `arguments` is JSON text; other text goes to the template unchanged."""
 
     type: Literal["function_call"]
     call_id: CallId
@@ -57,7 +57,7 @@ class FunctionCallItem(StrictModel):
 
 
 class FunctionResultItem(StrictModel):
-    """What a function answered."""
+    """The result of a function."""
 
     type: Literal["function_call_output"]
     call_id: CallId
@@ -72,7 +72,7 @@ class EarlierReasoningText(StrictModel):
 
 
 class ReasoningItem(StrictModel):
-    """What the model thought before an earlier answer. `encrypted_content` is another server's and left out."""
+    """The reasoning before an earlier answer. `encrypted_content` comes from another server and is ignored."""
 
     type: Literal["reasoning"]
     summary: Annotated[list[EarlierReasoningText], FIRST_ERROR_ONLY] | None = None
@@ -83,12 +83,12 @@ class ReasoningItem(StrictModel):
 
     @property
     def plain(self) -> str:
-        """The thinking itself, or if there is none its summary."""
+        """The reasoning, or else its summary."""
         return "".join(part.text for part in self.content or self.summary or ())
 
 
 class ItemReference(StrictModel):
-    """An item of an earlier response, by its `id` alone. There is none to be found."""
+    """A reference to an item of an earlier response. Always refused, because responses are not stored."""
 
     type: Literal["item_reference"] | None = None
     id: Annotated[str, Unsupported(why=_NOT_KEPT)]
@@ -120,12 +120,12 @@ Items = Annotated[list[AnyItem], FIRST_ERROR_ONLY, Field(min_length=1, max_lengt
 def for_template(
     items: Sequence[MessageItem | FunctionCallItem | FunctionResultItem | ReasoningItem | ItemReference],
 ) -> list[dict[str, Any]]:
-    """The conversation as chat templates take it: what a model thought, said and called in one turn is one message. Raises `APIError`."""
+    """The conversation in the form of chat templates. Reasoning, text and calls of one turn become one message. Raises `APIError`."""
     messages: list[dict[str, Any]] = []
     calls = EarlierCalls()
     turn: dict[str, Any] | None = None
     for number, item in enumerate(items):
-        assert not isinstance(item, ItemReference)  # none is valid
+        assert not isinstance(item, ItemReference)  # validation refuses all of them
         if isinstance(item, FunctionResultItem):
             messages.append(calls.result(item.call_id, _joined_text(item.output), f"input[{number}].call_id"))
             turn = None
@@ -140,7 +140,7 @@ def for_template(
 
 
 def _add_to_turn(turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem, calls: EarlierCalls) -> None:
-    """Adds to a message of the assistant."""
+    """Add an item to an assistant's message."""
     if isinstance(item, FunctionCallItem):
         turn.setdefault("tool_calls", []).append(calls.call(item.call_id, item.name, item.arguments))
     elif isinstance(item, ReasoningItem):
@@ -150,7 +150,7 @@ def _add_to_turn(turn: dict[str, Any], item: MessageItem | FunctionCallItem | Re
 
 
 class ResponseFunction(Function):
-    """A function, as this API writes it."""
+    """A function in the form of this API."""
 
     type: Literal["function"]
     defer_loading: Annotated[Any, Ignored("all tools are in the prompt", within="tools[]")] = None
@@ -160,12 +160,11 @@ _DROPPED = (
     *("web_search", "web_search_preview", "web_search_2025_08_26", "web_search_preview_2025_03_11", "image_generation"),
     *("custom", "local_shell", "shell", "apply_patch", "tool_search", "namespace"),
 )
-"""Types of tools that agents offer with every request, next to functions that do as well. Those that a client has to ask for by itself,
-because the answer needs them, are refused."""
+"""Types of tools that agents add to every request next to functions. Tool types that a client would add only on purpose are refused."""
 
 
 class OtherTool(StrictModel):
-    """A tool that is not offered to the model: OpenAI's servers would run it, or only OpenAI's models know how to call it."""
+    """A tool that is not offered to the model: OpenAI's servers would run it, or only OpenAI's models can call it."""
 
     model_config = ConfigDict(extra="allow")
     type: Annotated[str, OneOf("function", *_DROPPED), Ignored("only functions are offered to the model", within="tools[]")]
@@ -190,7 +189,7 @@ class ChosenTool(StrictModel):
 
 
 class AllowedResponseTools(StrictModel):
-    """Those tools of a request that may or must be called now."""
+    """Tools of a request that may or must be called now."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: the next message of a conversation, whole or in typed events."""
+"""`POST /v1/responses`: the next message of a conversation, complete or as typed events."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .response_answers import OutputItem, ResponseEvents
 from .response_items import Items, ResponseFunction, ResponseToolChoice, Status, Tools, for_template, offer_of
 
 LOGPROBS = "message.output_text.logprobs"
-"""The value of `include` that asks for log-probabilities."""
+"""Value of `include` that asks for log-probabilities."""
 _ABSENT = (
     *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results", "web_search_call.action.sources"),
     *("message.input_image.image_url", "computer_call_output.output.image_url", "code_interpreter_call.outputs"),
 )
-"""Values of `include` that ask for more about what no answer has here."""
+"""Values of `include` for parts that answers of this server never have."""
 _NO_SUCH_PARTS = Ignored("no answer has such parts", but=(LOGPROBS,))
 _NEVER_CUT = Ignored("a conversation that is too long is refused, never cut", but=("disabled",))
 
@@ -44,7 +44,7 @@ class TextConfig(StrictModel):
 
 
 class ReasoningConfig(StrictModel):
-    """How much to think. With a `summary`, what the model thinks is sent as the summary of itself."""
+    """Reasoning settings. With a `summary`, the reasoning is sent as its own summary."""
 
     effort: Effort | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -56,8 +56,7 @@ class ReasoningConfig(StrictModel):
 
 
 class ResponseRequest(SamplingFields):
-    """The body of `POST /v1/responses`. Responses are not stored, whatever `store` says, and what refers to an earlier response is
-    refused."""
+    """The body of `POST /v1/responses`. Responses are not stored, whatever `store` says; references to an earlier response are refused."""
 
     input: Annotated[Union[Annotated[str, Tag("<text>")], Annotated[Items, Tag("<items>")]], Discriminator(text_or_list)]
     instructions: str | None = None
@@ -81,18 +80,18 @@ class ResponseRequest(SamplingFields):
     stream_options: Annotated[Any, Unsupported({}, {"include_obfuscation": False})] = None
 
     def messages(self) -> list[dict[str, Any]]:
-        """The conversation as chat templates take it. Raises `APIError`."""
+        """The conversation in the form of chat templates. Raises `APIError`."""
         items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else for_template(self.input)
         return items if self.instructions is None else [{"role": "system", "content": self.instructions}, *items]
 
     @cached_property
     def structure(self) -> tuple[str, Structure | None]:
-        """See `Sampled`."""
+        """See `SamplingFields`."""
         field, given = "text.format", None if self.text is None else self.text.format
         return field, None if given is None else given.structure(field)
 
     def wanted_logprobs(self) -> int | None:
-        """Alternatives for each token whose log-probabilities are returned; None is no log-probabilities. Raises `APIError`."""
+        """Alternatives per token in the log-probabilities; None means no log-probabilities. Raises `APIError`."""
         wanted = LOGPROBS in (self.include or ())
         if self.top_logprobs and not wanted:
             raise invalid(f"top_logprobs is only for include=[{LOGPROBS!r}]", "top_logprobs", "invalid_value")
@@ -164,13 +163,12 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoint of this module."""
     doc = Doc("An answer to a conversation, which is not kept", ResponseObject, streams=sse.EVENT_STREAM)
     return [Endpoint("POST", "/v1/responses", create, ResponseRequest, doc, server=server)]
 
 
 class _Response:
-    """The object that describes one response."""
+    """Renders the object of one response."""
 
     def __init__(self, served: ServedModel, params: SamplingParams, body: ResponseRequest) -> None:
         self._served = served
@@ -211,7 +209,7 @@ class _Response:
 
 
 def _echo(given: StrictModel | None) -> dict[str, Any]:
-    """A field as the request had it."""
+    """A field as in the request."""
     return {} if given is None else given.model_dump(by_alias=True, exclude_unset=True)
 
 

@@ -1,4 +1,4 @@
-"""Tools in OpenAI's APIs: what a request offers, and how an answer asks for calls."""
+"""Tools in OpenAI's APIs: the tools of a request, and the calls of an answer."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MODES = Literal["none", "auto", "required"]
 
 
 class Function(StrictModel):
-    """What a model may call. `parameters` is the JSON Schema of its arguments. `strict` holds them to it; a schema that cannot be held is
-    refused then."""
+    """A function that the model may call. `parameters` is the JSON Schema of its arguments. With `strict`, the schema constrains the
+    arguments, and an unsupported schema is refused."""
 
     name: Name
     description: str | None = None
@@ -27,7 +27,7 @@ class Function(StrictModel):
     strict: bool | None = None
 
     def tool(self, where: str) -> Tool:
-        """Raises `APIError`."""
+        """The tool. Raises `APIError`."""
         return tool_from(where, self.name, self.description, self.parameters, self.strict)
 
 
@@ -47,7 +47,7 @@ class ChosenFunction(StrictModel):
 
 
 class AllowedTools(StrictModel):
-    """Those tools of a request that may or must be called now."""
+    """Tools of a request that may or must be called now."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[ChosenFunction], FIRST_ERROR_ONLY]
@@ -59,7 +59,7 @@ class AllowedChoice(StrictModel):
 
 
 def kind_of_choice(value: Any) -> str:
-    """The tag of a union of a mode, one tool, and several allowed ones."""
+    """The tag of a union of a mode, one tool, and several allowed tools."""
     if isinstance(value, str):
         return "<mode>"
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
@@ -86,8 +86,8 @@ _FunctionChoice = Annotated[
 
 
 class ToolFields(StrictModel):
-    """What a model may call. `functions` and `function_call` are the older names of `tools` and `tool_choice`; the answer has the older
-    form then, too."""
+    """The tools of a request. `functions` and `function_call` are the older names of `tools` and `tool_choice`; with them the answer has
+    the older form too."""
 
     tools: tools_field(FunctionTool) | None = None  # type: ignore[valid-type]
     tool_choice: _Choice | None = None
@@ -119,12 +119,12 @@ class ToolFields(StrictModel):
 
     @property
     def has_older_form(self) -> bool:
-        """Whether the answer says `function_call` instead of `tool_calls`."""
+        """True if the answer has `function_call` instead of `tool_calls`."""
         return bool(self.functions)
 
 
 def choice_of(mode: Literal["auto", "none", "required"], name: str | None, parallel: bool | None) -> ToolChoice:
-    """A choice. A tool that is asked for by name is called once, unless the request says that there may be several calls."""
+    """A choice. A tool that the request names is called once, unless the request allows several calls."""
     return ToolChoice(mode, name, parallel=name is None if parallel is None else parallel)
 
 
@@ -134,7 +134,8 @@ class FunctionCallPiece(TypedDict):
 
 
 class AnswerToolCall(TypedDict):
-    """A call, or in a stream a piece of one. `index` is in streams only, `id`, `type` and the name in the first piece of a call only."""
+    """A call, or in a stream a piece of a call. `index` is only in streams. In a stream, only the first piece of a call has `id`, `type`
+    and the name."""
 
     index: NotRequired[int]
     id: NotRequired[str]
@@ -143,14 +144,14 @@ class AnswerToolCall(TypedDict):
 
 
 class CallFields(TypedDict):
-    """The fields of a message that ask for calls."""
+    """The fields of a message with calls."""
 
     tool_calls: NotRequired[list[AnswerToolCall]]
     function_call: NotRequired[FunctionCallPiece]
 
 
 def whole_calls(calls: Sequence[ToolCall], older_form: bool) -> CallFields:
-    """The calls of a whole answer."""
+    """The calls of a complete answer."""
     functions = [FunctionCallPiece(name=call.name, arguments=call.arguments) for call in calls]
     if not calls or older_form:
         return CallFields(function_call=functions[0]) if calls else CallFields()
@@ -160,7 +161,7 @@ def whole_calls(calls: Sequence[ToolCall], older_form: bool) -> CallFields:
 
 
 def delta_calls(pieces: Iterable[ToolCallDelta], older_form: bool) -> CallFields:
-    """The pieces of calls that came together."""
+    """The pieces of calls in one event."""
     found = [_call_piece(piece) for piece in merge_pieces(pieces)]
     if not found or older_form:
         return CallFields(function_call=found[0]["function"]) if found else CallFields()
@@ -175,7 +176,7 @@ def _call_piece(piece: ToolCallDelta) -> AnswerToolCall:
 
 
 def finish_reason(reason: str, called: bool, older_form: bool) -> str:
-    """Why an answer ended. One that was cut off is that, whatever it called."""
+    """The finish reason. An answer that was cut off keeps its reason even if it has calls."""
     if reason != "stop" or not called:
         return reason
     return "function_call" if older_form else "tool_calls"

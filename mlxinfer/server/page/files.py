@@ -1,4 +1,4 @@
-"""The page's files, and the headers that they are served with."""
+"""The page's files, and their HTTP headers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POLICY = "; ".join(
         "trusted-types 'none'",
     )
 )
-"""The page may load and ask this server only. Browsers that know trusted types also refuse to parse any text as HTML
+"""The page may load from and connect to this server only. Browsers with trusted types also refuse to parse any text as HTML
 (https://www.w3.org/TR/CSP3/, https://www.w3.org/TR/trusted-types/)."""
 _HEADERS = {
     "content-security-policy": POLICY,
@@ -42,31 +42,28 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # a browser asks each time, and is told that nothing changed
+    "cache-control": "no-cache",  # browsers revalidate each time, and usually get 304
 }
 
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page."""
-
     path: str
-    """Where it is served."""
+    """URL path."""
     content: bytes
-    """What is in it."""
     headers: dict[str, str]
-    """The headers of every answer with it."""
+    """Headers of every response with this file."""
 
     @classmethod
     def read(cls, path: Path) -> PageFile:
-        """The file, at `/page/NAME`, and the index at `/`."""
+        """Read a file. It is served at `/page/NAME`, and the index at `/`."""
         content = path.read_bytes()
         own = {"content-type": _TYPES[path.suffix], "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
         index = path.name == INDEX
         return cls("/" if index else PREFIX + path.name, content, _HEADERS | own | ({"vary": "accept"} if index else {}))
 
     def answer(self, known: str) -> Response:
-        """The file, or 304 if the client has it: `known` is the request's `If-None-Match`."""
+        """The response with the file, or 304 if the client has it. `known` is the request's `If-None-Match`."""
         tags = {tag.strip().removeprefix("W/") for tag in known.split(",")}
         if self.headers["etag"] in tags or "*" in tags:
             return Response(status_code=304, headers=self.headers)
@@ -74,8 +71,7 @@ class PageFile:
 
 
 class PageRoute(Route):
-    """Answers GET and HEAD with a file. The index only to clients that accept HTML: for others, what is at `/` tells Ollama's clients that
-    the server is there."""
+    """Serves a file. The index is served only to clients that accept HTML: Ollama's clients get another response at `/`."""
 
     def __init__(self, file: PageFile) -> None:
         super().__init__(file.path, self.serve, methods=["GET"])
@@ -83,13 +79,12 @@ class PageRoute(Route):
         self._file = file
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        """See Starlette's `Route`."""
         if self.path == "/" and b"text/html" not in dict(scope.get("headers", ())).get(b"accept", b""):
             return Match.NONE, {}
         return super().matches(scope)
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the file."""
+        """Send the file."""
         scope["state"]["route"] = self.path
         known = dict(scope["headers"]).get(b"if-none-match", b"").decode("latin-1")
         await self._file.answer(known)(scope, receive, send)
@@ -101,4 +96,4 @@ def routes() -> list[PageRoute]:
 
 
 PATHS = frozenset({"/", *(PREFIX + path.name for path in FOLDER.iterdir() if path.name != INDEX)})
-"""Where the files are served: they hold no secret, and a browser that opens the page cannot send a key."""
+"""Paths of the files. They need no key: they have no secret, and a browser that opens the page cannot send one."""

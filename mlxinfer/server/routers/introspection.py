@@ -1,7 +1,7 @@
-"""What routers ask a worker: who it is, what it can take, and how busy it is (docs/routers.md).
+"""Endpoints for routers: the worker's identity, capacity and load (docs/routers.md).
 
-The paths and fields are SGLang's and vLLM's, as SMG (https://github.com/lightseekorg/smg), vLLM's production stack and Dynamo's frontends
-read them.
+The paths and fields are those of SGLang and vLLM. SMG (https://github.com/lightseekorg/smg), vLLM's production stack and Dynamo's
+frontends read them.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ..routing import Doc, Endpoint, RequestContext, Server
 
 
 class VersionReply(TypedDict):
-    """vLLM's."""
+    """vLLM's `/version`."""
 
     version: str
 
 
 class ModelDescription(TypedDict):
-    """SGLang's `/model_info`. Names stand where a path would: over HTTP models have no paths."""
+    """SGLang's `/model_info`. Names replace paths, because models have no paths over HTTP."""
 
     model_path: str
     tokenizer_path: str
@@ -42,7 +42,7 @@ class ModelDescription(TypedDict):
 
 
 class ServerDescription(TypedDict):
-    """SGLang's `/server_info`, of the first model, with vLLM's names for what both tell."""
+    """SGLang's `/server_info` of the first model, with vLLM's names where both have a field."""
 
     model_path: str
     tokenizer_path: str
@@ -61,7 +61,7 @@ class ServerDescription(TypedDict):
 
 
 class ModelLoad(TypedDict):
-    """One model's, as SGLang tells it of one rank."""
+    """The load of one model; SGLang reports it per rank."""
 
     dp_rank: int
     model: str
@@ -77,7 +77,7 @@ class ModelLoad(TypedDict):
 
 
 class TotalLoad(TypedDict):
-    """All models together."""
+    """The load of all models together."""
 
     total_running_reqs: int
     total_waiting_reqs: int
@@ -97,7 +97,7 @@ class Loads(TypedDict):
 
 
 def _ready(context: RequestContext) -> list[ServedModel]:
-    """The models that are loaded and run, by all their names."""
+    """The models that are loaded and running, by all their names."""
     found = [(entry.name, entry.slot) for entry in context.server.models if not entry.slot.broken]
     return [ServedModel(name, slot.llm) for name, slot in found if slot.llm is not None]
 
@@ -137,7 +137,7 @@ def _load(rank: int, served: ServedModel) -> ModelLoad:
 
 
 def _loads(context: RequestContext) -> Loads:
-    names = {slot.name for slot in context.server.models.slots}  # each model once, whatever further names it has
+    names = {slot.name for slot in context.server.models.slots}  # each model once, without its further names
     loads = [_load(rank, served) for rank, served in enumerate(each for each in _ready(context) if each.name in names)]
     running, waiting = (sum(load[name] for load in loads) for name in ("num_running_reqs", "num_waiting_reqs"))
     means = [sum(load[name] for load in loads) / max(len(loads), 1) for name in ("token_usage", "utilization")]
@@ -157,7 +157,7 @@ def _loads(context: RequestContext) -> Loads:
 
 
 def _first(context: RequestContext) -> ServedModel:
-    """The first model that is loaded. Raises `APIError` (503) before any is."""
+    """The first loaded model. Raises `APIError` (503) if no model is loaded."""
     found = _ready(context)
     if not found:
         raise APIError(503, "overloaded", "No model is loaded.", code="no_model_loaded")
@@ -200,7 +200,7 @@ async def loads(context: RequestContext, body: Any) -> ASGIApp:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """Each under the names that different routers know."""
+    """Each endpoint under the paths of the different routers."""
     asked = (
         (("/version",), version, Doc("The version, for routers", VersionReply)),
         (("/model_info", "/get_model_info"), model_info, Doc("The first model, for routers", ModelDescription)),

@@ -1,7 +1,7 @@
-"""KV events in vLLM's form, for routers that send a prompt where its beginning is cached.
+"""KV events in vLLM's format, for routers that send a prompt to the worker that has its prefix in the cache.
 
-msgpack over ZMQ, as vLLM's `ZmqEventPublisher` (https://docs.vllm.ai, "KV Events Subscriber"): a PUB socket sends `[topic, sequence number,
-batch]`, and a ROUTER socket answers a number with all batches from there on that are still kept.
+The format is msgpack over ZMQ, as in vLLM's `ZmqEventPublisher` (https://docs.vllm.ai, "KV Events Subscriber"). A PUB socket sends
+`[topic, sequence number, batch]`. A ROUTER socket answers a sequence number with all stored batches from that number on.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ...errors import ServerError
 from ...loading.find.resolve import cache_dir
 
 KEPT = 10_000
-"""Batches that can be asked for again."""
+"""Batches stored for replay."""
 _AT_ONCE = 1024
-"""Events in a batch, at most."""
+"""Maximum events in a batch."""
 _LOOK_S = 0.1
-"""Seconds between two looks for requests, while nothing is published."""
+"""Interval in seconds at which replay requests are checked while there are no events."""
 _LONGEST_HEARD = 1024
-"""Bytes of a message that is read: a sequence number, or the topic of a subscription."""
+"""Maximum bytes of a received message: a sequence number, or the topic of a subscription."""
 _log = logging.getLogger(__name__)
 _END = (-1).to_bytes(8, "big", signed=True)
-"""Ends a replay, instead of a sequence number."""
+"""Marks the end of a replay, instead of a sequence number."""
 
 Queued = tuple[bytes, KVEvent]
 
@@ -73,11 +73,11 @@ class _Batch(msgspec.Struct, array_like=True, gc=False):
 
 
 class KVEventPublisher:
-    """Publishes the events of all models of a server, each under its name as topic, from a thread of its own."""
+    """Publishes the events of all models of a server from a separate thread. The topic is the model's name."""
 
     def __init__(self, endpoint: str, replay_endpoint: str | None = None) -> None:
-        """Opens both sockets, such as `tcp://127.0.0.1:5557`; `ipc://` alone is `default_endpoint`. Raises `ServerError` where that cannot
-        be done, and for addresses at which everybody could read the tokens of prompts."""
+        """Open both sockets, such as `tcp://127.0.0.1:5557`. `ipc://` alone means `default_endpoint`. Raises `ServerError` if an
+        endpoint cannot be opened, or if an address would let anybody read the tokens of prompts."""
         if endpoint == "ipc://":
             endpoint = default_endpoint("kv-events")
         if replay_endpoint == "ipc://":
@@ -101,7 +101,7 @@ class KVEventPublisher:
         socket = self._context.socket(kind)
         socket.maxmsgsize = _LONGEST_HEARD
         if kind == zmq.ROUTER:
-            socket.sndhwm = 2 * KEPT  # a ROUTER drops what is beyond, and 1000 are less than it has to answer at once
+            socket.sndhwm = 2 * KEPT  # a ROUTER drops further messages; the default of 1000 is too few for one replay
         try:
             socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -113,11 +113,11 @@ class KVEventPublisher:
         return socket
 
     def put(self, topic: str, event: KVEvent) -> None:
-        """Takes an event of the model with this name, from any thread."""
+        """Queue an event of the model with this name. Callable from any thread."""
         self._queue.put((topic.encode(), event))
 
     def close(self) -> None:
-        """Publishes what was put so far, and closes the sockets."""
+        """Publish all queued events, and close the sockets."""
         self._queue.put(None)
         self._thread.join()
         self._context.destroy(linger=0)
@@ -155,7 +155,7 @@ class KVEventPublisher:
         self._publish.send_multipart(batch)
 
     def _answer_replays(self) -> None:
-        if self._replay is not None and self._replay.poll(0):  # one at a time: whoever asks all the time must not keep events waiting
+        if self._replay is not None and self._replay.poll(0):  # one at a time, so that replays do not delay events
             client, *_, first = self._replay.recv_multipart()
             if len(first) != len(_END):
                 return
@@ -174,7 +174,7 @@ def default_endpoint(name: str) -> str:
 
 
 def _check_address(endpoint: str) -> None:
-    """Raises `ServerError` for all of a machine's addresses at once, and warns of one that is not loopback."""
+    """Raise `ServerError` for an endpoint on all addresses of the machine, and warn of an address that is not loopback."""
     kind, _, place = endpoint.partition("://")
     host = place.rpartition(":")[0].strip("[]")
     if kind != "tcp" or not host:
@@ -193,7 +193,7 @@ def _check_address(endpoint: str) -> None:
 
 
 def _merge_blocks(events: Iterable[KVEvent]) -> Iterable[_BlockStored | _BlockRemoved | _AllBlocksCleared]:
-    """The events in vLLM's form, pages of one prompt as one event."""
+    """The events in vLLM's format. Consecutive pages of one prompt become one event."""
     last: _BlockStored | None = None
     for event in events:
         if isinstance(event, BlockStored):

@@ -1,8 +1,8 @@
-"""Hands prefixes to other machines: `mlxinfer serve --kv-producer` reads prompts for those that run with `--prefill-from`
+"""Gives cached prefixes to other machines: `mlxinfer serve --kv-producer` reads prompts for servers that run with `--prefill-from`
 (docs/several-machines.md).
 
-One request has a prompt read and lists what there is of it then; the other fetches pages and snapshots, each as the file that it would be
-in the prefix cache on disk.
+A first request has a prompt read and returns the list of its pages. A second request fetches pages and snapshots, each in the file
+format of the prefix cache on disk.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ..validation import FIRST_ERROR_ONLY, StrictModel
 
 _MOST_PAGES = 1 << 16
 _AT_ONCE = 4 << 20
-"""Bytes that are copied between two steps, about."""
+"""Approximate bytes copied between two steps."""
 
 _Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 _Part = Annotated[str, Field(pattern="^[a-z]{1,16}[0-9]{0,9}$")]
@@ -36,27 +36,27 @@ _Token = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class PrefillRequest(StrictModel):
-    """A prompt to read. `root` tells for which model, and in what form: it covers all that pages depend on beside tokens."""
+    """A prompt to read. `root` identifies the model and the page format: it covers all that pages depend on besides tokens."""
 
     root: _Digest
     tokens: Annotated[list[_Token], Field(min_length=1), FIRST_ERROR_ONLY]
 
 
 class PagesRequest(StrictModel):
-    """Pages and snapshots: the digests of each one's node and of the node before it, and its group of layers."""
+    """Pages and snapshots: for each the digest of its node and of the previous node, and its group of layers."""
 
     root: _Digest
     pages: Annotated[list[tuple[_Digest, _Digest, _Part]], Field(min_length=1, max_length=_MOST_PAGES), FIRST_ERROR_ONLY]
 
 
 class Prefilled(TypedDict):
-    """File names of all pages and snapshots that there are of a prompt."""
+    """File names of all cached pages and snapshots of a prompt."""
 
     pages: list[str]
 
 
 async def prefill(context: RequestContext, body: PrefillRequest) -> ASGIApp:
-    """Answers once the prompt is read."""
+    """Respond once the prompt is read."""
     served = await _model_with_root(context, body.root)
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     await sse.unless_gone(context.receive, served.llm.generate(body.tokens, params, client_id=context.client_id("")))
@@ -65,7 +65,7 @@ async def prefill(context: RequestContext, body: PrefillRequest) -> ASGIApp:
 
 
 async def pages(context: RequestContext, body: PagesRequest) -> ASGIApp:
-    """The files, one after another, up to the first that is not there."""
+    """The files one after another, up to the first missing file."""
     served = await _model_with_root(context, body.root)
     wanted = [(bytes.fromhex(digest), bytes.fromhex(parent), part) for digest, parent, part in body.pages]
     return StreamingResponse(_files(served, wanted), media_type="application/octet-stream")
@@ -83,7 +83,7 @@ async def _files(served: ServedModel, wanted: list[Wanted]) -> AsyncIterator[byt
 
 
 def _copy_files(wanted: list[Wanted], at: int, handout: Handout) -> list[bytes]:
-    """Some files from the place `at` on; none where that one is not there."""
+    """Some files from the index `at` on; none if the file at this index is missing."""
     found: list[bytes] = []
     while at + len(found) < len(wanted) and sum(map(len, found)) < _AT_ONCE:
         file = handout.file(wanted[at + len(found)])
@@ -112,7 +112,6 @@ async def _model_with_root(context: RequestContext, root: str) -> ServedModel:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    """The endpoints of this module."""
     asked: tuple[tuple[str, Any, type[StrictModel], Doc], ...] = (
         (PREFILL, prefill, PrefillRequest, Doc("Read a prompt for another machine", Prefilled, statuses=(404,))),
         (PAGES, pages, PagesRequest, Doc("Pages of the prefix cache", "application/octet-stream", statuses=(404,))),

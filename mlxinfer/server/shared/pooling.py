@@ -1,4 +1,4 @@
-"""Runs the requests of every dialect for vectors and for relevance: counted, logged, and cancelled when the client leaves."""
+"""Runs embedding and reranking requests of all dialects: counts and logs them, and cancels them when the client disconnects."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ...engine.request_keywords import RequestKeywords
 
 MAX_INPUTS = 2048
-"""Texts of one request, as at OpenAI."""
+"""Maximum texts of one request, as in OpenAI's API."""
 Input = Union[str, list[str], list[int], list[list[int]]]
 
 _OTHER_VOCABULARY = (
@@ -31,12 +31,11 @@ _OTHER_VOCABULARY = (
 
 @dataclass(frozen=True, slots=True)
 class Vectors:
-    """What a request for vectors brings."""
+    """Result of an embedding request."""
 
     rows: np.ndarray
     """float32 `[n, d]`."""
     tokens: int
-    """Tokens of all texts."""
 
 
 async def embed(
@@ -51,7 +50,7 @@ async def embed(
     truncate: bool = False,
     client_id: str = "",
 ) -> Vectors:
-    """Vectors of texts, or of token ids; `field` is the request's field that they come from. Raises `APIError`."""
+    """Vectors of texts, or of token ids. `field` is the name of the request's field. Raises `APIError`."""
     is_ids = isinstance(texts, list) and bool(texts) and not isinstance(texts[0], str)
     check_count(texts if isinstance(texts, list) and not (texts and isinstance(texts[0], int)) else [texts], field)
 
@@ -71,7 +70,7 @@ async def embed(
 async def relevance(
     context: RequestContext, served: ServedModel, pairs: Sequence[tuple[str, str]], *, instruction: str | None = None, client_id: str = ""
 ) -> tuple[np.ndarray, int]:
-    """How relevant the second text of each pair is to the first, `[n]`, and how many tokens they had. Raises `APIError`."""
+    """Relevance of the second text of each pair to the first, float32 `[n]`, and the number of tokens. Raises `APIError`."""
 
     async def work(terms: RequestKeywords) -> tuple[np.ndarray, int]:
         return await served.llm.counted_relevance(pairs, instruction=instruction, **terms)
@@ -80,7 +79,7 @@ async def relevance(
 
 
 def check_count(texts: Sequence[object], field: str) -> None:
-    """Raise `APIError` for none, or too many."""
+    """Raise `APIError` for no texts or too many."""
     if not texts:
         raise invalid(f"{field}: at least one text", field, "invalid_value")
     if len(texts) > MAX_INPUTS:

@@ -1,4 +1,4 @@
-"""What clients ask an answer to be held to, in the fields of each dialect."""
+"""Constraints on answers, in the fields of each dialect."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Choices = Annotated[list[str], FIRST_ERROR_ONLY, Field(min_length=1, max_length=
 
 
 class NamedSchema(StrictModel):
-    """A schema with what OpenAI's clients say about it. `strict` has no effect: every schema is held to."""
+    """A schema in the form of OpenAI's clients. `strict` has no effect: every schema constrains the answer."""
 
     name: Annotated[str, Field(max_length=256)] | None = None
     description: str | None = None
@@ -37,14 +37,14 @@ class NamedSchema(StrictModel):
 
 
 class ResponseFormat(StrictModel):
-    """OpenAI's `response_format`. llama.cpp's servers take the schema next to the type."""
+    """OpenAI's `response_format`. llama.cpp's clients put the schema next to the type."""
 
     type: Annotated[str, OneOf("text", "json_object", "json_schema")]
     json_schema: NamedSchema | None = None
     schema_: SchemaField | None = Field(None, alias="schema")
 
     def structure(self, field: str) -> Structure | None:
-        """Raises `APIError`."""
+        """The constraint, or None for text. Raises `APIError`."""
         if self.type == "text":
             return None
         found = self.schema_ if self.json_schema is None else self.json_schema.schema_
@@ -56,19 +56,19 @@ class ResponseFormat(StrictModel):
 
 
 class SchemaFormat(NamedSchema):
-    """The same without nesting: `text.format` of Responses, `output_config.format` of Anthropic's messages."""
+    """The same fields without nesting: `text.format` of Responses, `output_config.format` of Anthropic's messages."""
 
     type: Annotated[str, OneOf("text", "json_object", "json_schema")]
 
     def structure(self, field: str) -> Structure | None:
-        """Raises `APIError`."""
+        """The constraint, or None for text. Raises `APIError`."""
         if self.type == "text":
             return None
         return JSON_OBJECT if self.type == "json_object" else structure_from(field, self.schema_, Schema)
 
 
 class StructuredOutputs(StrictModel):
-    """vLLM's `structured_outputs`: one of the fields up to `grammar`."""
+    """vLLM's `structured_outputs`: at most one of the fields up to `grammar`."""
 
     json_: SchemaField | None = Field(None, alias="json")
     json_object: bool | None = None
@@ -81,7 +81,7 @@ class StructuredOutputs(StrictModel):
     disable_additional_properties: bool | None = None
 
     def structure(self, field: str) -> Structure | None:
-        """Raises `APIError`."""
+        """The constraint, or None for text. Raises `APIError`."""
         kinds: dict[str, tuple[Any, Callable[[Any], Structure]]] = {
             "json": (self.json_, _closed_schema if self.disable_additional_properties else Schema),
             "regex": (self.regex, Regex),
@@ -99,7 +99,7 @@ def _closed_schema(value: Any) -> Schema:
 
 
 def only_one(given: Mapping[str, Structure | None]) -> Structure | None:
-    """The one structure among these, by the names of their fields. Raises `APIError` for two."""
+    """The only structure in `given`, which maps field names to structures; None if there is none. Raises `APIError` for two."""
     found = {field: structure for field, structure in given.items() if structure is not None}
     if len(found) > 1:
         first, second, *_ = found
@@ -116,6 +116,6 @@ def structure_from(field: str, value: Any, kind: Callable[[Any], Structure]) -> 
 
 
 def structure_refused(error: SamplingError, field: str) -> APIError:
-    """The response to a structure that cannot be held, in the words of the request's own field."""
+    """The error response to an unsupported structure, with the name of the request's own field."""
     message = str(error)
     return of_error(SamplingError(field + message.removeprefix("structure")) if message.startswith("structure") else error)

@@ -1,4 +1,4 @@
-"""Tools and their calls, as all dialects share them: what a request offers, and what a conversation tells of earlier calls."""
+"""Tools and tool calls, shared by all dialects."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ from ..validation import FIRST_ERROR_ONLY
 
 MAX_TOOLS = 1024
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-"""What a tool is called by."""
+"""Name of a tool."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
-"""What a call is referred to by."""
+"""Id of a call."""
 SchemaObject = dict[str, Any]
-"""JSON Schema of a tool's arguments."""
 
 
 def tools_field(kind: Any) -> Any:
@@ -35,16 +34,15 @@ class Offer:
     """The tools of a request."""
 
     tools: tuple[Tool, ...] = ()
-    """In the order of the request."""
     choice: ToolChoice = field(default_factory=ToolChoice)
-    """Whether they may, must or must not be called."""
+    """Allows, requires or forbids calls."""
 
 
 NO_TOOLS = Offer()
 
 
 def tool_from(where: str, name: str, description: str | None, parameters: SchemaObject | None, strict: bool | None) -> Tool:
-    """A tool of a request, whose field is `where`. Raises `APIError`."""
+    """A tool from the request's field `where`. Raises `APIError`."""
     kind = (parameters or {}).get("type", "object")
     if kind != "object" and not (isinstance(kind, list) and "object" in kind):
         raise invalid(f"{where}: the schema of a tool's arguments must be of type object", where, "invalid_value")
@@ -60,8 +58,8 @@ def tool_from(where: str, name: str, description: str | None, parameters: Schema
 def make_offer(
     given_as: str, tools: Sequence[Tool], choice: ToolChoice, *, chosen: Collection[str] | None = None, by: str = "tool_choice"
 ) -> Offer:
-    """What a request offers: the tools of its field `given_as`, of which only those in `chosen`, if the choice, its field `by`, says so.
-    Raises `APIError` for two tools of one name, and for a choice of none that is there."""
+    """The tools of the request's field `given_as`. `chosen` are the names that the choice allows; None allows all. The choice is the
+    request's field `by`. Raises `APIError` for two tools with the same name, and for a choice that names an unknown tool."""
     names: set[str] = set()
     for number, tool in enumerate(tools):
         if tool.name in names:
@@ -77,7 +75,7 @@ def make_offer(
 
 
 def schema_refused(error: PromptError, names: Iterable[str]) -> APIError:
-    """The response to a strict tool whose schema cannot be held, which is told by its place among the offered ones."""
+    """The error response to a strict tool whose schema is not supported. The message names the tool by its index."""
     message = str(error)
     for number, name in enumerate(names):
         if message.startswith(f"tools: {name}: "):
@@ -87,24 +85,24 @@ def schema_refused(error: PromptError, names: Iterable[str]) -> APIError:
 
 
 class EarlierCalls:
-    """The calls of a conversation so far, by their ids."""
+    """Calls in the conversation so far, by id."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._open: list[str] = []
 
     def call(self, call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-        """A call as chat templates take it. Arguments that are no JSON stay the text that they are."""
+        """A call in the form of chat templates. Arguments that are not JSON stay text."""
         self._names[call_id] = name
         self._open.append(call_id)
         return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def unanswered(self, name: str | None = None) -> str | None:
-        """The id of the first call of this tool, or of any, that has no result yet, for dialects whose results have no ids."""
+        """The id of the first call without a result, of the tool `name` or of any tool. For dialects whose results have no ids."""
         return next((one for one in self._open if name in (None, self._names[one])), None)
 
     def result(self, call_id: str, content: str, where: str) -> dict[str, Any]:
-        """What a tool answered, as chat templates take it. `where` is the field with the id. Raises `APIError` if no such call was made."""
+        """A tool's result in the form of chat templates. `where` is the field with the id. Raises `APIError` if no such call was made."""
         name = self._names.get(call_id)
         if name is None:
             raise invalid(f"{where}: {call_id[:100]!r} is the id of no earlier call in this conversation", where, "invalid_value")
@@ -114,7 +112,7 @@ class EarlierCalls:
 
 
 def as_object(arguments: str) -> dict[str, Any] | None:
-    """The arguments of a call as an object; None for what is none, as of a call that broke off."""
+    """The arguments of a call as an object; None if they are not a JSON object, for example of a call that broke off."""
     try:
         found = json.loads(arguments or "{}")
         json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no infinities, no halves of characters
@@ -124,12 +122,12 @@ def as_object(arguments: str) -> dict[str, Any] | None:
 
 
 def as_text(name: str, arguments: str) -> str:
-    """A call that broke off, for dialects whose arguments are objects: all that was written of it is delivered."""
+    """The text of a call that broke off, for dialects whose arguments are objects: all of its text is delivered."""
     return f"{name}({arguments}"
 
 
 def merge_pieces(pieces: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
-    """Pieces that came together with those of the same call in one, and without those that say nothing."""
+    """Merge the pieces of each call, and drop empty pieces."""
     found: dict[int, ToolCallDelta] = {}
     for piece in pieces:
         before = found.get(piece.index)
@@ -140,18 +138,18 @@ def merge_pieces(pieces: Iterable[ToolCallDelta]) -> list[ToolCallDelta]:
 
 
 def as_pieces(calls: Iterable[ToolCall]) -> tuple[ToolCallDelta, ...]:
-    """Whole calls as the pieces of a stream, for dialects that make both from the same events."""
+    """Complete calls as pieces of a stream, for dialects that render both from the same events."""
     return tuple(ToolCallDelta(index, call.arguments, call.id, call.name) for index, call in enumerate(calls))
 
 
 class GatheredCalls:
-    """Puts streamed calls together. A call is complete when the next one begins, or the answer ends."""
+    """Assembles streamed calls. A call is complete when the next call starts or the answer ends."""
 
     def __init__(self) -> None:
         self._open: dict[int, ToolCall] = {}
 
     def add(self, pieces: Iterable[ToolCallDelta]) -> list[ToolCall]:
-        """The calls that were completed by these pieces."""
+        """Calls that these pieces have completed."""
         for piece in pieces:
             before = self._open.get(piece.index) or ToolCall(piece.id or "", piece.name or "", "")
             self._open[piece.index] = ToolCall(before.id, before.name, before.arguments + piece.arguments)
@@ -159,7 +157,7 @@ class GatheredCalls:
         return [self._open.pop(index) for index in sorted(self._open) if index < newest]
 
     def end(self) -> list[ToolCall]:
-        """The calls that were still open when the answer ended."""
+        """Calls that were incomplete when the answer ended."""
         found = [self._open[index] for index in sorted(self._open)]
         self._open.clear()
         return found
