@@ -136,8 +136,6 @@ def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
 
 # Circles that are still to be opened.
 KNOWN_CIRCLES = {
-    "mlxinfer.models.native.cpu_program",
-    "mlxinfer.models.heads.mtp",
     "mlxinfer.cache.kv_events",
     "mlxinfer.notebook.formats",
     "mlxinfer.cli",
@@ -184,7 +182,6 @@ KNOWN_SMALL = {
     "mlxinfer/loading/gguf/gpu_formats.py",
     "mlxinfer/loading/gguf/merge_groups.py",
     "mlxinfer/loading/repack_cache/progress.py",
-    "mlxinfer/models/native/latent.py",
     "mlxinfer/nn/product_speeds.py",
     "mlxinfer/nn/unpacking.py",
     "mlxinfer/sampling/noise.py",

@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..errors import AdapterError
 from ..models.decoder import BlockStack, Model
 from ..models.native.fused_blocks import Run
-from ..models.pipeline_stage import Rest
+from ..models.pipeline_stage import NextStages
 from ..util.dataclass import dataclass
 from .batched_lora import Choice, Stack, stack
 from .lora_linear import AdaptedLinear
@@ -121,7 +121,7 @@ def _twin(model: Model | BlockStack, replaced: Mapping[int, AdaptedLinear], choi
     return twin
 
 
-def _telling(others: Rest | None, choice: Choice) -> Rest | None:
+def _telling(others: NextStages | None, choice: Choice) -> NextStages | None:
     """Other machines, told which adapters the rows have."""
     return None if others is None else lambda x, step, inputs, adapters=(): others(x, step, inputs, choice.counts)
 

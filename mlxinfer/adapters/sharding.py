@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..errors import AdapterError
-from ..models.pipeline_stage import Part
+from ..models.pipeline_stage import Stage
 from ..models.tensor_parallel import BY_COLUMNS, BY_ROWS
 from .update import Adapter, Factors, Update
 
 
-def of_share(adapters: Sequence[Adapter], part: Part) -> tuple[Adapter, ...]:
+def of_share(adapters: Sequence[Adapter], part: Stage) -> tuple[Adapter, ...]:
     """The same for one share of every block. `b` is cut by rows where the matrix is, and `a` by columns, so that shares of an update sum up
     to it as shares of the product do. The adapters must fit the whole model. Raises `AdapterError` for magnitudes of matrices cut by
     columns: they need the length of whole rows."""
     return tuple([replace(each, updates={key: _cut(each, update, part) for key, update in each.updates.items()}) for each in adapters])
 
 
-def _cut(adapter: Adapter, update: Update, part: Part) -> Update:
+def _cut(adapter: Adapter, update: Update, part: Stage) -> Update:
     name, (out, into) = update.key.rpartition(".")[2], update.shape
     if name in BY_ROWS:
         return replace(update, shape=(out // part.shares, into), read=_rows(update.read, part, out // part.shares))
@@ -31,7 +31,7 @@ def _cut(adapter: Adapter, update: Update, part: Part) -> Update:
     return replace(update, shape=(out, into // part.shares), read=_columns(update.read, part, into // part.shares))
 
 
-def _rows(read: Callable[[], Factors], part: Part, count: int) -> Callable[[], Factors]:
+def _rows(read: Callable[[], Factors], part: Stage, count: int) -> Callable[[], Factors]:
     own = slice(part.share * count, (part.share + 1) * count)
 
     def cut() -> Factors:
@@ -41,7 +41,7 @@ def _rows(read: Callable[[], Factors], part: Part, count: int) -> Callable[[], F
     return cut
 
 
-def _columns(read: Callable[[], Factors], part: Part, count: int) -> Callable[[], Factors]:
+def _columns(read: Callable[[], Factors], part: Stage, count: int) -> Callable[[], Factors]:
     own = slice(part.share * count, (part.share + 1) * count)
 
     def cut() -> Factors:

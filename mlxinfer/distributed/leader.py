@@ -38,7 +38,7 @@ class Lead:
         return LeadingCache(self, *args, **settings)
 
     def rest(self, x: mx.array, step: Step, inputs: mx.array | None, adapters: Sequence[tuple[int, int]] = ()) -> mx.array:
-        """The other ranks' blocks (`models.stack.Rest`): tell them of the step, send them the rows, and return those that are read, in
+        """Run the other ranks' blocks (`NextStages`): report the step, send the rows, and return the requested rows in
         their places among zeros."""
         assert isinstance(step, CacheStep)
         self._announce(step, x.dtype, adapters)

@@ -14,7 +14,7 @@ from ..errors import NodesError, UnsupportedModelError
 from ..loading.load import PreparedModel
 from ..loading.memory.plan import GOOD_CONTEXT
 from ..models.decoder import Decoder
-from ..models.pipeline_stage import Part, layers_of, only
+from ..models.pipeline_stage import Stage, layers_of, only
 from ..util.dataclass import dataclass
 
 
@@ -22,7 +22,7 @@ from ..util.dataclass import dataclass
 class SplitPlan:
     """Consecutive blocks for each rank. Rank 0 has the embedding and the head as well."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[Stage, ...]
     """By rank."""
     weights: tuple[int, ...]
     """Bytes of weights, by rank."""
@@ -64,7 +64,7 @@ def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], beside
     pages = [_context_bytes(graph, block, kv, found) for block in graph.blocks]
     costs = [weights + page for weights, page in zip(found.block_bytes, pages, strict=True)]
     cuts = best_cuts(costs, first, memory, allowed_cuts(graph))
-    parts = tuple(Part(cuts[rank], cuts[rank + 1]) for rank in range(len(memory)))
+    parts = tuple(Stage(cuts[rank], cuts[rank + 1]) for rank in range(len(memory)))
     weights = [sum(found.block_bytes[part.first : part.last]) for part in parts]
     weights[0] += first
     width = 0 if graph.inputs is None else graph.inputs.width
@@ -77,7 +77,7 @@ def plan_shares(found: PreparedModel, memory: Sequence[int], besides: int | None
     memory for it, and `UnsupportedModelError` for a model that cannot be divided so."""
     ranks, blocks = len(memory), len(found.block_bytes)
     cuttable(found)
-    parts = tuple(Part(0, blocks, rank, ranks) for rank in range(ranks))
+    parts = tuple(Stage(0, blocks, rank, ranks) for rank in range(ranks))
     assert found.outline is not None
     found.outline(parts[0])
     share = -(-sum(found.block_bytes) // ranks)
@@ -102,7 +102,7 @@ def cuttable(found: PreparedModel) -> Decoder:
     return found.model
 
 
-def part_outline(graph: Decoder, part: Part) -> Decoder:
+def part_outline(graph: Decoder, part: Stage) -> Decoder:
     """A graph without values as one rank has it, for a plan of its memory."""
     twin = copy.copy(graph)
     twin.part, twin.blocks = part, graph.blocks[part.first : part.last]

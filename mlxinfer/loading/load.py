@@ -17,7 +17,7 @@ from ..errors import DraftError, UnsupportedModelError
 from ..models import Model, build, build_blocks, supports
 from ..models.decoder import BlockStack
 from ..models.heads.mtp import Head
-from ..models.pipeline_stage import Part
+from ..models.pipeline_stage import Stage
 from ..nn.packing import arrays, settle
 from ..nn.weights import Format
 from ..tokenizer import tokenizer as tokenizers
@@ -78,9 +78,9 @@ class LoadedModel:
     """As in `PreparedModel`; nothing is left to read."""
 
 
-ReadWeights = Callable[["Progress | None", "Part | None"], "tuple[Model, list[str]]"]
+ReadWeights = Callable[["Progress | None", "Stage | None"], "tuple[Model, list[str]]"]
 """Reads the weights, of some blocks only where a part is given. Returns the model that has them, and notes for the user."""
-ReadBlocks = Callable[["Part"], "tuple[BlockStack, int]"]
+ReadBlocks = Callable[["Stage"], "tuple[BlockStack, int]"]
 """Reads some blocks alone. Returns them, and how many bytes of the checkpoint were read."""
 
 
@@ -112,13 +112,13 @@ class PreparedModel:
     """Reads them."""
     read_blocks: ReadBlocks | None = None
     """Reads some blocks alone; None for a model on mlx-lm's graph."""
-    outline: Callable[[Part], Model] | None = None
+    outline: Callable[[Stage], Model] | None = None
     """The graph of a part without values; None for a model on mlx-lm's graph."""
     block_bytes: tuple[int, ...] = ()
     """Bytes that the weights of each block will take in memory."""
     size_changes: tuple[SizeChange, ...] = ()
     """Why the weights take other bytes in memory than in the files."""
-    part: Part | None = None
+    part: Stage | None = None
     """The blocks that this process has, where others have the rest."""
 
     def load_tokenizer(self) -> Tokenizer:
@@ -251,7 +251,7 @@ class _Outline:
     read: ReadWeights
     read_blocks: ReadBlocks | None = None
     block_bytes: tuple[int, ...] = ()
-    outline: Callable[[Part], Model] | None = None
+    outline: Callable[[Stage], Model] | None = None
     size_changes: tuple[SizeChange, ...] = ()
 
 
@@ -276,17 +276,17 @@ def _own_graph(
             whole, dtype, quantize=quantize, scales=scale_dtype(checkpoint, dtype), progress=progress, index=meta.index
         )
 
-    def ready(part: Part | None) -> Callable[[object], None]:
+    def ready(part: Stage | None) -> Callable[[object], None]:
         # What is packed of a part is no copy of the file.
         return partial(settle, copies=None if part else copies, dtype=dtype, measured=speeds_file())
 
-    def read(progress: Progress | None, part: Part | None) -> tuple[Model, list[str]]:
+    def read(progress: Progress | None, part: Stage | None) -> tuple[Model, list[str]]:
         weights = weights_of(progress)
         model = build(checkpoint.config, weights, ready(part), mtp=mtp, part=part)
         weights.finish()
         return model, [*notes, *_notes(weights)]
 
-    def read_blocks(part: Part) -> tuple[BlockStack, int]:
+    def read_blocks(part: Stage) -> tuple[BlockStack, int]:
         weights = weights_of(None)
         stack = build_blocks(checkpoint.config, weights, part, ready(part), dtype)
         weights.finish()

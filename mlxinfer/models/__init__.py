@@ -1,4 +1,4 @@
-"""Model graphs: a table from `model_type` to the family that reads the config and builds the graph."""
+"""Model graphs: table from `model_type` to the family that reads the config and builds the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..nn.weights import Weights
 from .config_reader import ignored_note
 from .decoder import Architecture, BlockStack, Decoder, Model, keep_lazy
 from .heads.mtp import HeadPlan
-from .pipeline_stage import Part
+from .pipeline_stage import Stage
 from .vlm_text import NOTE, TEXT_MODELS, TEXT_ONLY, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
@@ -60,11 +60,11 @@ FAMILIES = {
     "lfm2": "hybrid.lfm2",
     "lfm2_moe": "hybrid.lfm2",
 }
-"""`model_type` to the module under `families` that has a function of that name."""
+"""`model_type` to the module under `families` with a function of that name."""
 
 
 def supports(model_type: str) -> bool:
-    """Whether this architecture has a graph of its own; others may run through `mlx_lm_fallback`."""
+    """Return True if this architecture has a native graph; others may run on mlx-lm's (`fallback`)."""
     return model_type in FAMILIES or model_type in TEXT_MODELS
 
 
@@ -74,33 +74,32 @@ def build(
     ready: Callable[[object], None] = keep_lazy,
     *,
     mtp: bool | Mapping[str, Any] | None = False,
-    part: Part | None = None,
+    part: Stage | None = None,
 ) -> Decoder:
-    """The model of a config, its tensors asked of `weights`.
+    """Build the model of a config and request its tensors from `weights`.
 
-    `ready` is called with each finished part of the model, for a loader to evaluate (see `Decoder`). `mtp`: with the checkpoint's head
-    that predicts several tokens (None: if there is one), or with another, whose config is given and whose tensors `weights` has too.
-    `part`: with these blocks only. Raises `UnsupportedModelError` before any tensor is asked for, if the config holds something that is
-    not understood, and `DraftError` if there is no such head.
+    `ready` is called with each finished part of the model, for a loader to evaluate (see `Decoder`). `mtp` selects the draft head: True for
+    the checkpoint's (None: if present), or the config of another one, whose tensors `weights` also has. `part` limits the model to these
+    blocks. Raises `UnsupportedModelError` before any tensor is requested, and `DraftError` without such a head.
     """
     plan, renamed = _planned(config, weights, part)
     model_type: str = config["model_type"]
     return Decoder(model_type, replace(plan, mtp=_head(plan, renamed, weights, mtp, model_type)), renamed, ready, part)
 
 
-def build_blocks(config: dict[str, Any], weights: Weights, part: Part, ready: Callable[[object], None], dtype: mx.Dtype) -> BlockStack:
-    """Some of its blocks alone, for rows of `dtype`, as `build` makes them. Raises `UnsupportedModelError`."""
+def build_blocks(config: dict[str, Any], weights: Weights, part: Stage, ready: Callable[[object], None], dtype: mx.Dtype) -> BlockStack:
+    """Build the blocks of `part` alone, for rows of `dtype`. Raises `UnsupportedModelError`."""
     plan, renamed = _planned(config, weights, part)
     return BlockStack(plan, renamed, dtype, ready, part)
 
 
-def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tuple[Architecture, Weights]:
-    """What the config says, and the weights under the names of the family, those of a share of the blocks where `part` says so."""
+def _planned(config: dict[str, Any], weights: Weights, part: Stage | None) -> tuple[Architecture, Weights]:
+    """Return the architecture, and the weights under the family's names; for a shard of the blocks, its part of each tensor."""
     if part is not None and part.shares > 1:
-        from .tensor_parallel import Share, ShareWeights, shared_config
+        from .tensor_parallel import Shard, ShardWeights, shared_config
 
-        share = Share(part.share, part.shares)
-        config, weights = shared_config(config, share), ShareWeights(weights, share)
+        share = Shard(part.share, part.shares)
+        config, weights = shared_config(config, share), ShardWeights(weights, share)
     plan = architecture(config)
     model_type = config["model_type"]
     whole = model_type in TEXT_MODELS and (config.get("text_config") or config.get("llm_config"))
@@ -110,7 +109,7 @@ def _planned(config: dict[str, Any], weights: Weights, part: Part | None) -> tup
 
 
 def graph_weights(config: Mapping[str, Any], weights: Weights) -> Weights:
-    """These weights under the names that the graph of a config uses."""
+    """Return the weights under the names that the graph of a config uses."""
     return text_weights(weights) if config["model_type"] in TEXT_MODELS else bare_weights(weights)
 
 

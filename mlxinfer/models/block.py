@@ -1,4 +1,4 @@
-"""A decoder block: a mixer across tokens, a feed-forward layer on each token, and norms."""
+"""Decoder blocks: a mixer across tokens, a feed-forward layer per token, and norms."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .config_reader import ConfigReader
 
 
 def attention_specs(sizes: Sizes, windows: Sequence[int | None]) -> tuple[AttentionSpec, ...]:
-    """The cache specs of attention layers, one per window."""
+    """Return the cache specs of attention layers, one per window."""
     heads = sizes.heads
     return tuple(AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count) for window in windows)
 
@@ -34,7 +34,7 @@ def pre_norm(
     rope: str | None = "rope",
     residual: float = 1.0,
 ) -> Block:
-    """The usual block: one norm before the mixer and one before the MLP."""
+    """Return the usual block, with a norm before the mixer and before the MLP."""
     norms = Norms(
         before_mixer=RMSNorm.load(weights, f"{name}.input_layernorm", sizes.hidden, sizes.eps),
         before_mlp=RMSNorm.load(weights, f"{name}.post_attention_layernorm", sizes.hidden, sizes.eps),
@@ -43,19 +43,19 @@ def pre_norm(
 
 
 def gated_mlp(weights: Weights, name: str, sizes: Sizes, gate: Gate, *, bias: bool = False) -> GatedMLP:
-    """Load the MLP of the layer called `name`."""
+    """Load the MLP of layer `name`."""
     return GatedMLP.load(weights, f"{name}.mlp", sizes.hidden, sizes.inner, gate, bias=bias)
 
 
 def is_sparse_layer(reader: ConfigReader, experts: int) -> Callable[[int], bool]:
-    """A function that tells whether a layer has experts, by `decoder_sparse_step` and `mlp_only_layers`."""
+    """Return a predicate for layers with experts, from `decoder_sparse_step` and `mlp_only_layers`."""
     interval = reader.integer("decoder_sparse_step", 1)
     dense = reader.integers("mlp_only_layers") or []
     return lambda layer: experts > 0 and layer not in dense and (layer + 1) % interval == 0
 
 
 def bidirectional_specs(sizes: Sizes, windows: Sequence[int | None]) -> tuple[BidirectionalSpec, ...]:
-    """The same for layers that look both ways."""
+    """Return the cache specs of bidirectional attention layers."""
     heads = sizes.heads
     return tuple(BidirectionalSpec(heads.kv, heads.dim, heads.dim, window, heads.count) for window in windows)
 
@@ -66,44 +66,40 @@ class Mixer(Protocol):
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
-        """`onto + mix(norm(x))`, `[T, hidden]`."""
+        """Return `onto + mix(norm(x))`, `[T, hidden]`."""
         ...
 
 
 class FeedForward(Protocol):
-    """Works on each token separately."""
+    """Transforms each token independently."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
-        """`onto + f(norm(x))`, `[T, hidden]`."""
+        """Return `onto + f(norm(x))`, `[T, hidden]`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """The norms of a block; None where the block has none."""
+    """Norms of a block, each with a weight `[hidden]` or None."""
 
     before_mixer: RMSNorm | None = None
-    """Weight `[hidden]`, as in all four."""
     after_mixer: RMSNorm | None = None
-    """Applied to the mixer's output, before it is added to the stream."""
+    """Applied to the mixer's output before the residual sum."""
     before_mlp: RMSNorm | None = None
-    """Applied to the feed-forward layer's input."""
     after_mlp: RMSNorm | None = None
-    """Applied to its output, before it is added to the stream."""
+    """Applied to the feed-forward output before the residual sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A mixer and a feed-forward layer, each added to the residual stream: `x + residual * after(f(before(x)))`."""
+    """Block with a mixer and a feed-forward layer, each added to the residual stream: `x + residual * after(f(before(x)))`."""
 
     mixer: Mixer
     """Attention or a recurrence."""
     mlp: FeedForward
-    """The feed-forward layer."""
     norms: Norms
-    """Norms before and after both."""
     rope: str | None = "rope"
-    """Key of the block's rope in `Architecture.ropes`; None where positions are not encoded."""
+    """Key of the block's rope in `Architecture.ropes`; None without positions."""
     residual: float = 1.0
     """Factor of each addition to the stream (Granite)."""
 
@@ -118,7 +114,7 @@ class Block:
         return self._sum(x, y, norms.after_mlp)
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
-        """The same where adding to the stream and the next norm are one kernel: what the last part adds is left to the next block."""
+        """Advance a stream whose sums and norms are fused kernels; the last sum is left to the next block."""
         rotation = None if self.rope is None else rotations[self.rope]
         x, row = stream.normed(self.norms.before_mixer)
         y = self.mixer(row, step, rotation)
@@ -126,12 +122,12 @@ class Block:
         return Stream(x, self.mlp(row), self.norms.after_mlp, self.residual)
 
     def added(self, y: mx.array, after: RMSNorm | None) -> mx.array:
-        """What a part's result `[T, hidden]` adds to the stream, where that is a value of its own."""
+        """Return the residual of a part's result `[T, hidden]`, as a separate array."""
         y = y if after is None else after(y)
         return y if self.residual == 1.0 else (y * mx.array(self.residual)).astype(y.dtype)
 
     def _sum(self, x: mx.array, y: mx.array, after: RMSNorm | None) -> mx.array:
-        """Add a part's result to the stream, unless the part has done so itself because nothing comes between."""
+        """Add a part's result to the stream, unless the part has already added it."""
         if self.residual == 1.0:
             return y if after is None else after(y, onto=x)
         return _add_scaled(x, y if after is None else after(y), mx.array(self.residual))
@@ -139,32 +135,30 @@ class Block:
 
 @runtime_checkable
 class AnyBlock(Protocol):
-    """What a decoder needs of a block."""
+    """Interface of a block for the decoder."""
 
     @property
     def norms(self) -> Norms:
-        """The norms that come between its parts."""
+        """Norms around the parts."""
         ...
 
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
-        """`[T, hidden]` to the same shape; rotations by key of `Architecture.ropes`, `own` `[T, n]` from `Architecture.inputs`."""
+        """Map `[T, hidden]` to the same shape. `rotations` are by key of `Architecture.ropes`; `own` `[T, n]` is the per-layer input."""
         ...
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
-        """The same on a GPU where adding to the stream and the next norm may be one kernel."""
+        """Advance a stream on a GPU, where the residual sum and the next norm may be one kernel."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SingleBlock:
-    """One part with one norm: `x + part(norm(x))` (Nemotron-H)."""
+    """Block with one part and one norm: `x + part(norm(x))` (Nemotron-H)."""
 
     norm: RMSNorm
-    """Weight `[hidden]`."""
     mixer: Mixer | None = None
-    """Attention or a recurrence."""
+    """Attention or a recurrence; None for a feed-forward block."""
     mlp: FeedForward | None = None
-    """Or a feed-forward layer."""
 
     @property
     def norms(self) -> Norms:
@@ -186,16 +180,13 @@ class SingleBlock:
 
 @dataclass(frozen=True, slots=True)
 class ParallelBlock:
-    """A mixer and a feed-forward layer that read the same normed rows: `x + mix(norm(x)) + f(norm(x))` (Cohere)."""
+    """Block whose mixer and feed-forward layer read the same normed rows: `x + mix(norm(x)) + f(norm(x))` (Cohere)."""
 
     mixer: Mixer
-    """Attention or a recurrence."""
     mlp: FeedForward
-    """The feed-forward layer."""
     norm: RMSNorm
-    """Weight `[hidden]`."""
     rope: str | None = "rope"
-    """As in `Block`."""
+    """See `Block`."""
 
     @property
     def norms(self) -> Norms:
@@ -214,5 +205,5 @@ class ParallelBlock:
 
 @fused
 def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
-    """In float32, because the scale itself would lose digits in a 16-bit dtype."""
+    """Add in float32, because the scale would lose digits in a 16-bit dtype."""
     return (x + y * scale).astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Reads texts through a model one block at a time: all texts pass through a block before the next one is loaded."""
+"""Runs texts through a model block by block: all texts pass a block before the next one is loaded."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from .decoder import Architecture, LayerInputs, OutputLayer
 from .pipeline_stage import layers_of, only
 
 BATCH = 4096
-"""Tokens that go through a block at once, or one text if it is longer."""
+"""Tokens that pass a block at once; a longer text passes whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Texts that are read together."""
+    """Texts that pass a block together."""
 
     texts: list[Sequence[int]]
-    """Token ids of each."""
+    """Token ids of each text."""
     held_out: bool = False
-    """True if the texts are kept aside, to judge by."""
+    """True if the texts are held out for validation."""
 
     @property
     def tokens(self) -> list[int]:
-        """The token ids of all texts, one after another."""
+        """Token ids of all texts, concatenated."""
         return [token for text in self.texts for token in text]
 
 
 def batches(texts: Sequence[Sequence[int]], *, held_out: int = 0, size: int = BATCH) -> list[Batch]:
-    """Texts in order in batches of about `size` tokens, the last `held_out` of them apart."""
+    """Return the texts in order, in batches of about `size` tokens; the last `held_out` texts form separate batches."""
     found: list[Batch] = []
     for number, text in enumerate(texts):
         aside = number >= len(texts) - held_out
@@ -51,29 +51,28 @@ def batches(texts: Sequence[Sequence[int]], *, held_out: int = 0, size: int = BA
 
 
 class BlockReader:
-    """Takes the parts of a model as they are built (`build(config, weights, ready=reader)`), and reads each text through them from its
-    beginning.
+    """Receives the parts of a model as they are built (`build(config, weights, ready=reader)`) and runs all texts through each.
 
-    In memory are one block and the `states` of the texts, with the pages that later blocks read as well. Subclasses say what else
-    happens before, between and after. A part of a kind that is not known here raises `UnsupportedModelError`: nothing is skipped.
+    Memory has one block and the `states` of the texts, with the pages that later blocks share. Subclasses add work before, between and
+    after the parts. An unknown kind of part raises `UnsupportedModelError`; no part is skipped.
     """
 
     def __init__(self, plan: Architecture, texts: Sequence[Batch], dtype: mx.Dtype) -> None:
-        """`plan` is that of the model, `dtype` that of its activations."""
+        """Create a reader for the model of `plan`, with activations of `dtype`."""
         self.plan, self.texts, self.dtype = plan, texts, dtype
         self.states: list[mx.array] = []
-        """For each batch the rows `[tokens, hidden]` that enter the next block."""
+        """Rows `[tokens, hidden]` of each batch that enter the next block."""
         self.parts = 0
-        """Parts that were built."""
+        """Number of parts built."""
         self.done = 0
-        """Parts that the states have passed already, in an earlier run."""
+        """Number of parts that the states passed in an earlier run."""
         self._inputs: list[list[mx.array]] | None = None
-        """For each batch what the blocks to come get besides the stream, where they get something."""
+        """Per batch, further inputs of the remaining blocks; None if the family has none."""
         self._kept: dict[int, list[CacheStep]] = {}
-        """By layer the steps of all batches, where later blocks read what the layer has stored."""
+        """Steps of all batches by layer, for layers whose pages later blocks share."""
 
     def __call__(self, part: object) -> None:
-        """Takes the next part."""
+        """Run all texts through the next part."""
         read = self._way_through(part)
         self.parts += 1
         self.met(part)
@@ -84,27 +83,27 @@ class BlockReader:
         mx.clear_cache()
 
     def met(self, part: object) -> None:
-        """Called with every part, also with those that are done."""
+        """Handle every part, including parts of an earlier run."""
 
     def prepare(self, part: object) -> None:
-        """Called before the texts are read through a part: evaluates it."""
+        """Evaluate a part before texts pass it."""
         settle(part)
 
     def begin(self, batch: Batch) -> None:
-        """Called before a batch passes through a block."""
+        """Handle a batch before it passes a block."""
 
     def leave(self, part: object) -> None:
-        """Called after all texts have been read through a part: forgets the matrices of blocks."""
+        """Drop the matrices of a block after all texts passed it."""
         if not isinstance(part, (Embedding, OutputLayer)):
             drop(part)
 
     @property
     def states_suffice(self) -> bool:
-        """True if a block needs only the states of earlier ones."""
+        """True if a block needs only the states of earlier blocks."""
         return self.plan.inputs is None and not any(isinstance(spec, AttentionSpec) and spec.shared for spec in self.plan.specs)
 
     def _way_through(self, part: object) -> Callable[[], None]:
-        """Find the method that reads the texts through a part of this kind."""
+        """Return the function that runs the texts through a part of this kind."""
         if isinstance(part, Embedding):
             return partial(self._embed, part)
         if isinstance(part, AnyBlock):
@@ -127,7 +126,7 @@ class BlockReader:
         mx.eval(self.states)
 
     def _take_inputs(self, inputs: LayerInputs) -> None:
-        """Every block's own input."""
+        """Compute each block's own input."""
         self._inputs = []
         for batch, states in zip(self.texts, self.states, strict=True):
             self.begin(batch)
@@ -146,10 +145,10 @@ class BlockReader:
             step.full.clear()
 
     def _end(self) -> None:
-        """The last norm and the head are left to the subclass."""
+        """Do nothing: subclasses handle the last norm and the head."""
 
     def _steps(self, block: AnyBlock) -> list[CacheStep] | None:
-        """For each batch the step of a block that writes or reads pages which several blocks read; None for other blocks."""
+        """Return the steps of all batches for a block with shared pages; None for other blocks."""
         shared = {layer for layer in layers_of([block]) if _is_shared(self.plan, layer)}
         if not shared:
             return None
@@ -159,7 +158,7 @@ class BlockReader:
         return self._kept[layer]
 
     def _step(self, batch: Batch, layers: set[int] | None = None) -> CacheStep:
-        """An empty cache, of these layers alone, as a step over these texts sees it."""
+        """Return a step over these texts with an empty cache of the given layers."""
         specs = self.plan.specs if layers is None else only(self.plan.specs, layers)
         lengths = [len(text) for text in batch.texts]
         pages = sum(lengths) + 64 * len(lengths)
@@ -174,7 +173,7 @@ def _is_shared(plan: Architecture, layer: int) -> bool:
 
 
 def drop(part: object) -> None:
-    """Forget the matrices of a part."""
+    """Drop the matrices of a part."""
     for holder in list(holders(part)):
         holder.matrix = Dense(mx.zeros((1, 1)))
     mx.clear_cache()

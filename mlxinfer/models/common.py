@@ -1,4 +1,4 @@
-"""The sizes in every family's config, and what follows from them alone."""
+"""Sizes and layer types that all families' configs share."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ FULL, SLIDING, LINEAR = "full_attention", "sliding_attention", "linear_attention
 
 
 def read_layer_types(reader: ConfigReader, known: tuple[str, ...], count: int, rule: Callable[[int], str]) -> list[str]:
-    """`layer_types`, or if the config lacks it, what `rule` says for each layer."""
+    """Return `layer_types`, or `rule` applied to each layer if the config lacks the key."""
     return reader.names("layer_types", known, count) or [rule(layer) for layer in range(count)]
 
 
 def windows(types: list[str], window: int | None) -> list[int | None]:
-    """The window of each layer in tokens, None for full attention. Raises `UnsupportedModelError`."""
+    """Return the window of each layer in tokens, None for full attention. Raises `UnsupportedModelError`."""
     if window is None and SLIDING in types:
         raise UnsupportedModelError("config.json: layer_types has sliding_attention but sliding_window is not set")
     return [window if kind == SLIDING else None for kind in types]
 
 
 def every(interval: int, nth: str, others: str) -> Callable[[int], str]:
-    """A rule: each `interval`-th layer is `nth`, the rest are `others`."""
+    """Return a rule by which each `interval`-th layer is `nth` and the rest are `others`."""
     return lambda layer: others if (layer + 1) % interval else nth
 
 
@@ -53,10 +53,9 @@ class Sizes:
 
 
 def read_sizes(reader: ConfigReader, defaults: Mapping[str, Any], *, activation_key: str = "hidden_act") -> Sizes:
-    """Read them; a missing key has the family's default, or the value that follows from the others. Raises `UnsupportedModelError`.
+    """Read the sizes; `defaults` are the family's values of missing config keys. Raises `UnsupportedModelError`.
 
-    `defaults` holds values of config keys. Without a default, `num_key_value_heads` is `num_attention_heads`, and `head_dim` is
-    `hidden_size / heads`; the same if the key is null.
+    Without a default, a missing or null `num_key_value_heads` is `num_attention_heads`, and `head_dim` is `hidden_size / heads`.
     """
     hidden = reader.integer("hidden_size", defaults["hidden_size"])
     count = reader.count("num_attention_heads", defaults["num_attention_heads"])

@@ -1,7 +1,7 @@
-"""Config keys that change no answer: by name, by pattern, or by a value that states what every graph here does anyway.
+"""Config keys that change no answer: by name, by pattern, or by a value that states the behaviour of every graph here.
 
-A graph reads the keys of its family first. This module judges only the keys that are left. A key with a meaning for the maths must match
-nothing here: a model is refused for such a key, by name.
+A graph first reads the keys of its family; this module judges only the remaining keys. A key that changes the maths must not match: the
+model is refused and the key named.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _PATTERNS: dict[str, str] = {
         eager_\w+
     """,
 }
-"""Reasons why keys change nothing, and the keys: regular expressions for whole names."""
+"""Reason why keys change no answer, to regular expressions of whole names."""
 
 _KNOWN = {reason: re.compile("|".join(f"(?:{name})" for name in names.split())) for reason, names in _PATTERNS.items()}
 
@@ -100,11 +100,11 @@ _STATED: dict[str, tuple[Any, ...]] = {
     "rope_type": ("default",),
     "rotary_type": ("default",),
 }
-"""Keys with the values that say what a graph does that does not read them."""
+"""Keys to the values under which they change no answer of a graph that does not read them."""
 
 
 def harmless(key: str, value: object) -> str | None:
-    """The reason why a key that a graph does not read changes no answer; None if it may change one."""
+    """Return the reason why an unread key changes no answer; None if it may change one."""
     if key in _STATED:
         return f"{value!r} is what the graph does anyway" if _is_stated(key, value) else None
     if key == "layer_types":

@@ -1,7 +1,6 @@
-"""Reading a Hugging Face config so that nothing in it is overlooked.
+"""Strict reader of a Hugging Face config.
 
-A graph takes every key that it understands. A key that is left is an error, unless it changes no answer (`config_keys`) or the user
-wants it ignored.
+A graph reads every key that it supports. A remaining key is an error unless it changes no answer (`config_keys`) or the user ignores it.
 """
 
 from __future__ import annotations
@@ -16,32 +15,32 @@ from .config_keys import harmless
 _MANY = 1 << 16
 
 IGNORED_KEYS = "_ignored_config_keys"
-"""The key under which a config carries the names of the keys that the user wants ignored."""
+"""Key under which a config lists the keys that the user ignores."""
 
 
 def way_on(key: str) -> str:
-    """The end of an error about a key that is not understood."""
+    """Return the end of an error about an unsupported key: the ways to continue."""
     return f"if you know that it changes no answer, ignore it: --ignore-config-key {key}, or ignore_config_keys=[{key!r}] in Python"
 
 
 def with_ignored(config: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
-    """The config with the names of the keys that are to be ignored, where it has them; those of a conversion are there already."""
+    """Return the config with a list of those ignored keys that it has; a converted config has its list already."""
     present = _names(config)
     ignored = sorted({*(config.get(IGNORED_KEYS) or ()), *(key for key in keys if key in present)})
     return config | {IGNORED_KEYS: ignored} if ignored else config
 
 
 def check_ignored(keys: Sequence[str], *configs: Mapping[str, Any]) -> None:
-    """Raise `SettingError` for a key to be ignored that no config has."""
+    """Raise `SettingError` for an ignored key that does not occur in any config."""
     for key in keys:
         if not any(key in _names(config) for config in configs):
             raise SettingError(f"ignore_config_keys: the model has no key {key!r}")
 
 
 def _names(config: Mapping[str, Any]) -> set[str]:
-    """The keys of a config, of its text model's, and of the parameters of ropes."""
+    """Return the keys of a config, of its text config and of its rope parameters."""
     found = set(config)
-    for name in config.get(IGNORED_KEYS) or ():  # of a GGUF file, named with or without its architecture
+    for name in config.get(IGNORED_KEYS) or ():  # keys of GGUF files, with or without the architecture's prefix
         found |= {name, name.partition(".")[2]}
     for key in ("text_config", "llm_config", "rope_parameters", "rope_scaling", "full_attention", "sliding_attention"):
         if isinstance(inner := config.get(key), Mapping):
@@ -50,29 +49,29 @@ def _names(config: Mapping[str, Any]) -> set[str]:
 
 
 def ignored_note(config: Mapping[str, Any]) -> list[str]:
-    """A line for the user where a config has keys that the user wants ignored, else nothing."""
+    """Return a note that lists a config's ignored keys; empty without any."""
     names = ", ".join(config.get(IGNORED_KEYS) or ())
     return [f"keys of the config ignored, as asked: {names}; answers are wrong if that changes what the model computes"] if names else []
 
 
 class ConfigReader(TypedReader):
-    """Takes typed values out of a config. Every error is an `UnsupportedModelError` that names the key."""
+    """Typed reader of a config. Raises `UnsupportedModelError` with the key's name."""
 
     def error(self, key: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(f"config.json: {key} {what}")
 
     def skip(self, *keys: str) -> None:
-        """Keys that this architecture is known not to read."""
+        """Mark keys that this architecture does not use as read."""
         self._taken.update(keys)
 
     def only(self, key: str, *allowed: Any) -> None:
-        """Accept a key only with these values: those under which it changes nothing."""
+        """Accept a key only with these values, under which it changes nothing."""
         value = self.take(key)
         if value is not None and value not in allowed:
             raise self.bad(key, value, " or ".join(repr(item) for item in allowed))
 
     def count(self, key: str, default: int, *, low: int = 1) -> int:
-        """A number of things that are made one by one, so that no config can ask for more than there is memory for."""
+        """Read a number of objects to create, with a bound that keeps hostile configs from exhausting memory."""
         value = self.integer(key, default, low=low)
         if value > _MANY:
             raise self.bad(key, value, f"at most {_MANY}")
@@ -85,7 +84,7 @@ class ConfigReader(TypedReader):
         return value
 
     def integers(self, key: str, count: int = 0) -> list[int] | None:
-        """A list of at least `count` whole numbers, or None where the key is missing or null."""
+        """Return a list of at least `count` whole numbers; None for a missing or null key."""
         value = self.take(key)
         if value is None:
             return None
@@ -94,7 +93,7 @@ class ConfigReader(TypedReader):
         return value
 
     def names(self, key: str, known: Sequence[str], count: int) -> list[str] | None:
-        """One of the known names for each of `count` layers, or None where the key is missing or null."""
+        """Return one known name per layer; None for a missing or null key."""
         value = self.take(key)
         if value is None:
             return None
@@ -106,18 +105,18 @@ class ConfigReader(TypedReader):
         return value[:count]
 
     def uniform_layers(self, kind: str) -> None:
-        """Accept `layer_types` only where it says of every layer what holds for this architecture anyway."""
+        """Accept `layer_types` only if every layer is of `kind`."""
         value = self.take("layer_types")
         if value is not None and (not isinstance(value, list) or any(name != kind for name in value)):
             raise self.bad("layer_types", value, f"{kind} for every layer of this model")
 
     @property
     def ignored(self) -> frozenset[str]:
-        """Keys that the user wants ignored."""
+        """Keys that the user ignores."""
         return frozenset(self.values.get(IGNORED_KEYS) or ())
 
     def finish(self) -> None:
-        """Raise for the first key that was not taken and may change the maths, and for a key that was taken and shall be ignored."""
+        """Raise for an unread key that may change the maths, and for an ignored key that was read."""
         for key in sorted(self.ignored & self._taken):
             if self.values.get(key) is not None:
                 raise self.error(key, f"is read by this model ({self.values.get('model_type')}): it cannot be ignored")

@@ -1,4 +1,4 @@
-"""The skeleton shared by all families: embedding, a stack of blocks, a norm and a head."""
+"""Decoder of all families: embedding, a stack of blocks, a norm and an output layer."""
 
 from __future__ import annotations
 
@@ -19,65 +19,64 @@ from ..nn.weights import Weights
 from ..util.dataclass import dataclass
 from .block import AnyBlock
 from .common import Sizes
-from .heads.mtp import AnyHead, Head, HeadPlan, Scores, with_vocabulary
+from .heads.mtp import AnyHead, DraftScores, Head, HeadPlan, with_vocabulary
 from .native.fused_blocks import Run, runs
 from .native.head import native_head
-from .pipeline_stage import Part, Rest, layers_of, only, side_by_side
+from .pipeline_stage import NextStages, Stage, layers_of, only, side_by_side
 
 if TYPE_CHECKING:
     from .hooks import Hooks
 
 
 class Model(Protocol):
-    """A causal language model over one flat row of tokens. Holds weights only; all state is in the cache."""
+    """Causal language model over a flat row of tokens. It has weights only; all state is in the cache."""
 
     model_type: str
     vocab_size: int
     max_context: int
-    """Positions that the config allows."""
+    """Maximum number of positions."""
     layers: tuple[LayerSpec, ...]
-    """What each layer stores in the cache, which is laid out accordingly."""
+    """Cache spec of each layer."""
     recompute_at: int | None
-    """A length beyond which every token is rotated differently (longrope): the engine then recomputes the sequence."""
+    """Length beyond which all rotations differ (longrope), so that the engine recomputes the sequence; None without one."""
     notes: tuple[str, ...]
     """Messages for the user at load time."""
     mtp: AnyHead | None
-    """The head that drafts from the model's hidden rows, if it was loaded; its layers are the last of `layers`."""
+    """Draft head, if loaded; its layers are the last of `layers`."""
 
     def rotation(self, length: int) -> tuple[int, ...]:
-        """Equal for all lengths at which a sequence's tokens are rotated in the same way."""
+        """Return a key that is equal for all lengths with the same rotations."""
         ...
 
     def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
-        """int32 `[T]` to the last layer's states `[T, hidden]` as `logits` takes them, keys and values appended to the cache."""
+        """Map int32 `[T]` to the last hidden states `[T, hidden]` for `logits`, and append keys and values to the cache."""
         ...
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """`[R, hidden]` to `[R, vocab]`, float32, with the model's own scaling and cap."""
+        """Map `[R, hidden]` to `[R, vocab]`, float32, with the model's scaling and cap."""
         ...
 
     def scores(self, hidden: mx.array) -> mx.array:
-        """`logits`, maybe in a narrower dtype that has all of their digits: whoever takes the highest needs no other."""
+        """Return `logits`, perhaps in a narrower dtype with all of their digits, which suffices for greedy sampling."""
         ...
 
-    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, Scores]:
-        """A step of `mtp` alone: int32 `[R]` and the hidden rows of the tokens before them, `[R, hidden]`, to the rows that take their
-        place for the next tokens, `[R, hidden]`, and scores of these."""
+    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, DraftScores]:
+        """Run the draft head once: tokens int32 `[R]` and the hidden rows before them `[R, hidden]` to the next rows and their scores."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Everything that a config says."""
+    """Contents of a config."""
 
     sizes: Sizes
     """Counts and widths."""
     specs: tuple[LayerSpec, ...]
-    """What each layer stores in the cache."""
+    """Cache spec of each layer."""
     ropes: Mapping[str, Rope]
-    """By the key in `Block.rope`."""
+    """Ropes by the key in `Block.rope`."""
     block: Callable[[Weights, int], AnyBlock]
-    """`block(weights, layer)` asks for the tensors of one block."""
+    """`block(weights, layer)` requests the tensors of one block."""
     embedding_scale: float = 1.0
     """Factor of the embeddings."""
     logit_scale: float = 1.0
@@ -85,54 +84,52 @@ class Architecture:
     logit_cap: float | None = None
     """Cap c: logits become `c * tanh(logits / c)`."""
     final_norm: Callable[[Weights], RMSNorm] | None = None
-    """Loads the last norm; None: a plain RMS norm at `model.norm`."""
+    """Loads the last norm; None for an RMS norm at `model.norm`."""
     embedding: str = "model.embed_tokens.weight"
-    """Name of the embedding."""
+    """Name of the embedding's tensor."""
     inputs: Callable[[Weights], LayerInputs] | None = None
-    """Loads what gives every block an input of its own, for families that have such."""
+    """Loads the per-layer inputs of families that have them."""
     notes: tuple[str, ...] = field(default=())
     """Messages for the user at load time."""
     mtp: HeadPlan | None = None
-    """The head that predicts several tokens, where the checkpoint may have one."""
+    """Draft head that the checkpoint may have."""
 
 
 @runtime_checkable
 class LayerInputs(Protocol):
-    """Makes an input for each block."""
+    """Computes a separate input for each block."""
 
     @property
     def width(self) -> int:
-        """Columns of such an input."""
+        """Columns of an input."""
         ...
 
     def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
-        """int32 `[T]` and their embeddings `[T, hidden]` to `[layers, T, n]`."""
+        """Map int32 `[T]` and their embeddings `[T, hidden]` to `[layers, T, n]`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OutputLayer:
-    """Last norm and head, after the last block."""
+    """Last norm and output matrix."""
 
     norm: RMSNorm
-    """The last norm, weight `[hidden]`."""
     head: Linear | None
-    """`[vocab, hidden]`; None where the embedding serves."""
+    """`[vocab, hidden]`; None for tied embeddings."""
 
 
 def keep_lazy(node: object) -> None:
-    """Leave a finished part of the model unevaluated: the default of `Decoder`'s `ready`."""
+    """Leave a finished part unevaluated: the default of `ready`."""
 
 
 class BlockStack:
-    """Consecutive blocks and their ropes. `layers` has an entry for every layer of the whole model; those of other blocks are
-    `Elsewhere`."""
+    """Consecutive blocks and their ropes. `layers` has an entry per layer of the whole model, `Elsewhere` for layers of other blocks."""
 
     def __init__(
-        self, plan: Architecture, weights: Weights, dtype: mx.Dtype, ready: Callable[[object], None], part: Part | None = None
+        self, plan: Architecture, weights: Weights, dtype: mx.Dtype, ready: Callable[[object], None], part: Stage | None = None
     ) -> None:
-        """`dtype` is that of the rows; `ready` is called with each block. Without a `part` it has all blocks."""
-        self.part = part or Part(0, plan.sizes.layers)
+        """Load the blocks of `part` (default: all) for rows of `dtype`; `ready` is called with each block."""
+        self.part = part or Stage(0, plan.sizes.layers)
         self.hidden_size = plan.sizes.hidden
         self.ropes = dict(plan.ropes)
         self.blocks: list[AnyBlock] = []
@@ -141,28 +138,28 @@ class BlockStack:
             ready(self.blocks[-1])
         self.layers: tuple[LayerSpec, ...] = plan.specs if part is None or part.shares > 1 else only(plan.specs, layers_of(self.blocks))
         self.depth = plan.sizes.layers
-        """Blocks of the whole model."""
+        """Number of blocks of the whole model."""
         self.tap(plan.mtp.taps if plan.mtp else (), dtype)
         self.joined = kernels_in_use()
-        """Whether sums and norms between the parts are one kernel."""
-        self.rest: Rest | None = None
-        """The blocks that come after these, where they are on other machines."""
-        self.spread: Rest | None = None
-        """Gives the rows that come from the embedding to the machines that have the other shares of these blocks."""
+        """True if residual sums and norms are fused kernels."""
+        self.rest: NextStages | None = None
+        """Blocks after these on other machines, or None."""
+        self.spread: NextStages | None = None
+        """Sends the embedded rows to the machines with the other shards of these blocks, or None."""
 
     def tap(self, taps: Sequence[int], dtype: mx.Dtype) -> None:
-        """Let the rows, of this dtype, be read where they enter these blocks, counted from the first of the stack."""
+        """Record the rows, of `dtype`, that enter these blocks, counted from the first of the stack."""
         self.taps = tuple(taps)
-        """Where a head reads the rows, as `mtp.AnyHead.taps`."""
+        """See `mtp.AnyHead.taps`."""
         self.runs = runs(self.blocks, dtype, self.taps)
 
     @property
     def divided(self) -> bool:
-        """Whether other machines compute a part of each step."""
+        """True if other machines compute a part of each step."""
         return self.rest is not None or self.spread is not None
 
     def rotations(self, step: Step) -> dict[str, Rotation]:
-        """How the rows of a step are rotated, by key of `ropes`."""
+        """Return the rotations of a step's rows by key of `ropes`."""
         return {name: rope.at(step) for name, rope in self.ropes.items()}
 
     def advance(
@@ -174,8 +171,11 @@ class BlockStack:
         inputs: mx.array | None = None,
         tapped: list[mx.array] | None = None,
     ) -> mx.array:
-        """Rows `[T, hidden]` through these blocks; keys, values and states go to the cache. `inputs` `[blocks, T, n]` are those of each
-        block, for families that have such. The rows at `taps` within are added to `tapped`, except with hooks."""
+        """Run rows `[T, hidden]` through these blocks and append keys, values and states to the cache.
+
+        `inputs` `[blocks, T, n]` are the per-layer inputs of families that have them. Rows at `taps` are appended to `tapped`, except with
+        hooks.
+        """
         if self.joined and hooks is None and inputs is None:
             return self.stream(x, step, rotations, tapped).sum()
         if hooks is not None and inputs is None:
@@ -202,7 +202,7 @@ class BlockStack:
         return x
 
     def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], tapped: list[mx.array] | None = None) -> Stream:
-        """The same where sums and norms are `joined`: the last sum is left to the norm that follows."""
+        """Run rows with fused sums and norms; the last sum is left to the norm after it."""
         stream = Stream(x)
         for index, block in enumerate(self.blocks):
             if tapped is not None and index in self.taps:
@@ -217,15 +217,17 @@ class BlockStack:
 
 
 def native_form(run: Run, step: Step) -> kernels_cpu.Blocks | None:
-    """What the CPU kernels compute of these blocks, if they can do it for this step: no temperature changes anything in it, and states need
-    not be kept for drafts that may be taken back."""
+    """Return the CPU kernels' form of these blocks, or None if they cannot run this step.
+
+    They support neither temperatures nor states that a rejected draft rolls back.
+    """
     if run.native is None or not step.runs_blocks or any(t.beyond(step.segments) for t in run.temperatures):
         return None
     return None if run.recurrent and any(s.drafts for s in step.segments) else run.native
 
 
 class Decoder(BlockStack):
-    """A causal language model on a flat row of tokens; implements `Model`."""
+    """Causal language model on a flat row of tokens; implements `Model`."""
 
     def __init__(
         self,
@@ -233,11 +235,13 @@ class Decoder(BlockStack):
         plan: Architecture,
         weights: Weights,
         ready: Callable[[object], None] = keep_lazy,
-        part: Part | None = None,
+        part: Stage | None = None,
     ) -> None:
-        """`ready` is called with each part once its tensors were asked for; a loader evaluates it there (`nn.packing.settle`), so that the
-        sources of joined projections are freed before the next block is read. With a `part`, only its blocks are loaded: others are
-        called through `rest`."""
+        """Load a model; `ready` is called with each part once its tensors were requested.
+
+        A loader evaluates the part there (`nn.packing.settle`), which frees the sources of joined projections before the next block. With a
+        `part`, only its blocks are loaded and `rest` runs the others.
+        """
         sizes, head = plan.sizes, plan.mtp
         self.model_type = model_type
         self.vocab_size = sizes.vocab
@@ -280,9 +284,11 @@ class Decoder(BlockStack):
         return tuple(rope.regime(length) for rope in self.ropes.values())
 
     def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None, rotations: Mapping[str, Rotation] | None = None) -> mx.array:
-        """int32 `[T]` to the last block's states `[T, hidden]`; keys, values and states go to the cache. The last norm is left to `logits`,
-        which is asked for few of a prompt's rows, unless it comes with the last sum (`joined`). `rotations` are those of the step, where
-        they are known."""
+        """Map int32 `[T]` to the last block's states `[T, hidden]`, and append keys, values and states to the cache.
+
+        `logits` applies the last norm, because a prompt needs few rows, unless it is fused with the last sum (`joined`). `rotations` are
+        those of the step, if known.
+        """
         x = self._embedded(tokens)
         rotations = rotations or self.rotations(step)
         inputs = None if self.inputs is None else self.inputs(tokens, x)
@@ -290,18 +296,18 @@ class Decoder(BlockStack):
             return self._through(x, step, rotations, hooks, inputs)[1]
         found: list[mx.array] = []
         before, after = self._through(x, step, rotations, hooks, inputs, found if self.taps and hooks is None else None)
-        if self.taps and hooks is not None:  # what hooks change is not drafted for
+        if self.taps and hooks is not None:  # hooks exclude drafts
             found = [mx.zeros_like(before)] * len(self.taps)
         reads = after if self.mtp.normed and self.joined else self.norm(before) if self.mtp.normed else before
         self.mtp.follow(self._for_head(tokens, x), mx.concatenate(found, axis=-1) if found else reads, step, rotations)
         return after
 
     def through(self, x: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
-        """Rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
+        """Run rows `[T, hidden]` through all blocks: `hidden` without the embedding."""
         return self._through(x, step, self.rotations(step), hooks)[1]
 
-    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, Scores]:
-        """`[R]` and `[R, hidden]` to the head's rows `[R, hidden]` and its scores."""
+    def draft(self, tokens: mx.array, before: mx.array, step: Step) -> tuple[mx.array, DraftScores]:
+        """Map `[R]` and `[R, hidden]` to the head's rows `[R, hidden]` and its scores."""
         head = self.mtp
         assert head is not None
         rotations = {key: self.ropes[key].at(step) for key in head.ropes}
@@ -309,7 +315,7 @@ class Decoder(BlockStack):
         return rows, head.scores(finished, self)
 
     def _for_head(self, tokens: mx.array, x: mx.array | None = None) -> mx.array:
-        """Embeddings as the head reads them; `x` are the model's, where they are known."""
+        """Return embeddings for the head; `x` are the model's, if known."""
         head = self.mtp
         assert head is not None
         if head.embedding is not None:
@@ -331,8 +337,7 @@ class Decoder(BlockStack):
         inputs: mx.array | None = None,
         tapped: list[mx.array] | None = None,
     ) -> tuple[mx.array, mx.array]:
-        """The last block's rows, and `hidden`'s. `inputs` `[layers, T, n]` are those of each block, for families that have such. The rows
-        at `taps` are added to `tapped`."""
+        """Return (last block's rows, rows of `hidden`). `inputs` `[layers, T, n]` are per-layer inputs; rows at `taps` go to `tapped`."""
         if self.spread is not None:
             x = self.spread(x, step, inputs)
         own = None if inputs is None else inputs[self.part.first : self.part.last]
@@ -350,15 +355,15 @@ class Decoder(BlockStack):
         return before, after
 
     def normed(self, hidden: mx.array) -> mx.array:
-        """`[R, hidden]`, as `hidden` returns it, after the last norm: what embedding models pool."""
+        """Return rows `[R, hidden]` of `hidden` after the last norm, which embedding models pool."""
         return hidden if self.joined else self.norm(hidden)
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """`[R, hidden]` to `[R, vocab]` in float32."""
+        """Map `[R, hidden]` to `[R, vocab]` in float32."""
         return self.scores(hidden).astype(mx.float32)
 
     def scores(self, hidden: mx.array) -> mx.array:
-        """`logits` as the product with the head leaves them; in float32 where the model scales or caps them."""
+        """Return logits in the dtype of the output product; in float32 if the model scales or caps them."""
         norm = None if self.joined else self.norm
         if norm is not None and norm.centring:
             hidden, norm = norm(hidden), None
@@ -366,7 +371,7 @@ class Decoder(BlockStack):
         return y if self.logit_scale == 1.0 and self.logit_cap is None else self.scaled(y.astype(mx.float32))
 
     def scaled(self, y: mx.array) -> mx.array:
-        """Logits `[R, vocab]`, float32, with the model's own scaling and cap."""
+        """Apply the model's scaling and cap to logits `[R, vocab]`, float32."""
         if self.logit_scale != 1.0:
             y = y * self.logit_scale
         if self.logit_cap is not None:
@@ -374,7 +379,7 @@ class Decoder(BlockStack):
         return y
 
     def unembed(self, rows: mx.array, norm: RMSNorm | None = None) -> mx.array:
-        """`[R, hidden]` through the head alone, after `norm` if it is given: float32 `[R, vocab]`, neither scaled nor capped."""
+        """Multiply `[R, hidden]`, after `norm` if given, by the output matrix: float32 `[R, vocab]`, neither scaled nor capped."""
         return self._product(rows, norm).astype(mx.float32)
 
     def _product(self, rows: mx.array, norm: RMSNorm | None) -> mx.array:
@@ -382,6 +387,5 @@ class Decoder(BlockStack):
 
 
 def load_head(weights: Weights, vocab: int, hidden: int) -> Linear | None:
-    """The output matrix; None if the checkpoint has none and the embedding serves. The tensors decide, not `tie_word_embeddings`: like
-    transformers, use a head that exists even if the config ties it."""
+    """Load the output matrix; None for tied embeddings. An existing tensor is used even with `tie_word_embeddings`, as in transformers."""
     return Linear.load(weights, "lm_head", vocab, hidden) if weights.has("lm_head.weight") else None

@@ -1,6 +1,6 @@
-"""Loads experts from the layouts that checkpoints store them in.
+"""Loads experts from the layouts of checkpoints.
 
-The graph's own layout is mlx-lm's: one matrix `[experts, out, in]` for each of gate, up and down.
+The graph's layout is mlx-lm's: one matrix `[experts, out, in]` each for gate, up and down.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Shape = tuple[int, int, int]
 
 
 def read_expert_count(reader: ConfigReader, default: int) -> int:
-    """`num_experts`, which transformers 5 writes as `num_local_experts`."""
+    """Read `num_experts`, which transformers 5 writes as `num_local_experts`."""
     old, new = reader.optional_integer("num_experts", low=0), reader.optional_integer("num_local_experts", low=0)
     if old is not None and new is not None and old != new:
         raise reader.bad("num_local_experts", new, f"num_experts, {old}")
@@ -30,7 +30,7 @@ def read_expert_count(reader: ConfigReader, default: int) -> int:
 
 
 def read_chosen_count(reader: ConfigReader, default: int, experts: int) -> int:
-    """`num_experts_per_tok`, at most the number of experts."""
+    """Read `num_experts_per_tok`, at most the number of experts."""
     chosen = reader.integer("num_experts_per_tok", default)
     if chosen > experts > 0:
         raise reader.bad("num_experts_per_tok", chosen, f"at most the number of experts, {experts}")
@@ -40,8 +40,8 @@ def read_chosen_count(reader: ConfigReader, default: int, experts: int) -> int:
 def load_experts(weights: Weights, name: str, source: str, shape: Shape, gate: Gate, parts: Mapping[str, str] = PROJECTIONS) -> Experts:
     """Load experts under `name`. `shape` is (experts, inner, hidden).
 
-    They may also be stored one by one as `source.0.<part>.weight`, with the names of the parts in `parts`, or with gate and up in one
-    tensor, as transformers 5 has them in memory.
+    A checkpoint may also store single experts, `source.0.<part>.weight` with the names in `parts`, or gate and up in one tensor, the
+    layout of transformers 5.
     """
     count, inner, hidden = shape
     shapes = {"gate_proj": (count, inner, hidden), "up_proj": (count, inner, hidden), "down_proj": (count, hidden, inner)}
@@ -55,7 +55,7 @@ def load_experts(weights: Weights, name: str, source: str, shape: Shape, gate: G
 
 
 def read_groups(reader: ConfigReader, experts: int, default: int = 1, default_kept: int = 1) -> tuple[int, int]:
-    """`n_group` and `topk_group`: groups of experts, and how many of them a token's experts come from."""
+    """Read `n_group` and `topk_group`: the number of expert groups, and of groups selected per token."""
     groups = reader.optional_integer("n_group", default) or 1
     kept = reader.optional_integer("topk_group", default_kept) or 1
     if experts % groups or kept > groups:
@@ -64,7 +64,7 @@ def read_groups(reader: ConfigReader, experts: int, default: int = 1, default_ke
 
 
 def load_bias(weights: Weights, name: str, count: int, *others: str) -> mx.array:
-    """What is added to the scores of `count` experts where they are chosen; `others` are names under which it may be stored."""
+    """Load the selection bias of `count` experts; `others` are alternative names."""
     recipes = [
         Recipe((other,), (shape,), lambda s: map_rows(s[0], lambda a: a.reshape(-1)))
         for other in others
@@ -82,7 +82,7 @@ def _in_one_tensor(source: str, part: str, shape: Shape) -> Recipe:
 
 
 def load_interleaved_experts(weights: Weights, name: str, shape: Shape, gate: Gate) -> Experts:
-    """gpt-oss: gate and up are alternating rows of one tensor, either transposed and plain or packed as MXFP4; with biases."""
+    """Load gpt-oss's experts: gate and up are alternating rows of one tensor, transposed or packed as MXFP4, with biases."""
     count, inner, hidden = shape
 
     def gate_or_up(part: str, first: int) -> ExpertLinear:
@@ -97,7 +97,7 @@ def load_interleaved_experts(weights: Weights, name: str, shape: Shape, gate: Ga
 
 
 def _stored(name: str, shape: Shape, pick: Callable[[mx.array], mx.array]) -> list[Recipe]:
-    """The two forms in which gpt-oss stores a tensor of this `shape`; `pick` selects rows of it."""
+    """Return recipes for both forms in which gpt-oss stores a tensor of `shape`; `pick` selects its rows."""
     count, out_dims, in_dims = shape
 
     def unpack(sources: list[Matrix]) -> Matrix:

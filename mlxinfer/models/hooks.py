@@ -1,4 +1,4 @@
-"""Looking into a model while it runs, and changing what it computes: one pass with hooks, part by part instead of fused."""
+"""Hooks that observe and change values inside a forward pass, which then runs part by part instead of fused."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from ..nn.moe import MixtureOfExperts
 from .block import AnyBlock, Block
 
 RESIDUAL, ATTENTION_OUT, HEADS, MLP = "residual", "attention_out", "heads", "mlp"
-"""Places whose values a hook may change: the stream that enters a block (and, as one more layer, the one that leaves the last), what the
-mixer adds to it `[T, hidden]`, each head's result before the output projection `[T, heads, dim]`, what the feed-forward layer adds."""
+"""Places whose values a hook may change: the stream into a block (the last index is the stream out of the last block), the mixer's output
+`[T, hidden]`, the heads' results before the output projection `[T, heads, dim]`, the feed-forward output."""
 
 ROUTER = "router"
-"""The router's logits `[T, experts]`, which can only be watched."""
+"""The router's logits `[T, experts]`, which a hook may only observe."""
 
 
 class Hooks(Protocol):
-    """What is done on the way through a model. Rows are those of a step: its segments tell whose they are."""
+    """Callbacks of a forward pass. Rows are those of a step; its segments assign them to sequences."""
 
     def wants(self, place: str, layer: int) -> bool:
-        """Whether `at` is to be called there."""
+        """Return True if `at` must be called for this place and layer."""
         ...
 
     def at(self, place: str, layer: int, x: mx.array, segments: Sequence[Segment]) -> mx.array:
-        """The value of a place, `[T, ...]`; returns what takes its place, of the same shape and dtype."""
+        """Receive the value of a place, `[T, ...]`, and return its replacement of the same shape and dtype."""
         ...
 
     def attended(
         self, layer: int, qkv: Sequence[mx.array], params: AttentionParams, spec: AttentionSpec, segments: Sequence[Segment]
     ) -> None:
-        """Told of queries, keys and values `[T, heads, dim]`, normed and rotated, before they meet the past."""
+        """Receive queries, keys and values `[T, heads, dim]` after norm and rotation, before attention."""
         ...
 
     def arrays(self) -> list[mx.array]:
-        """What was kept and has not been evaluated, for the step to compute along."""
+        """Return recorded arrays that are not evaluated, for the step to evaluate."""
         ...
 
 
 class HookedStep:
-    """A step of the cache whose attention can be watched and changed. Implements `base.Step`."""
+    """Implements `base.Step` with hooks around attention."""
 
     runs_blocks = False
 
@@ -90,17 +90,17 @@ class HookedStep:
 
 
 def changed(hooks: Hooks, place: str, layer: int, x: mx.array, segments: Sequence[Segment]) -> mx.array:
-    """x, or what the hooks put in its place."""
+    """Return x or its replacement by the hooks."""
     return hooks.at(place, layer, x, segments) if hooks.wants(place, layer) else x
 
 
 def run_blocks(
     x: mx.array, blocks: Sequence[AnyBlock], step: Step, rotations: Mapping[str, Rotation], hooks: Hooks, layers: Sequence[LayerSpec]
 ) -> mx.array:
-    """Rows `[T, hidden]` through all blocks, with hooks. Returns the last stream, not normed."""
+    """Run rows `[T, hidden]` through all blocks with hooks. Returns the last stream before the norm."""
     segments, watched = step.segments, HookedStep(step, hooks, layers)
     for layer, block in enumerate(blocks):
-        assert isinstance(block, Block)  # others are refused before
+        assert isinstance(block, Block)  # other kinds were refused before
         x = changed(hooks, RESIDUAL, layer, x, segments)
         rotation = None if block.rope is None else rotations[block.rope]
         y = block.mixer(x, watched, rotation, norm=block.norms.before_mixer)

@@ -1,4 +1,4 @@
-"""Rope parameters from a config of either style, checked: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
+"""Reads and checks rope parameters of either config style: `rope_parameters`, or `rope_theta` with `rope_scaling`."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _REQUIRED: dict[str, tuple[str, ...]] = {
 _UNDERSTOOD = _COMMON.union(*_OWN.values())
 _POSITIVE = _UNDERSTOOD - {"rope_type", "type", "truncate", "short_factor", "long_factor"}
 _OPTIONAL_SCALES = frozenset({"mscale", "mscale_all_dim"})
-"""Scales of YaRN for which 0 means that there are none."""
+"""Scales of YaRN for which 0 means unset."""
 MROPE = frozenset({"mrope_section", "mrope_interleaved"})
-"""Parameters that divide a head among three positions, which are the same for every token of a text."""
+"""Parameters that divide a head among three positions, which are equal for text tokens."""
 _TRAINED_LENGTH = frozenset({"llama3", "yarn", "longrope"})
 
 
@@ -49,8 +49,11 @@ def read_rope(
     aliases: Mapping[str, str] | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> Rope:
-    """The one rope of a model. `theta`, `partial` and `trained` (length) are the family's defaults, `otherwise` the parameters of a
-    config that has none; a family without a default for `partial` rotates whole heads and accepts nothing else."""
+    """Read the rope of a model with a single one.
+
+    `theta`, `partial` and `trained` (length) are the family's defaults, `otherwise` the parameters of a config without any. A family
+    without a default of `partial` rotates whole heads only.
+    """
     scaling, new_style = rope_mapping(reader, "rope_scaling"), rope_mapping(reader, "rope_parameters")
     own = {
         "rope_theta": reader.optional_number("rope_theta") or theta,
@@ -74,8 +77,10 @@ def read_rope_by_layer(
     scaled: str,
     others: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Rope]:
-    """One rope for each kind of layer, `head_dim` for all or by kind. `theta` gives, of each kind, the old style's key and the default,
-    `others` its further defaults; the old style's scaling is that of the kind `scaled`."""
+    """Read one rope per kind of layer; `head_dim` is common or by kind.
+
+    `theta` maps a kind to (old style's key, default), `others` to further defaults. The old style's scaling applies to the kind `scaled`.
+    """
     by_kind = rope_mapping(reader, "rope_parameters")
     for kind, given in by_kind.items():
         if kind not in theta or not isinstance(given, dict):
@@ -87,7 +92,7 @@ def read_rope_by_layer(
         given = {name: value for name, value in by_kind.get(kind, {}).items() if value is not None}
         dim = head_dim if isinstance(head_dim, int) else head_dim[kind]
         ropes[kind] = checked_rope({**(others or {}).get(kind, {}), **own, **given}, dim, max_positions)
-        # Such configs count the stretched positions already.
+        # These configs already count the scaled positions.
         ropes[kind].context = max_positions
     return ropes
 
@@ -100,7 +105,7 @@ def checked_rope(
     aliases: Mapping[str, str] | None = None,
     ignored: frozenset[str] = frozenset(),
 ) -> Rope:
-    """Check the parameters of one rope and make it. Raises `UnsupportedModelError` naming what is not understood."""
+    """Check the parameters of one rope and create it. Raises `UnsupportedModelError` with the unsupported parameter."""
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     kind = (aliases or {}).get(str(kind), kind)
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
@@ -127,7 +132,7 @@ def checked_rope(
 
 
 def rope_mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
-    """The object under this key without its nulls and what the user wants ignored, or an empty one."""
+    """Return the object under this key without nulls and ignored keys; {} for a missing key."""
     value = reader.take(key)
     if value is None:
         return {}
@@ -137,7 +142,7 @@ def rope_mapping(reader: ConfigReader, key: str) -> dict[str, Any]:
 
 
 def _stated_only(reader: ConfigReader, name: str, item: Any) -> Any:
-    """The parameters of a kind of layer as those of the whole model are read."""
+    """Return the parameters of a kind of layer, filtered like those of the whole model."""
     if not isinstance(item, dict):
         return item
     return {inner: value for inner, value in item.items() if not _says_nothing(reader, inner, value)}

@@ -1,4 +1,4 @@
-"""Feed-forward layers in the manner of DeepSeek V3 (arXiv:2412.19437): dense at first, then experts next to shared ones."""
+"""Feed-forward layers of DeepSeek V3's kind (arXiv:2412.19437): first dense, then routed and shared experts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .experts import PROJECTIONS, load_bias, load_experts, read_chosen_count, re
 
 
 class SparseLayers:
-    """The feed-forward layers of a model: dense ones, and experts from groups, chosen by a sigmoid and a bias or by probabilities."""
+    """Feed-forward layers of a model: dense ones, and grouped experts selected by sigmoid and bias or by probabilities."""
 
     def __init__(
         self,
@@ -38,9 +38,11 @@ class SparseLayers:
         kinds: list[str] | None = None,
         parts: Mapping[str, str] = PROJECTIONS,
     ) -> None:
-        """The arguments are the family's defaults; `kinds` says of each layer whether it is "dense" or "sparse", `ranked` how many scores
-        rank a group, `normalizes` whether the family reads `norm_topk_prob`, `parts` how an expert's matrices are called where each
-        is stored for itself."""
+        """Read the settings; the arguments are the family's defaults.
+
+        `kinds` lists "dense" or "sparse" per layer. `ranked` is the number of scores that rank a group. `normalizes` is True if the family
+        reads `norm_topk_prob`. `parts` are the names of an expert's matrices if stored separately.
+        """
         self.sizes = sizes
         self.gate = gated(sizes.activation)
         self.by_probability = scores == "softmax"
@@ -67,7 +69,7 @@ class SparseLayers:
         reader.skip("aux_loss_alpha", "seq_aux")
 
     def load(self, weights: Weights, layer: int) -> FeedForward:
-        """That of a layer, or of a head, which stands after the last one and has experts."""
+        """Load the feed-forward layer of a layer or, after the last one, of a draft head."""
         if layer < self.sizes.layers and self.kinds[layer] == "dense":
             return gated_mlp(weights, f"model.layers.{layer}", self.sizes, self.gate)
         name, hidden = f"model.layers.{layer}.mlp", self.sizes.hidden

@@ -1,4 +1,4 @@
-"""A share of every block for each of several machines: heads and columns are divided, and what the parts of a block compute is summed."""
+"""Tensor parallelism: each machine has a shard of all heads and columns, and the partial results are summed."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from .decoder import BlockStack
 from .native.fused_blocks import Run
 
 _USUAL_HEADS = frozenset({"llama", "mistral", "granite", "smollm3", "qwen2", "qwen3"})
-"""`model_type`s whose heads have `hidden_size / num_attention_heads` channels where the config does not say how many."""
+"""`model_type`s whose `head_dim` defaults to `hidden_size / num_attention_heads`."""
 FAMILIES = _USUAL_HEADS | {"ernie4_5", "exaone4", "gemma2", "gemma3_text", "hunyuan_v1_dense", "ministral3", "seed_oss"}
-"""`model_type`s whose blocks are plain attention and a gated feed-forward layer, without a norm over all heads."""
+"""`model_type`s whose blocks have plain attention and a gated feed-forward layer, without a norm over all heads."""
 BY_ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
-"""Projections of which a share has some rows: those of its heads, and channels."""
+"""Projections divided by rows: heads or channels."""
 BY_COLUMNS = ("o_proj", "down_proj")
-"""Projections of which a share has some columns."""
+"""Projections divided by columns."""
 _DIVIDED = ("num_attention_heads", "num_key_value_heads", "intermediate_size")
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """Which share of every block a machine has."""
+class Shard:
+    """A machine's shard of every block."""
 
     rank: int
-    """Which, from 0."""
+    """Rank, from 0."""
     count: int
-    """How many there are."""
+    """Number of shards."""
 
 
-def shared_config(config: dict[str, Any], share: Share) -> dict[str, Any]:
-    """The config of a model as narrow as a share. Raises `UnsupportedModelError` where it cannot be divided."""
+def shared_config(config: dict[str, Any], share: Shard) -> dict[str, Any]:
+    """Return the config of a model with a shard's widths. Raises `UnsupportedModelError` if it cannot be divided."""
     kind = config.get("model_type")
     if kind not in FAMILIES:
         raise UnsupportedModelError(f"{kind} cannot be divided by heads and columns, only by layers: leave out --split tensor")
@@ -48,7 +48,7 @@ def shared_config(config: dict[str, Any], share: Share) -> dict[str, Any]:
             raise UnsupportedModelError(f"the config does not say {key}, which machines share: leave out --split tensor")
     heads = config["num_attention_heads"]
     missing = {"num_key_value_heads": heads, "head_dim": config["hidden_size"] // heads}
-    # Other keys that are null stay so: a window that is null is none, and one that is missing has the family's default.
+    # Other nulls stay: a null window means no window, a missing one the family's default.
     whole = config | {key: value for key, value in missing.items() if config.get(key) is None}
     for key in _DIVIDED:
         if whole[key] % share.count:
@@ -56,10 +56,10 @@ def shared_config(config: dict[str, Any], share: Share) -> dict[str, Any]:
     return whole | {key: whole[key] // share.count for key in _DIVIDED}
 
 
-class ShareWeights:
-    """Answers a graph as narrow as a share with parts of the whole tensors; implements `Weights`."""
+class ShardWeights:
+    """Implements `Weights` for a shard: returns its part of each whole tensor."""
 
-    def __init__(self, whole: Weights, share: Share) -> None:
+    def __init__(self, whole: Weights, share: Shard) -> None:
         self._whole, self._share = whole, share
 
     def has(self, name: str) -> bool:
@@ -87,22 +87,22 @@ class ShareWeights:
 
 
 class SummedLinear(Linear):
-    """A projection of which every machine has some columns: its results are summed over all of them."""
+    """A projection divided by columns, whose results are summed over all machines."""
 
     def __init__(self, base: Linear, add: Callable[[mx.array], mx.array]) -> None:
         self.base, self.add = base, add
         self.projections = base.projections
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
-        """As `Linear`."""
+        """See `Linear`."""
         y = self.add(self.base(x, norm=norm))
         return y if onto is None else onto + y
 
 
 def sum_results(stack: BlockStack, add: Callable[[mx.array], mx.array]) -> None:
-    """Have the results of attention and of feed-forward layers summed by `add`, where they are not yet."""
+    """Sum the results of attention and feed-forward layers by `add`, if not done before."""
     for block in stack.blocks:
-        mixer, mlp = getattr(block, "mixer"), getattr(block, "mlp")  # noqa: B009  # those of `FAMILIES` have both
+        mixer, mlp = getattr(block, "mixer"), getattr(block, "mlp")  # noqa: B009  # blocks of `FAMILIES` have both
         for part, name in ((mixer, "output"), (mlp, "down")):
             if not isinstance(getattr(part, name), SummedLinear):
                 setattr(part, name, SummedLinear(getattr(part, name), add))
@@ -115,7 +115,7 @@ def _columns(name: str, matrix: Matrix, first: int, count: int) -> Matrix:
     if not isinstance(matrix, Quantized):
         raise UnsupportedModelError("GGUF files cannot be divided by columns: leave out --split tensor, or convert the model")
     form = matrix.format
-    if form.mode == FLOAT8 and form.group_size == matrix.shape[-1] and count % 32 == 0:  # a scale for each whole row
+    if form.mode == FLOAT8 and form.group_size == matrix.shape[-1] and count % 32 == 0:  # a scale per whole row
         codes = _copied(matrix.weight, slice(first // 4, (first + count) // 4), -1)
         return replace(matrix, weight=codes, format=replace(form, group_size=count))
     if count % form.group_size or count * form.bits % 32:
@@ -130,7 +130,7 @@ def _columns(name: str, matrix: Matrix, first: int, count: int) -> Matrix:
 
 
 def _copied(array: mx.array, part: slice, axis: int) -> mx.array:
-    """Part of an array, in memory of its own: a view would keep all of it."""
+    """Return a copy of part of an array, because a view would keep the whole array alive."""
     where = (part, slice(None)) if axis == -2 else (..., part)
     view = array[where]
     return mx.slice_update(mx.zeros(view.shape, view.dtype), view, mx.array([0]), axes=(0,))

@@ -1,4 +1,4 @@
-"""Text models inside checkpoints that also see images: their config is a part of the config, their tensors have longer names."""
+"""Text models inside multimodal checkpoints: a nested config, and prefixed tensor names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gpt_oss"),
     "internvl_chat": ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gpt_oss"),
 }
-"""`model_type` of the whole to those that its text model may have; the first, if the config does not say."""
+"""`model_type` of the whole model to the possible types of its text model; the first is the default."""
 
 _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_unified_text": (
@@ -38,14 +38,14 @@ _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5000000.0, "max_position_embeddings": 128000, "norm_topk_prob": True}),
     "exaone4_5_text": ("exaone4", {}),
 }
-"""Text models that have the graph of another family: that family, and their defaults where these differ from the family's."""
+"""Text models on another family's graph: (family, defaults that differ from the family's)."""
 
 NOTE = "only the text model is used: images are not understood"
 TEXT_ONLY = "_text_only"
-"""The key under which a text model's config says that its file holds parts as well that see or hear."""
+"""Key of a text config whose file also has vision or audio towers."""
 
 _TEXT_KEYS = {"internvl_chat": "llm_config"}
-"""By `model_type`: the key of the text model's config, where it is not `text_config`."""
+"""`model_type` to the key of the text config, if not `text_config`."""
 _OUTER_KEYS = """
 do_image_splitting downsample_factor downsample_ratio encoder_patch_size pad2square select_layer template text_config
 tie_word_embeddings tile_size use_backbone_lora use_llm_lora
@@ -54,13 +54,13 @@ _REPEATED_KEYS = """
 attention_bias head_dim hidden_act hidden_size intermediate_size max_position_embeddings num_attention_heads num_hidden_layers
 num_key_value_heads rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window use_sliding_window vocab_size
 """
-"""Keys of text models that some configs have outside too, where transformers does not read them."""
+"""Keys of text models that some configs repeat at the top level, where transformers ignores them."""
 _PREFIXES = (("model.", "model.language_model."), ("", "language_model."))
-"""What a name in the graph starts with, and what it starts with in a checkpoint: Hugging Face's and mlx-lm's."""
+"""Prefixes of names in the graph and in a checkpoint: Hugging Face's and mlx-lm's."""
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The text model's part, or the config itself where it is flat (as mlx-lm allows). Raises `UnsupportedModelError`."""
+    """Return the text config, or the config itself if flat (mlx-lm allows this). Raises `UnsupportedModelError`."""
     whole = config["model_type"]
     usual, *others = TEXT_MODELS[whole]
     place = _TEXT_KEYS.get(whole, "text_config")
@@ -77,13 +77,13 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _as_graph(config: dict[str, Any]) -> dict[str, Any]:
-    """The config under the name of the family that has its graph."""
+    """Return the config under the name of the family whose graph it uses."""
     name, defaults = _GRAPHS.get(config["model_type"], (config["model_type"], {}))
     return {**defaults, **config, "model_type": name}
 
 
 def integer_setting(config: Mapping[str, Any], key: str) -> int | None:
-    """An integer of the config, or of its `text_config`; None where neither has one."""
+    """Return an integer of the config or its `text_config`; None if missing in both."""
     inner = config.get("text_config")
     for place in (config, inner if isinstance(inner, Mapping) else {}):
         value = place.get(key)
@@ -93,7 +93,7 @@ def integer_setting(config: Mapping[str, Any], key: str) -> int | None:
 
 
 def text_weights(weights: Weights) -> Weights:
-    """Those weights under the names that the text model's graph uses."""
+    """Return the weights under the names of the text model's graph."""
     for short, long in _PREFIXES:
         name = "model.embed_tokens.weight"
         if weights.has(long + name.removeprefix(short)):
@@ -102,18 +102,18 @@ def text_weights(weights: Weights) -> Weights:
 
 
 def bare_weights(weights: Weights) -> Weights:
-    """Those of a checkpoint that was saved without its head, as embedding models are: no name begins with `model.`."""
+    """Return the weights of a checkpoint saved without its head, such as an embedding model, without the prefix `model.`."""
     return _Renamed(weights, "model.", "") if weights.has("embed_tokens.weight") else weights
 
 
 def stored_name(weights: Weights, name: str) -> str:
-    """The name for which these weights are asked when a graph asks them for `name`."""
+    """Return the stored name that a graph's request for `name` resolves to."""
     return weights._name(name) if isinstance(weights, _Renamed) else name
 
 
 @dataclass(frozen=True, slots=True)
 class _Renamed:
-    """Weights with another start to every name that has the short one."""
+    """Weights with a replaced prefix of names."""
 
     weights: Weights
     short: str

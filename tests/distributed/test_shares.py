@@ -12,7 +12,7 @@ from mlxinfer.distributed.plan import plan_shares
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import prepare
 from mlxinfer.loading.safetensors import SafetensorsFile
-from mlxinfer.models.tensor_parallel import FAMILIES, Share, _columns, shared_config
+from mlxinfer.models.tensor_parallel import FAMILIES, Shard, _columns, shared_config
 from mlxinfer.nn.weights import FLOAT8, Format, Quantized
 
 CONFIGS = {path.name: json.loads((path / "config.json").read_text()) for path in sorted(GOLDEN.iterdir())}
@@ -68,4 +68,4 @@ def test_other_families_are_refused_by_name_before_a_weight_is_read(name, monkey
 )
 def test_what_cannot_be_divided_is_refused(name, changes, why):
     with pytest.raises(UnsupportedModelError, match=why):
-        shared_config(CONFIGS[name] | changes, Share(0, 3))
+        shared_config(CONFIGS[name] | changes, Shard(0, 3))

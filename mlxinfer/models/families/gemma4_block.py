@@ -22,7 +22,7 @@ from ..block import Norms
 
 if TYPE_CHECKING:
     from ...kernels_cpu import View
-    from ..native.cpu_program import Parts, Sink
+    from ..native.cpu_program import Accumulator, ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,17 +67,17 @@ class Gemma4Attention:
             y = step.attend(self.layer, q, rotation(self.norms[1](k)), v, params)
         return self.output(y.reshape(rows, -1), onto=onto)
 
-    def natively(self, parts: Parts, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
+    def natively(self, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
         """The same for the CPU kernels."""
-        heads, program = self.heads, parts.program
-        queries, *kv = parts.split(self.inputs, x, "projected", norm=norm)
-        q_norm, width = parts.norm(self.norms[0]), heads.count * heads.dim
+        heads, program = self.heads, builder.program
+        queries, *kv = builder.split(self.inputs, x, "projected", norm=norm)
+        q_norm, width = builder.norm(self.norms[0]), heads.count * heads.dim
         if not kv:
-            source = parts.reads(self.layer, rope)
+            source = builder.reads(self.layer, rope)
             y = program.attend(queries, None, None, width, step=heads.dim, source=source, query_norm=q_norm, scale=1.0)
         else:
-            parts.fills(self.layer, rope)
-            k_norm, v_norm = parts.norm(self.norms[1]), (mx.ones((heads.dim,)), self.norms[0].eps)
+            builder.fills(self.layer, rope)
+            k_norm, v_norm = builder.norm(self.norms[1]), (mx.ones((heads.dim,)), self.norms[0].eps)
             y = program.attend(
                 queries, kv[0], kv[-1], width, step=heads.dim, query_norm=q_norm, key_norm=k_norm, value_norm=v_norm, scale=1.0
             )
@@ -108,14 +108,14 @@ class ParallelExperts:
         y = (self.experts(self.norms[1](x), best) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
         return self.norms[0](mlp) + self.norms[2](y)
 
-    def natively(self, parts: Parts, x: View, mlp: View, sink: Sink) -> None:
+    def natively(self, builder: ProgramBuilder, x: View, mlp: View, sink: Accumulator) -> None:
         """The same for the CPU kernels: adds both results to the sink."""
         sink.normed(mlp, self.norms[0])
         router = replace(SoftmaxThenTop(self.chosen, normalized=True).router, gains=self.gains)
-        choice = parts.program.choose(parts.product(self.router, parts.normed(x, self.router_norm), "logits"), router)
-        y = parts.of_experts(self.experts, parts.normed(x, self.norms[1]), choice.experts)
-        total = parts.program.view("total", y.count)
-        parts.program.add(y, total, shares=choice.shares)
+        choice = builder.program.choose(builder.product(self.router, builder.normed(x, self.router_norm), "logits"), router)
+        y = builder.of_experts(self.experts, builder.normed(x, self.norms[1]), choice.experts)
+        total = builder.program.view("total", y.count)
+        builder.program.add(y, total, shares=choice.shares)
         sink.normed(total, self.norms[2])
 
 
@@ -145,11 +145,11 @@ class OwnInput:
         """`[T, hidden]` and `[T, n]` to `[T, hidden]`."""
         return self.norm(self.projection(self.act(self.gate(x), own)), onto=x)
 
-    def natively(self, parts: Parts, x: View) -> None:
+    def natively(self, builder: ProgramBuilder, x: View) -> None:
         """The same for the CPU kernels."""
-        gate = parts.product(self.gate, x, "gate of the own")
-        parts.gate(self.act, gate, parts.own(gate.count), gate)
-        sink = parts.sink(self.norm)
+        gate = builder.product(self.gate, x, "gate of the own")
+        builder.gate(self.act, gate, builder.own(gate.count), gate)
+        sink = builder.sink(self.norm)
         sink.product(self.projection, gate)
         sink.finish()
 
@@ -186,22 +186,22 @@ class Gemma4Block:
             x = self.own(x, own)
         return x * self.scale
 
-    def as_native(self, parts: Parts) -> None:
+    def as_native(self, builder: ProgramBuilder) -> None:
         """The same for the CPU kernels."""
         before, after, before_mlp, after_mlp = self.four
-        stream = parts.program.stream
-        sink = parts.sink(after)
-        self.mixer.natively(parts, stream, before, sink, self.rope)
+        stream = builder.program.stream
+        sink = builder.sink(after)
+        self.mixer.natively(builder, stream, before, sink, self.rope)
         sink.finish()
-        sink = parts.sink(after_mlp)
+        sink = builder.sink(after_mlp)
         if self.experts is None:
-            parts.feed_forward(self.mlp, stream, before_mlp, sink)
+            builder.feed_forward(self.mlp, stream, before_mlp, sink)
         else:
-            self.experts.natively(parts, stream, parts.product(*parts.inner(self.mlp, stream, before_mlp), "of the MLP"), sink)
+            self.experts.natively(builder, stream, builder.product(*builder.inner(self.mlp, stream, before_mlp), "of the MLP"), sink)
         sink.finish()
         if self.own is not None:
-            self.own.natively(parts, stream)
-        parts.program.add(stream, stream, factor=cast("float", self.scale.item()))
+            self.own.natively(builder, stream)
+        builder.program.add(stream, stream, factor=cast("float", self.scale.item()))
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
         return Stream(self(stream.sum(), step, rotations))

@@ -1,10 +1,10 @@
-"""EAGLE-3 drafters (arXiv:2503.01840): a layer of Llama's form that reads the embedding of a token next to a projection of the rows that
-three of the model's blocks have made of the token before; it has an output matrix of its own, for the tokens of a smaller vocabulary.
+"""EAGLE-3 drafters (arXiv:2503.01840): one Llama layer with an output matrix for a smaller vocabulary.
 
-Checkpoints are those that SpecForge and speculators write. Tensors (here after `mtp.`): `fc` `[hidden, 3 * model's hidden]`; `layers.0`,
-which SpecForge calls `midlayer`, with `input_layernorm` for embeddings, `hidden_norm` for rows, and projections of both side by side;
-`norm`; `lm_head` `[n, hidden]`; `d2t` `[n]`, by which token i of the small vocabulary is token `i + d2t[i]`; `t2d` `[vocab]`, which tokens
-it has; `embed_tokens`, if it does not use the model's.
+The layer reads the embedding of a token and a projection of the previous token's rows at three of the model's blocks. Checkpoints are those
+of SpecForge and speculators. Tensors, here after `mtp.`: `fc` `[hidden, 3 * model's hidden]`; `layers.0` (SpecForge: `midlayer`) with
+`input_layernorm` for embeddings, `hidden_norm` for rows, and projections of both concatenated; `norm`; `lm_head` `[n, hidden]`; `d2t`
+`[n]`, which maps token i of the small vocabulary to `i + d2t[i]`; `t2d` `[vocab]`, a mask of the small vocabulary; and `embed_tokens`,
+unless the model's are used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..families.llama import LLAMA
 from ..rope_config import read_rope
-from .mtp import HeadPlan, Places, Scores, Target, shifted, without_first
+from .mtp import DraftScores, HeadPlan, Places, TargetModel, shifted, without_first
 
 _ROPE = "mtp"
 _LAYER = "mtp.layers.0"
@@ -42,39 +42,38 @@ class Eagle3:
     """Implements `mtp.AnyHead`."""
 
     places: Places
-    """Its layers in the cache."""
+    """Layers in the cache."""
     taps: Sequence[int]
-    """The three blocks before which it reads the rows."""
+    """The three blocks whose input rows are read."""
     reduce: Linear
-    """`[hidden, 3 * model's hidden]`: makes a row of its own of the three."""
+    """`[hidden, 3 * model's hidden]`: joins the three rows."""
     token_norm: RMSNorm
     """Applied to embeddings."""
     hidden_norm: RMSNorm
     """Applied to rows."""
     mixer: Attention
-    """Reads both, `[T, 2 * hidden]`, and gives `[T, hidden]`."""
+    """Attention from `[T, 2 * hidden]`, embedding and row, to `[T, hidden]`."""
     mlp: GatedMLP
-    """The feed-forward layer."""
     mlp_norm: RMSNorm
-    """The norm before it."""
+    """Norm before `mlp`."""
     norm: RMSNorm
-    """The norm before the output matrix."""
+    """Norm before `output`."""
     output: Linear
     """`[n, hidden]`."""
     tokens: mx.array | None
-    """int32 `[n]`: the tokens that it proposes; None: all."""
+    """Proposed tokens, int32 `[n]`; None for all."""
     embedding: Embedding | None
-    """Its own; None: the model's."""
+    """Separate embedding; None for the model's."""
     adds_normed: bool
-    """Whether attention is added to the normed row, instead of the row itself."""
+    """True if the residual of attention is the normed row."""
     scales_embeddings: bool = False
-    """It was trained on the model's embeddings as they are stored."""
+    """False: it was trained on the model's embeddings without their scale."""
     normed: bool = False
-    """It does not read the last rows."""
+    """False: it does not read the last rows."""
     reads: Sequence[int] = ()
-    """It has pages of its own."""
+    """Empty: it has its own pages."""
     ropes: Sequence[str] = (_ROPE,)
-    """Keys of its ropes."""
+    """Keys of the ropes."""
 
     def follow(self, embedded: mx.array, hidden: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
         before = step.recur(self.places.state, self.reduce(hidden), shifted)
@@ -86,19 +85,18 @@ class Eagle3:
         x = self.mlp(x, norm=self.mlp_norm, onto=x)
         return x, self.norm(x)
 
-    def scores(self, rows: mx.array, target: Target) -> Scores:
-        return Scores(self.output(rows).astype(mx.float32), self.tokens)
+    def scores(self, rows: mx.array, target: TargetModel) -> DraftScores:
+        return DraftScores(self.output(rows).astype(mx.float32), self.tokens)
 
     def _joined(self, embedded: mx.array, before: mx.array) -> tuple[mx.array, mx.array]:
-        """What attention reads, and what it is added to."""
+        """Return (input of attention, residual)."""
         before = before.astype(embedded.dtype)
         normed = self.hidden_norm(before)
         return mx.concatenate([self.token_norm(embedded), normed], axis=-1), normed if self.adds_normed else before
 
 
 def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) -> HeadPlan:
-    """What the config says, for this model. Raises `DraftError` where it does not fit, `UnsupportedModelError` where it is not
-    understood."""
+    """Read a drafter's config for this model. Raises `DraftError` if it does not fit, `UnsupportedModelError` if unsupported."""
     reader = ConfigReader(_flat(config))
     sizes, wide = read_sizes(reader, LLAMA), target.sizes
     _check_fit(reader, sizes, wide)
@@ -152,7 +150,7 @@ def _norm(weights: Weights, name: str, sizes: Sizes) -> RMSNorm:
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of the layer and of the drafter in one object, as SpecForge writes them; speculators keeps the layer's apart."""
+    """Return one object with the keys of layer and drafter, SpecForge's form; speculators nests the layer's keys."""
     inner = config.get("transformer_layer_config")
     if inner is None:
         return dict(config)
@@ -171,8 +169,11 @@ def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _taps(reader: ConfigReader, layers: int) -> list[int]:
-    """The blocks before which rows are read. Ids inside `eagle_config` count the blocks that the rows leave, as SGLang does; those next to
-    it the blocks that they enter, as vLLM does. Without ids, both read before block 2, the middle one, and the third from the end."""
+    """Return the blocks whose input rows are read.
+
+    Ids inside `eagle_config` count the blocks that output the rows (SGLang); ids beside it the blocks that read them (vLLM). Without ids,
+    both use block 2, the middle one, and the third from the end.
+    """
     inner, ids = reader.take("eagle_config"), reader.integers(_IDS)
     found = [2, layers // 2, layers - 3] if ids is None else list(ids)
     if inner is not None:
@@ -190,7 +191,7 @@ def _taps(reader: ConfigReader, layers: int) -> list[int]:
 
 
 def _vocabulary(reader: ConfigReader, count: int, vocab: int) -> list[int] | None:
-    """The tokens of the drafter's vocabulary; None: they are the model's."""
+    """Return the tokens of the drafter's vocabulary; None for the model's."""
     offsets, there = reader.integers("d2t"), reader.integers("t2d")
     if offsets is None and count == vocab:
         return None

@@ -1,10 +1,10 @@
-"""Gemma 4's assistant: a small Gemma 4 whose layers have queries only and read the pages of the model that it drafts for
+"""Gemma 4's assistant: a small Gemma 4 with queries only, which reads the pages of the model that it drafts for
 (`Gemma4AssistantForCausalLM` of transformers 5.23).
 
-Its input joins the model's embedding of the last token, scaled as the model scales it, with the model's normed row of the token before.
-Layers with a window read the pages of the model's last layer with a window that keeps any, full ones those of the last full layer. All
-drafts of a turn are made at one place, that of the last token, whose own keys are not there yet: nothing is appended, and what changes from
-one draft to the next is the token and the row, which the assistant projects back to the model's width.
+Its input joins the model's scaled embedding of the last token with the model's normed row of the token before. Layers with a window read
+the pages of the model's last layer with a window and pages, full layers those of the last full layer. All drafts of a step are made at the
+position of the last token, whose keys do not exist yet, so nothing is appended. Only token and row change from one draft to the next; the
+assistant projects the row back to the model's width.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..families.gemma4 import GEMMA4, Kinds, load_norms, read_ropes
 from ..families.gemma4_block import Gemma4Attention, Gemma4Block
-from .mtp import HeadPlan, Places, Scores, Target, shifted
+from .mtp import DraftScores, HeadPlan, Places, TargetModel, shifted
 
 PREFIX = "mtp."
-"""What its tensors' names begin with, where they stand next to the model's."""
+"""Prefix of the assistant's tensors among the model's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Tokens in clusters of equal size, of which the likeliest are looked at: the output matrix is multiplied for their tokens only."""
+    """Clusters of tokens of equal size; the output product covers only the tokens of the likeliest clusters."""
 
     centroids: Linear
     """`[clusters, hidden]`."""
     tokens: mx.array
-    """int32 `[clusters, n]`: the tokens of each."""
+    """Tokens of each cluster, int32 `[clusters, n]`."""
     chosen: int
-    """Clusters that are looked at for a row."""
+    """Number of clusters computed per row."""
 
     def logits(self, rows: mx.array, table: Embedding) -> tuple[mx.array, mx.array]:
-        """Rows `[R, hidden]` to float32 `[R, m]`, and int32 `[R, m]`, the tokens that these are of."""
+        """Map rows `[R, hidden]` to logits, float32 `[R, m]`, and their tokens, int32 `[R, m]`."""
         near = self.centroids(rows)
         best = mx.argpartition(-near, self.chosen - 1, axis=-1)[:, : self.chosen]
         tokens = self.tokens[best].reshape(rows.shape[0], -1)
@@ -59,31 +59,30 @@ class Assistant:
     """Implements `mtp.AnyHead`."""
 
     places: Places
-    """Where the row of the last token is."""
+    """Layer of the last token's row."""
     reads: Sequence[int]
-    """The model's layers whose pages it reads."""
+    """Model layers whose pages are read."""
     into: Linear
-    """`[hidden, 2 * model's hidden]`: reads an embedding and a row, in this order."""
+    """`[hidden, 2 * model's hidden]`: input projection of embedding and row, in this order."""
     blocks: Sequence[Gemma4Block]
-    """Its layers."""
     norm: RMSNorm
-    """The norm after them."""
+    """Norm after the blocks."""
     back: Linear
-    """`[model's hidden, hidden]`: makes the next row."""
+    """`[model's hidden, hidden]`: projection to the next row."""
     table: Embedding
-    """`[vocab, hidden]`: its output matrix."""
+    """Output matrix, `[vocab, hidden]`."""
     clusters: Clusters | None
-    """None: all tokens are looked at."""
+    """None: logits of all tokens are computed."""
     normed: bool = True
-    """It reads the model's rows after the last norm."""
+    """True: it reads the model's rows after the last norm."""
     taps: Sequence[int] = ()
-    """It reads the last rows."""
+    """Empty: it reads the last rows."""
     ropes: Sequence[str] = field(default=())
-    """Keys of its ropes."""
+    """Keys of the ropes."""
     embedding: Embedding | None = None
-    """It reads the model's embeddings."""
+    """None: it reads the model's embeddings."""
     scales_embeddings: bool = True
-    """With the model's factor."""
+    """True: embeddings have the model's scale."""
 
     def follow(self, embedded: mx.array, hidden: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
         step.recur(self.places.state, hidden, shifted)
@@ -95,15 +94,14 @@ class Assistant:
         y = self.norm(x)
         return self.back(y), y
 
-    def scores(self, rows: mx.array, target: Target) -> Scores:
+    def scores(self, rows: mx.array, target: TargetModel) -> DraftScores:
         if self.clusters is None:
-            return Scores(self.table.as_linear(rows).astype(mx.float32))
-        return Scores(*self.clusters.logits(rows, self.table))
+            return DraftScores(self.table.as_linear(rows).astype(mx.float32))
+        return DraftScores(*self.clusters.logits(rows, self.table))
 
 
 def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) -> HeadPlan:
-    """What the config says, for this model. Raises `DraftError` where it does not fit, `UnsupportedModelError` where it is not
-    understood."""
+    """Read an assistant's config for this model. Raises `DraftError` if it does not fit, `UnsupportedModelError` if unsupported."""
     whole = ConfigReader(config)
     text = whole.take("text_config")
     if model_type not in ("gemma4", "gemma4_text"):
@@ -121,7 +119,7 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
     sources = {kind: _source(kind, kinds, target.specs) for kind in kinds.types}
     ropes = {PREFIX + kind: rope for kind, rope in read_ropes(reader, kinds, sizes, partial=0.25).items() if kind in kinds.types}
     _check_the_rest(reader, sizes)
-    clusters = _Sizes.read(whole, sizes)
+    clusters = _ClusterSizes.read(whole, sizes)
     whole.skip("tie_word_embeddings")
     whole.finish()
 
@@ -155,7 +153,7 @@ def _block(weights: Weights, layer: int, sizes: Sizes, kinds: Kinds, source: int
 
 
 def _source(kind: str, kinds: Kinds, specs: Sequence[object]) -> int:
-    """The model's layer whose pages layers of a kind read."""
+    """Return the model layer whose pages are read by layers of `kind`."""
     heads, window = kinds.heads[kind], kinds.window_of(kind)
     found = [(i, s) for i, s in enumerate(specs) if isinstance(s, AttentionSpec) and (s.window is None) == (window is None)]
     if not found:
@@ -175,25 +173,25 @@ def _check_the_rest(reader: ConfigReader, sizes: Sizes) -> None:
     reader.only("use_double_wide_mlp", False)
     reader.only("use_bidirectional_attention", "vision", False)
     reader.only("attention_bias", False)
-    # Experts that are not there; and logits are not capped (transformers caps none of an assistant's).
+    # The assistant has no experts, and transformers does not cap its logits.
     reader.skip("hidden_act", "vocab_size_per_layer_input", "final_logit_softcapping", "num_experts", "top_k_experts")
     reader.skip("moe_intermediate_size", "num_local_experts", "expert_intermediate_size", "partial_rotary_factor")
     reader.finish()
 
 
 @dataclass(frozen=True, slots=True)
-class _Sizes:
-    """Numbers of the clusters."""
+class _ClusterSizes:
+    """Sizes of the clusters."""
 
     count: int
-    """Clusters."""
+    """Number of clusters."""
     chosen: int
-    """Clusters that are looked at."""
+    """Number of clusters computed per row."""
     order: Sequence[int]
-    """All tokens, cluster after cluster."""
+    """All tokens, ordered by cluster."""
 
     @classmethod
-    def read(cls, reader: ConfigReader, sizes: Sizes) -> _Sizes | None:
+    def read(cls, reader: ConfigReader, sizes: Sizes) -> _ClusterSizes | None:
         ordered, order = reader.boolean("use_ordered_embeddings", False), reader.integers("token_ordering")
         count = reader.count("num_centroids", 2048)
         chosen = reader.integer("centroid_intermediate_top_k", 32)

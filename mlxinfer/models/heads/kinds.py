@@ -1,4 +1,4 @@
-"""Heads in directories of their own, by what their config says they are: of this project's form, EAGLE-3's, or an assistant of Gemma 4."""
+"""Separately stored draft heads, dispatched by their config: this project's form, EAGLE-3, Gemma 4's assistant."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .mtp import HeadPlan
 
 _EAGLE3 = frozenset({"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"})
 _BY_TYPE = {"mtp_head": "llama", "gemma4_assistant": "gemma4_assistant"}
-"""`model_type` to the module that reads such a config."""
+"""`model_type` to the module that reads the config."""
 
 
 def kind_of(config: Mapping[str, Any]) -> str | None:
-    """The module of a config of a head; None for a config of a model."""
+    """Return the module for a head's config; None for a model's config."""
     found = config.get("architectures")
     named = found if isinstance(found, list) else []
     if any(isinstance(name, str) and name in _EAGLE3 for name in named):
@@ -27,7 +27,7 @@ def kind_of(config: Mapping[str, Any]) -> str | None:
 
 
 def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) -> HeadPlan:
-    """What the config of a head says, for a model of this type. Raises `DraftError` where it does not fit that model."""
+    """Read a head's config for the model `target`. Raises `DraftError` if it does not fit."""
     kind = kind_of(config)
     if kind is None:
         raise DraftError("the config does not describe a head")

@@ -1,4 +1,4 @@
-"""A head by itself, in a directory of its own: one layer of Llama's form, for any model whose hidden rows have as many channels."""
+"""Separately stored MTP head: one Llama layer for any model with the same hidden size."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ _ROPE = "mtp"
 
 
 def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
-    """What the config of a head says, for a model with rows of `hidden` channels and `vocab` tokens. Raises `DraftError` where it does not
-    fit that model."""
+    """Read a head's config for a model of `hidden` channels and `vocab` tokens. Raises `DraftError` if it does not fit."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, LLAMA)
     if sizes.hidden != hidden:

@@ -1,8 +1,8 @@
-"""Heads that predict several tokens (MTP; arXiv:2412.19437, section 2.2): a layer that reads the model's hidden row of a token and the
-embedding of the token after it, and from both predicts the one after that. The embedding and the output matrix are the model's own.
+"""Draft heads for multi-token prediction (MTP; arXiv:2412.19437, section 2.2).
 
-The row at position p joins token p with the hidden row of position p - 1, so that a page of the head depends on the tokens of that page
-and of those before it, as any other layer's does. The hidden row that the next row needs is a state in the cache.
+A head's layer reads the model's hidden row of a token and the embedding of the next token, and predicts the token after that. Embedding and
+output matrix are the model's. Row p joins token p with the hidden row of position p - 1. A page of the head therefore depends only on
+tokens up to its end, like any other layer's page. The hidden row for the next row is a state in the cache.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from ...nn.rope import Rope
 from ...nn.weights import Weights, map_rows
 from ...util.dataclass import dataclass
 from ..block import AnyBlock, Mixer
-from ..native.head import NativeHead
+from ..native.fused_blocks import NativeHead
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a head's parts are in the cache."""
+    """Layers of a head in the cache."""
 
     attention: int | None
-    """Index of the layer of its keys and values; None if it has none of its own."""
+    """Index of the layer with keys and values; None if the head has none."""
     state: int
-    """Index of the layer that keeps the hidden row of the last token."""
+    """Index of the layer with the last token's hidden row."""
 
     @property
     def own_attention(self) -> int:
-        """`attention` of a head that has such a layer."""
+        """`attention`, for a head with keys and values."""
         assert self.attention is not None
         return self.attention
 
 
 @dataclass(frozen=True, slots=True)
-class Scores:
-    """Logits of the tokens that a head may propose."""
+class DraftScores:
+    """Logits of the tokens that a head can propose."""
 
     logits: mx.array
     """Float32 `[R, n]`."""
     tokens: mx.array | None = None
-    """int32 `[n]` or `[R, n]`: which tokens these are; None: all, in order."""
+    """Tokens of the columns, int32 `[n]` or `[R, n]`; None for all tokens in order."""
 
     def whole(self, vocab: int) -> mx.array:
-        """Logits of all tokens, `[R, vocab]`, minus infinity for the others."""
+        """Return logits `[R, vocab]`, minus infinity for tokens that cannot be proposed."""
         if self.tokens is None:
             return self.logits
         empty = mx.full((self.logits.shape[0], vocab), -mx.inf, self.logits.dtype)
         return mx.put_along_axis(empty, mx.broadcast_to(self.tokens, self.logits.shape), self.logits, axis=-1)
 
     def at(self, places: mx.array) -> mx.array:
-        """The tokens in these columns, one for each row: integers `[R]`."""
+        """Return the tokens of these columns, one per row: integers `[R]`."""
         if self.tokens is None:
             return places
         if self.tokens.ndim == 1:
@@ -64,126 +64,127 @@ class Scores:
         return mx.take_along_axis(self.tokens, places[:, None], axis=-1)[:, 0]
 
 
-class Target(Protocol):
-    """The model that a head drafts for, as far as the head's logits need it."""
+class TargetModel(Protocol):
+    """Part of the target model that a head's logits need."""
 
     def unembed(self, rows: mx.array) -> mx.array:
-        """`[R, hidden]` through the output matrix: float32 `[R, vocab]`."""
+        """Multiply `[R, hidden]` by the output matrix: float32 `[R, vocab]`."""
         ...
 
     def scaled(self, y: mx.array) -> mx.array:
-        """`[R, vocab]` with the model's own scaling and cap."""
+        """Apply the model's scaling and cap to `[R, vocab]`."""
         ...
 
 
 class AnyHead(Protocol):
-    """A head with its weights: `mtp.Head`, an EAGLE-3 drafter, or an assistant of Gemma 4."""
+    """Interface of a loaded head: `mtp.Head`, an EAGLE-3 drafter, or Gemma 4's assistant."""
 
     @property
     def places(self) -> Places:
-        """Its layers in the cache."""
+        """Layers in the cache."""
         ...
 
     @property
     def normed(self) -> bool:
-        """Whether it reads the model's hidden rows after its last norm."""
+        """True if the head reads hidden rows after the model's last norm."""
         ...
 
     @property
     def taps(self) -> Sequence[int]:
-        """Ascending: it reads the rows that enter these blocks, `[T, n * hidden]`, instead of the last rows; the number of all blocks
-        stands for the rows that leave the last. Empty: the last rows."""
+        """Blocks, ascending, whose input rows `[T, n * hidden]` are read instead of the last rows.
+
+        The number of blocks stands for the last block's output. Empty for the last rows.
+        """
         ...
 
     @property
     def reads(self) -> Sequence[int]:
-        """The model's layers in the cache whose pages it reads in place; it then appends nothing when it drafts."""
+        """Model layers whose pages the head reads; it then appends nothing for drafts."""
         ...
 
     @property
     def ropes(self) -> Sequence[str]:
-        """Keys of the ropes that it drafts with."""
+        """Keys of the ropes for drafts."""
         ...
 
     @property
     def embedding(self) -> Embedding | None:
-        """Its own; None: the model's."""
+        """Separate embedding; None for the model's."""
         ...
 
     @property
     def scales_embeddings(self) -> bool:
-        """Whether it reads the model's embeddings with the model's factor."""
+        """True if the head reads embeddings with the model's scale."""
         ...
 
     def follow(self, embedded: mx.array, hidden: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
-        """Keep what it needs of the rows of a step: embeddings `[T, hidden]` and what the model has made of them."""
+        """Append a step's rows to the cache: embeddings `[T, hidden]` and the model's hidden rows."""
         ...
 
     def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> tuple[mx.array, mx.array]:
-        """Embeddings of tokens `[R, hidden]` and the rows before them `[R, n]` to the rows that take their place for the next tokens
-        `[R, n]`, and rows for `scores`."""
+        """Map token embeddings `[R, hidden]` and the rows before them `[R, n]` to (next rows `[R, n]`, rows for `scores`)."""
         ...
 
-    def scores(self, rows: mx.array, target: Target) -> Scores:
-        """What it makes of rows for `scores`."""
+    def scores(self, rows: mx.array, target: TargetModel) -> DraftScores:
+        """Return the logits of rows that `draft` returned."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """What a head needs, before its tensors are asked for."""
+    """A head's plan, before its tensors are requested."""
 
     spec: AttentionSpec | None
-    """What its layer stores in the cache; None if it has no layer of its own."""
+    """Cache spec of the layer; None without keys and values."""
     load: Callable[[Weights, Places], AnyHead]
-    """Asks for its tensors."""
+    """Requests the tensors and creates the head."""
     ropes: Mapping[str, Rope] = field(default_factory=dict)
-    """Ropes of its own, by the key in its blocks."""
+    """Ropes of the head, by the key in its blocks."""
     vocabulary: Sequence[int] | None = None
-    """Tokens that it proposes; None: all."""
+    """Proposed tokens; None for all."""
     witness: str = "mtp.fc"
-    """A projection that a checkpoint with the head has."""
+    """Name of a projection that identifies a checkpoint with the head."""
     taps: Sequence[int] = ()
-    """As `AnyHead.taps`."""
+    """See `AnyHead.taps`."""
     kept: int | None = None
-    """Channels of the row that it keeps of the last token; None: those of the model's rows."""
+    """Channels of the last token's stored row; None for the model's."""
 
     def specs(self, hidden: int) -> tuple[LayerSpec, ...]:
-        """Its layers in the cache, for hidden rows of so many channels."""
+        """Return the cache specs for hidden rows of `hidden` channels."""
         state = RecurrentSpec(((1, self.kept or hidden),), optional=True)
         return (state,) if self.spec is None else (self.spec, state)
 
     def places(self, first: int) -> Places:
-        """Where these are, if they begin at layer `first`."""
+        """Return the layers' places if they start at index `first`."""
         return Places(None, first) if self.spec is None else Places(first, first + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """A head with its weights."""
+    """Implements `AnyHead` for MTP."""
 
     places: Places
-    """Its layers in the cache."""
+    """Layers in the cache."""
     token_norm: RMSNorm
     """Applied to embeddings."""
     hidden_norm: RMSNorm
     """Applied to hidden rows."""
     join: Linear
-    """`[hidden, 2 * hidden]`: reads an embedding and a hidden row, in this order."""
+    """`[hidden, 2 * hidden]`: projection of embedding and hidden row, in this order."""
     first: Mixer
-    """The attention of the first of the blocks."""
+    """Attention of the first block."""
     blocks: Sequence[AnyBlock]
-    """One layer: a block, or two of one part each."""
+    """One layer: a block, or two blocks of one part each."""
     rope: str | None
-    """The key of the attention's rope."""
+    """Key of the attention's rope."""
     norm: RMSNorm
-    """The norm before the output matrix."""
+    """Norm before the output matrix."""
     normed: bool
-    """Whether it reads hidden rows after the model's last norm, and hands its own on after `norm`; or both before."""
+    """True if hidden rows are read after the model's last norm and returned after `norm`; False for both before."""
     tokens: mx.array | None = None
-    """int32 `[n]`, ascending: the tokens that it proposes; None: all."""
+    """Proposed tokens, int32 `[n]`, ascending; None for all."""
     output: Linear | None = None
-    """`[n, hidden]`: the rows of the output matrix for these tokens."""
+    """Rows `[n, hidden]` of the output matrix for `tokens`."""
     native: NativeHead | None = None
     """The layer for the CPU kernels, if they can compute it."""
 
@@ -234,13 +235,13 @@ class Head:
         normed = self.norm(x)
         return normed if self.normed else x, normed
 
-    def scores(self, rows: mx.array, target: Target) -> Scores:
+    def scores(self, rows: mx.array, target: TargetModel) -> DraftScores:
         y = target.unembed(rows) if self.output is None else self.output(rows).astype(mx.float32)
-        return Scores(target.scaled(y), self.tokens)
+        return DraftScores(target.scaled(y), self.tokens)
 
 
 def shifted(x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[mx.array, ...]]:
-    """The rows one later: `[B, L, C]` after the last ones `[B, 1, C]` of the step before."""
+    """Shift rows `[B, L, C]` by one, starting with the last row `[B, 1, C]` of the previous step."""
     if x.shape[1] == 1:
         return states[0].astype(x.dtype), (x,)
     whole = mx.concatenate([states[0].astype(x.dtype), x], axis=1)
@@ -248,37 +249,37 @@ def shifted(x: mx.array, states: tuple[mx.array, ...]) -> tuple[mx.array, tuple[
 
 
 @dataclass(frozen=True, slots=True)
-class Names:
-    """What the parts of a head are called in a checkpoint."""
+class HeadNames:
+    """Names of a head's parts in a checkpoint."""
 
     token_norm: str
-    """The norm of embeddings."""
+    """Norm of embeddings."""
     hidden_norm: str
-    """The norm of hidden rows."""
+    """Norm of hidden rows."""
     join: str
-    """The projection of both."""
+    """Projection of both."""
     norm: str
-    """The norm before the output matrix."""
+    """Norm before the output matrix."""
 
 
-QWEN = Names("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
-"""In checkpoints of Qwen, and in heads by themselves."""
+QWEN = HeadNames("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.fc", "mtp.norm")
+"""Names in Qwen's checkpoints and in separate heads."""
 
 
-def deepseek_names(layer: int) -> Names:
-    """Those of DeepSeek and GLM, where a head is one more layer."""
+def deepseek_names(layer: int) -> HeadNames:
+    """Return DeepSeek's and GLM's names, where a head is one more layer."""
     name = f"model.layers.{layer}"
-    return Names(f"{name}.enorm", f"{name}.hnorm", f"{name}.eh_proj", f"{name}.shared_head.norm")
+    return HeadNames(f"{name}.enorm", f"{name}.hnorm", f"{name}.eh_proj", f"{name}.shared_head.norm")
 
 
 def plain_norm(eps: float) -> Callable[[Weights, str, int], RMSNorm]:
-    """Loads norms whose weights are stored as they are."""
+    """Return a loader of RMS norms with unmodified weights."""
     return lambda weights, name, size: RMSNorm.load(weights, name, size, eps)
 
 
 def load_head(
     weights: Weights,
-    names: Names,
+    names: HeadNames,
     places: Places,
     hidden: int,
     norm: Callable[[Weights, str, int], RMSNorm],
@@ -288,7 +289,7 @@ def load_head(
     rope: str | None = "rope",
     normed: bool,
 ) -> Head:
-    """A head of these blocks. `norm` loads a norm; the other arguments are fields of `Head`."""
+    """Load a head with these blocks. `norm` loads a norm; the other arguments are fields of `Head`."""
     return Head(
         places,
         norm(weights, names.token_norm, hidden),
@@ -303,12 +304,12 @@ def load_head(
 
 
 def without_first(spec: AttentionSpec) -> AttentionSpec:
-    """The spec of a head that was trained on pairs of a hidden row and the next token: there is none for a sequence's first token."""
+    """Return the spec of a head without a row for a sequence's first token, which has no hidden row before it."""
     return replace(spec, skips_first=True)
 
 
 def with_vocabulary(head: Head, weights: Weights, name: str, tokens: Sequence[int], vocab: int) -> Head:
-    """The head with the rows of the output matrix `name` `[vocab, hidden]` that belong to the tokens that it proposes."""
+    """Return the head with the rows of the output matrix `name` `[vocab, hidden]` for its proposed `tokens`."""
     ids = mx.array(list(tokens), dtype=mx.int32)
     whole = weights.matrix(name, (vocab, head.norm.weight.shape[0]))
     return replace(head, tokens=ids, output=Linear(map_rows(whole, lambda rows: rows[ids])))

@@ -1,4 +1,4 @@
-"""What the parts of a block are for the CPU kernels: instructions of a `kernels_cpu.Program`."""
+"""Builds programs of the CPU kernels from the parts of blocks (`kernels_cpu.Program`)."""
 
 from __future__ import annotations
 
@@ -21,56 +21,55 @@ from ...nn.mlp import GatedMLP, PlainMLP
 from ...nn.moe import ExpertLinear, Experts, MixtureOfExperts, PlainExperts
 from ...nn.norms import RMSNorm
 from ...nn.short_conv import ShortConv
-from .latent import add_latent
 
 
 class NotNative(Exception):
-    """A part that the CPU kernels cannot compute."""
+    """The CPU kernels do not support a part."""
 
 
 class PagesElsewhere(NotNative):
-    """A part that reads pages which are not filled in the same run of blocks."""
+    """A part reads pages that another run of blocks fills."""
 
 
 @runtime_checkable
 class Native(Protocol):
-    """A part of one family's own that says what it is for the CPU kernels."""
+    """A family's part that adds its own instructions for the CPU kernels."""
 
-    def natively(self, parts: Parts, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
-        """Adds `mix(norm(x))` to the sink. Raises `NotNative`."""
+    def natively(self, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
+        """Add `mix(norm(x))` to the accumulator. Raises `NotNative`."""
         ...
 
 
-class Parts:
-    """Turns parts into instructions. Every method raises `NotNative` for what the kernels cannot compute."""
+class ProgramBuilder:
+    """Builds a program from parts of blocks. Every method raises `NotNative` for unsupported parts."""
 
     def __init__(self, hidden: int, dtype: mx.Dtype, blocks: int = 1) -> None:
-        """Rows `[T, hidden]` of `dtype`, for some of `blocks` blocks."""
+        """Create a program for rows `[T, hidden]` of `dtype`, for some of `blocks` blocks."""
         self.blocks = blocks
         self.block = 0
-        """Which of them comes next."""
+        """Index of the next block."""
         self.program = Program(hidden, dtype)
         self.layers: list[int] = []
-        """Indices of the attention layers in the cache, in order."""
+        """Cache indices of the attention layers, in order."""
         self.ropes: list[str | None] = []
-        """Keys of their ropes, None where they do not rotate."""
+        """Rope key of each attention layer; None without rotation."""
         self.temperatures: list[Temperature] = []
-        """Those of attention layers: the CPU kernels know none."""
+        """Temperatures of the attention layers, which the CPU kernels do not support."""
         self.recurrent: list[int] = []
-        """Indices of the recurrent layers in the cache, in order."""
+        """Cache indices of the recurrent layers, in order."""
 
     def mark(self) -> tuple[int, ...]:
-        """How much there is, for `back`."""
+        """Return the present length, for `back`."""
         return tuple(map(len, self._lists))
 
     def back(self, mark: tuple[int, ...]) -> None:
-        """Drop what was added since then."""
+        """Drop instructions added after the mark."""
         for each, length in zip(self._lists, mark, strict=True):
             del each[length:]
 
     def check(self, mark: tuple[int, ...]) -> None:
-        """Check what was added since then. Raises ValueError."""
-        reads = len(set(self.layers)) < len(self.layers)  # then instructions refer to earlier ones
+        """Check instructions added after the mark. Raises ValueError."""
+        reads = len(set(self.layers)) < len(self.layers)  # then instructions refer to earlier layers
         self.program.finish(0 if reads else mark[0])
 
     @property
@@ -78,7 +77,7 @@ class Parts:
         return [self.program.instructions, self.layers, self.ropes, self.temperatures, self.recurrent]
 
     def projection(self, linear: Linear) -> Projection:
-        """A packed matrix whose results have the rows' dtype."""
+        """Return a packed matrix whose results have the rows' dtype."""
         m, dtype = linear.matrix, self.program.dtype
         if type(linear) not in (Linear, ExpertLinear) or not isinstance(m, kernels_cpu.Packed):
             raise NotNative
@@ -87,7 +86,7 @@ class Parts:
         return Projection(m, linear.bias)
 
     def norm(self, norm: RMSNorm | HeadNorm | None) -> Norm | None:
-        """Weight and epsilon."""
+        """Return (weight, epsilon) of a norm, or None."""
         if norm is None:
             return None
         if getattr(norm, "centring", False):
@@ -95,15 +94,15 @@ class Parts:
         return norm.weight, norm.eps
 
     def own(self, width: int) -> View:
-        """The block's own input, of which a step gives one for every block."""
+        """Return the view of the block's per-layer input."""
         return self.program.given(self.blocks * width).columns(self.block * width, width)
 
     def product(self, linear: Linear, x: View, name: str, *, norm: RMSNorm | None = None, experts: View | None = None) -> View:
-        """`linear(norm(x))`."""
+        """Add `linear(norm(x))` and return its view."""
         return self.program.multiply(x, self.projection(linear), name, norm=self.norm(norm), experts=experts)
 
     def split(self, joined: JoinedLinear, x: View, name: str, *, norm: RMSNorm | None = None, experts: View | None = None) -> list[View]:
-        """The outputs of several projections."""
+        """Add a joined projection and return the views of its outputs."""
         found = []
         for i, (linear, cuts) in enumerate(zip(joined.linears, joined.splits, strict=True)):
             y = self.product(linear, x, f"{name} {i}", norm=norm, experts=experts)
@@ -112,11 +111,11 @@ class Parts:
         return found
 
     def normed(self, x: View, norm: RMSNorm | None) -> View:
-        """`norm(x)`, for what is read several times."""
+        """Add `norm(x)` for several readers and return its view."""
         return x if norm is None else self.program.norm(x, (norm.weight, norm.eps), "normed", centring=norm.centring)
 
     def scale(self, x: View, gains: mx.array) -> None:
-        """Multiply columns by constants `[columns]`, in place; neighbours that have the same one together."""
+        """Multiply columns in place by constants `[columns]`, with one instruction per run of equal constants."""
         values = cast("list[float]", gains.tolist())
         starts = [i for i, value in enumerate(values) if not i or value != values[i - 1]]
         for start, end in zip(starts, [*starts[1:], len(values)], strict=True):
@@ -124,8 +123,8 @@ class Parts:
                 part = x.columns(start, end - start)
                 self.program.add(part, part, factor=values[start])
 
-    def mix(self, mixer: object, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
-        """Adds `mixer(norm(x))` to the sink."""
+    def mix(self, mixer: object, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
+        """Add `mixer(norm(x))` to the accumulator."""
         if type(mixer) is Attention:
             queries, keys, values = self.split(mixer.qkv, x, "projected", norm=norm)
             answers = self.attend(mixer, queries, keys, values, rope)
@@ -137,14 +136,14 @@ class Parts:
         elif isinstance(mixer, ShortConv):
             self._short_conv(mixer, x, norm, sink)
         elif isinstance(mixer, LatentAttention):
-            add_latent(mixer, self, x, norm, sink, rope)
+            _add_latent(mixer, self, x, norm, sink, rope)
         elif isinstance(mixer, Native):
             mixer.natively(self, x, norm, sink, rope)
         else:
             raise NotNative
 
     def attend(self, attention: Attention, queries: View, keys: View, values: View, rope: str | None, *, step: int = 0) -> View:
-        """Attention alone; query heads begin `step` columns after one another, or without a gap."""
+        """Add attention and return its view. Query heads are `step` columns apart; 0 means contiguous."""
         if attention.rotates and rope is None:
             raise NotNative
         q_norm, k_norm = self.norm(attention.q_norm), self.norm(attention.k_norm)
@@ -169,25 +168,25 @@ class Parts:
         )
 
     def fills(self, layer: int, rope: str | None, temperature: Temperature | None = None) -> None:
-        """The next attention is that of a layer of the cache, rotated by this rope."""
+        """Declare that the next attention fills this cache layer, rotated by `rope`."""
         self.layers.append(layer)
         self.ropes.append(rope)
         if temperature is not None:
             self.temperatures.append(temperature)
 
     def reads(self, layer: int, rope: str | None) -> int:
-        """The next attention reads what an earlier one fills. Returns its number."""
+        """Declare that the next attention reads a layer filled earlier. Returns that layer's number."""
         if layer not in self.layers:
             raise PagesElsewhere
         self.fills(layer, rope)
         return self.layers.index(layer)
 
-    def sink(self, after: RMSNorm | None = None, factor: float = 1.0) -> Sink:
-        """Adds results up, for the stream."""
-        return Sink(self, after, factor)
+    def sink(self, after: RMSNorm | None = None, factor: float = 1.0) -> Accumulator:
+        """Return an accumulator of results for the stream."""
+        return Accumulator(self, after, factor)
 
-    def feed_forward(self, mlp: object, x: View, norm: RMSNorm | None, sink: Sink) -> None:
-        """Adds `mlp(norm(x))` to the sink."""
+    def feed_forward(self, mlp: object, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:
+        """Add `mlp(norm(x))` to the accumulator."""
         if isinstance(mlp, MixtureOfExperts):
             self._mixture(mlp, x, norm, sink)
         elif type(mlp) is GatedMLP and isinstance(mlp.gate, ScaledGate):
@@ -198,7 +197,7 @@ class Parts:
             sink.product(down, inner)
 
     def inner(self, mlp: object, x: View, norm: RMSNorm | None) -> tuple[Linear, View]:
-        """The last projection of a feed-forward layer, and what it reads."""
+        """Return (last projection of a feed-forward layer, its input)."""
         if type(mlp) is GatedMLP:
             return mlp.down, self._gated(mlp.gate_up, mlp.gate, x, norm=norm)
         if type(mlp) is PlainMLP:
@@ -216,7 +215,7 @@ class Parts:
         return y
 
     def gate(self, gate: Gate, gates: View, ups: View, to: View) -> None:
-        """`gate(gates, ups)`. Raises `NotNative`, also for a `ScaledGate` with a last factor."""
+        """Add `gate(gates, ups)`. Raises `NotNative`, also for a `ScaledGate` with a last factor."""
         known = isinstance(gate, (Activated, ScaledGate)) and gate.activation in ("silu", "gelu_tanh")
         if isinstance(gate, ClampedSwiglu):
             self.program.gate(ups, gates, "clamped_swiglu", to, alpha=gate.alpha, limit=gate.limit)
@@ -233,7 +232,7 @@ class Parts:
         self.program.gate(x, x, "relu_squared", x)
         return x
 
-    def _mixture(self, mixture: MixtureOfExperts, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+    def _mixture(self, mixture: MixtureOfExperts, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:
         router = getattr(mixture.route, "router", None)
         if router is None:
             raise NotNative
@@ -256,7 +255,7 @@ class Parts:
                 sink.rows(self.product(down, inner, "of the shared"), gate=gate)
 
     def of_experts(self, experts: Experts | PlainExperts, x: View, chosen: View) -> View:
-        """A row from each of the chosen experts."""
+        """Return a row from each of the chosen experts."""
         down, inner = self._expert(experts, x, chosen)
         return self.product(down, inner, "of experts", experts=chosen)
 
@@ -267,7 +266,7 @@ class Parts:
             return experts.down, self._activated(experts.activation, self.product(experts.up, x, "inner", experts=chosen))
         raise NotNative
 
-    def _delta(self, delta: GatedDelta, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+    def _delta(self, delta: GatedDelta, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:
         s, units = delta.sizes, {gated_by_silu: "silu", gated_by_sigmoid: "sigmoid"}
         if delta.gate not in units:
             raise NotNative
@@ -279,7 +278,7 @@ class Parts:
         sink.product(delta.output, self.program.gated_norm(y, gate, delta.norm, delta.eps, first=True, unit=unit, groups=s.value_heads))
 
     def _delta_inputs(self, delta: GatedDelta, x: View, norm: RMSNorm | None) -> list[View]:
-        """Queries, keys and values in one, beta, decay and gate."""
+        """Return views of the joined queries, keys and values, of beta, decay and gate."""
         inputs = delta.inputs
         if isinstance(inputs, JoinedLinear):
             return self.split(inputs, x, "projected", norm=norm)
@@ -289,7 +288,7 @@ class Parts:
         qkv = View(q.buffer, q.width, q.first, delta.sizes.channels)
         return [qkv, beta, self.product(inputs.decay, decay, "decay"), self.product(inputs.gate, gate, "gate")]
 
-    def _mamba(self, mamba: Mamba2, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+    def _mamba(self, mamba: Mamba2, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:
         s = mamba.sizes
         projected = self.product(mamba.inputs, x, "projected 0", norm=norm)
         if mamba.gains is not None:
@@ -303,7 +302,7 @@ class Parts:
         out = self.program.gated_norm(y, gate, mamba.norm, mamba.eps, normed=normed, first=mamba.norm_first, groups=s.groups)
         sink.product(mamba.output, out)
 
-    def _short_conv(self, conv: ShortConv, x: View, norm: RMSNorm | None, sink: Sink) -> None:
+    def _short_conv(self, conv: ShortConv, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:
         projected = self.product(conv.inputs, x, "projected 0", norm=norm)
         width = projected.count // 3
         before, after, row = (projected.columns(i * width, width) for i in range(3))
@@ -311,13 +310,13 @@ class Parts:
         sink.product(conv.output, self.program.short_convolution(before, after, row, conv.convolution, conv.bias))
 
 
-class Sink:
-    """Where results are added up: `stream += factor * after(sum of results)`."""
+class Accumulator:
+    """Accumulates results: `stream += factor * after(sum of results)`."""
 
-    def __init__(self, parts: Parts, after: RMSNorm | None = None, factor: float = 1.0) -> None:
-        self._parts = parts
-        self._after, self._factor = parts.norm(after), factor
-        program = parts.program
+    def __init__(self, builder: ProgramBuilder, after: RMSNorm | None = None, factor: float = 1.0) -> None:
+        self._builder = builder
+        self._after, self._factor = builder.norm(after), factor
+        program = builder.program
         self._direct = self._after is None and factor == 1.0
         self._to = program.stream if self._direct else program.view("part", program.hidden)
         self._onto = program.stream if self._direct else None
@@ -325,26 +324,26 @@ class Sink:
     def product(self, linear: Linear, x: View, factor: float = 1.0) -> None:
         """Add `factor * linear(x)`."""
         if factor == 1.0:
-            self._parts.program.multiply(x, self._parts.projection(linear), to=self._to, onto=self._onto)
+            self._builder.program.multiply(x, self._builder.projection(linear), to=self._to, onto=self._onto)
         else:
-            self._parts.program.add(self._parts.product(linear, x, "scaled"), self._to, onto=self._onto, factor=factor)
+            self._builder.program.add(self._builder.product(linear, x, "scaled"), self._to, onto=self._onto, factor=factor)
         self._onto = self._to
 
     def rows(self, x: View, *, shares: View | None = None, gate: View | None = None) -> None:
         """Add rows; see `Program.add`."""
-        self._parts.program.add(x, self._to, onto=self._onto, shares=shares, gate=gate)
+        self._builder.program.add(x, self._to, onto=self._onto, shares=shares, gate=gate)
         self._onto = self._to
 
     def normed(self, x: View, norm: RMSNorm) -> None:
         """Add `norm(x)`."""
-        pair = self._parts.norm(norm)
+        pair = self._builder.norm(norm)
         assert pair is not None
-        self._parts.program.norm(x, pair, to=self._to, onto=self._onto)
+        self._builder.program.norm(x, pair, to=self._to, onto=self._onto)
         self._onto = self._to
 
     def finish(self) -> None:
-        """All results are there."""
-        program = self._parts.program
+        """Add the accumulated results to the stream."""
+        program = self._builder.program
         if self._direct:
             return
         if self._after is not None:
@@ -353,3 +352,48 @@ class Sink:
             if plain:
                 return
         program.add(self._to, program.stream, onto=program.stream, factor=self._factor)
+
+
+def _add_latent(
+    latent: LatentAttention, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None
+) -> None:
+    """Add `latent(norm(x))` to the accumulator. A key is the latent vector without rotation and the rotated channels; its value is the
+    latent vector. Raises `NotNative`."""
+    s, row = latent.sizes, builder.normed(x, norm)
+    queries, keys = _latent_queries(latent, builder, row), builder.product(latent.keys, row, "latent")
+    turned, pair = queries.columns(s.plain, queries.count - s.plain), builder.norm(latent.norm)
+    into = builder.product(latent.into, _by_head(queries, s.heads, s.plain, s.plain + s.turned), "latent queries")
+    builder.fills(latent.layer, rope, latent.temperature)
+    answers = builder.program.attend(
+        _heads_joined(into),
+        keys,
+        keys.columns(0, s.latent),
+        s.heads * s.latent,
+        step=s.latent,
+        still=s.latent,
+        turned=turned,
+        turned_step=s.plain + s.turned,
+        key_norm=pair,
+        value_norm=pair,
+        query_gain=None if latent.gain == 1.0 else mx.array([1.0] * s.latent + [latent.gain] * s.turned),
+        scale=latent.scale,
+    )
+    values = builder.product(latent.out, _by_head(answers, s.heads, s.latent, s.latent), "values")
+    sink.product(latent.output, _heads_joined(values))
+
+
+def _latent_queries(latent: LatentAttention, builder: ProgramBuilder, row: View) -> View:
+    if latent.narrow is None:
+        return builder.product(latent.queries, row, "queries")
+    narrow, norm = latent.narrow
+    return builder.product(latent.queries, builder.product(narrow, row, "narrow queries"), "queries", norm=norm)
+
+
+def _by_head(x: View, heads: int, count: int, step: int) -> View:
+    """Return a view with one row per head: the first `count` columns of each head, `step` columns apart."""
+    return View(x.buffer, step, 0, count, heads)
+
+
+def _heads_joined(x: View) -> View:
+    """Return a view that joins the rows of all heads."""
+    return View(x.buffer, x.each * x.width, 0, x.each * x.width)

@@ -1,49 +1,49 @@
-"""Groups neighbouring blocks that the CPU kernels can compute as one operation."""
+"""Groups consecutive blocks that the CPU kernels compute as one operation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
 
 from ... import kernels_cpu
+from ...cache.base import Rotation, Step
 from ...nn.attention import Temperature
 from ...nn.packing import holders
 from ...util.dataclass import dataclass
 from ..block import AnyBlock, Block, ParallelBlock, SingleBlock
-from .cpu_program import NotNative, PagesElsewhere, Parts, Sink
+from .cpu_program import Accumulator, NotNative, PagesElsewhere, ProgramBuilder
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Consecutive blocks, with their form for the CPU kernels if these can compute them."""
+    """Consecutive blocks, with their program for the CPU kernels if supported."""
 
     blocks: Sequence[AnyBlock]
-    """The blocks, in order."""
     native: kernels_cpu.Blocks | None = None
-    """The same blocks for the CPU kernels, or None."""
+    """Program of the blocks, or None."""
     layers: Sequence[int] = ()
-    """Indices of their attention layers in the cache, for the CPU kernels."""
+    """Cache indices of the attention layers."""
     ropes: Sequence[str | None] = ()
-    """Key of each attention layer's rope, None where it does not rotate, for the CPU kernels."""
+    """Rope key of each attention layer; None without rotation."""
     temperatures: Sequence[Temperature] = ()
-    """Those of its attention layers: the CPU kernels know none."""
+    """Temperatures of the attention layers, which the CPU kernels do not support."""
     recurrent: Sequence[int] = ()
-    """Indices of their recurrent layers in the cache, for the CPU kernels."""
+    """Cache indices of the recurrent layers."""
 
 
 @runtime_checkable
 class NativeBlock(Protocol):
-    """A block of one family's own that says what it is for the CPU kernels."""
+    """A family's block that adds its own instructions for the CPU kernels."""
 
-    def as_native(self, parts: Parts) -> None:
-        """Adds its instructions. Raises `NotNative`."""
+    def as_native(self, builder: ProgramBuilder) -> None:
+        """Add the block's instructions. Raises `NotNative`."""
         ...
 
 
 def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype, cuts: Sequence[int] = ()) -> list[Run]:
-    """All blocks in order, grouped into runs, for rows of `dtype`. No operation of several blocks reaches over one of the `cuts`."""
+    """Return all blocks in order, grouped into runs for rows of `dtype`. An operation does not span one of the `cuts`."""
     if not kernels_cpu.can_run_blocks():
         return [Run(blocks)] if blocks else []
     try:
@@ -53,24 +53,24 @@ def runs(blocks: Sequence[AnyBlock], dtype: mx.Dtype, cuts: Sequence[int] = ()) 
     return [Run(same) if parts is None else _run(same, parts) for same, parts in groups]
 
 
-def _run(blocks: Sequence[AnyBlock], parts: Parts) -> Run:
-    temperatures = list(dict.fromkeys(parts.temperatures))
-    return Run(blocks, parts.program.finish(), parts.layers, parts.ropes, temperatures, parts.recurrent)
+def _run(blocks: Sequence[AnyBlock], builder: ProgramBuilder) -> Run:
+    temperatures = list(dict.fromkeys(builder.temperatures))
+    return Run(blocks, builder.program.finish(), builder.layers, builder.ropes, temperatures, builder.recurrent)
 
 
-def _grouped(blocks: Sequence[AnyBlock], dtype: mx.Dtype, cuts: Sequence[int]) -> list[tuple[list[AnyBlock], Parts | None]]:
-    """Neighbours with their instructions, or with None where the CPU kernels cannot compute them."""
-    groups: list[tuple[list[AnyBlock], Parts | None]] = []
+def _grouped(blocks: Sequence[AnyBlock], dtype: mx.Dtype, cuts: Sequence[int]) -> list[tuple[list[AnyBlock], ProgramBuilder | None]]:
+    """Return groups of consecutive blocks with their instructions, or None if unsupported."""
+    groups: list[tuple[list[AnyBlock], ProgramBuilder | None]] = []
     for index, block in enumerate(blocks):
         goes_on = bool(groups) and index not in cuts
         last = groups[-1][1] if goes_on else None
-        parts: Parts | None = last or Parts(_hidden(block), dtype, len(blocks))
-        if parts is not None and not _fits(block, index, parts):
-            parts = None
-        if goes_on and parts is last:
+        builder: ProgramBuilder | None = last or ProgramBuilder(_hidden(block), dtype, len(blocks))
+        if builder is not None and not _fits(block, index, builder):
+            builder = None
+        if goes_on and builder is last:
             groups[-1][0].append(block)
         else:
-            groups.append(([block], parts))
+            groups.append(([block], builder))
     return groups
 
 
@@ -79,44 +79,72 @@ def _hidden(block: AnyBlock) -> int:
     return 0 if norm is None else norm.weight.shape[0]
 
 
-def _fits(block: AnyBlock, index: int, parts: Parts) -> bool:
-    """Adds the instructions of the block, if the kernels can compute it. Raises `PagesElsewhere`."""
+def _fits(block: AnyBlock, index: int, builder: ProgramBuilder) -> bool:
+    """Add a block's instructions and return True, or return False if unsupported. Raises `PagesElsewhere`."""
     matrices = [holder.matrix for holder in holders(block)]
     if not matrices or not _hidden(block) or not all(isinstance(m, kernels_cpu.Packed) for m in matrices):
-        return False  # what is not loaded cannot be evaluated
-    before = parts.mark()
-    parts.block = index
+        return False  # unloaded weights cannot be evaluated
+    before = builder.mark()
+    builder.block = index
     try:
-        add_block(block, parts)
-        parts.check(before)
+        add_block(block, builder)
+        builder.check(before)
     except PagesElsewhere:
         raise
-    except (NotNative, ValueError):  # the second for sizes that the kernels do not take
-        parts.back(before)
+    except (NotNative, ValueError):  # ValueError for unsupported sizes
+        builder.back(before)
         return False
     return True
 
 
-def add_block(block: AnyBlock, parts: Parts) -> None:
-    """Adds the instructions of a block. Raises `NotNative`, and ValueError for sizes that the kernels do not take."""
-    stream = parts.program.stream
+def add_block(block: AnyBlock, builder: ProgramBuilder) -> None:
+    """Add a block's instructions. Raises `NotNative`, and ValueError for unsupported sizes."""
+    stream = builder.program.stream
     if type(block) is Block:
-        sink = Sink(parts, block.norms.after_mixer, block.residual)
-        parts.mix(block.mixer, stream, block.norms.before_mixer, sink, block.rope)
+        sink = Accumulator(builder, block.norms.after_mixer, block.residual)
+        builder.mix(block.mixer, stream, block.norms.before_mixer, sink, block.rope)
         sink.finish()
-        sink = Sink(parts, block.norms.after_mlp, block.residual)
-        parts.feed_forward(block.mlp, stream, block.norms.before_mlp, sink)
+        sink = Accumulator(builder, block.norms.after_mlp, block.residual)
+        builder.feed_forward(block.mlp, stream, block.norms.before_mlp, sink)
         sink.finish()
     elif type(block) is SingleBlock:
         if block.mixer is not None:
-            parts.mix(block.mixer, stream, block.norm, Sink(parts), None)
+            builder.mix(block.mixer, stream, block.norm, Accumulator(builder), None)
         else:
-            parts.feed_forward(block.mlp, stream, block.norm, Sink(parts))
+            builder.feed_forward(block.mlp, stream, block.norm, Accumulator(builder))
     elif type(block) is ParallelBlock:
-        row = parts.normed(stream, block.norm)
-        parts.mix(block.mixer, row, None, Sink(parts), block.rope)
-        parts.feed_forward(block.mlp, row, None, Sink(parts))
+        row = builder.normed(stream, block.norm)
+        builder.mix(block.mixer, row, None, Accumulator(builder), block.rope)
+        builder.feed_forward(block.mlp, row, None, Accumulator(builder))
     elif isinstance(block, NativeBlock):
-        block.as_native(parts)
+        block.as_native(builder)
     else:
         raise NotNative
+
+
+@dataclass(frozen=True, slots=True)
+class NativeHead:
+    """Layer of an `mtp.Head`, applied to embeddings `[T, hidden]` and the rows before them."""
+
+    follows: kernels_cpu.Blocks
+    """Program that appends keys and values."""
+    drafts: kernels_cpu.Blocks
+    """Program of the whole layer, with the last norm if the head returns normed rows."""
+    layer: int
+    """Cache index of the layer."""
+    rope: str | None
+    """Key of the rope, or None."""
+
+    def follow(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
+        """Append keys and values of the rows."""
+        self._run(self.follows, embedded, before, step, rotations)
+
+    def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        """Return the rows that leave the layer, `[T, hidden]`."""
+        return self._run(self.drafts, embedded, before, step, rotations)
+
+    def _run(
+        self, blocks: kernels_cpu.Blocks, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]
+    ) -> mx.array:
+        turned = [None if self.rope is None else rotations[self.rope]]
+        return step.run_blocks(embedded, blocks, [self.layer], turned, (), before.astype(embedded.dtype))

@@ -12,7 +12,7 @@ import numpy as np
 
 from mlxinfer.loading.load import prepare
 from mlxinfer.models.decoder import BlockStack
-from mlxinfer.models.pipeline_stage import Part
+from mlxinfer.models.pipeline_stage import Stage
 from mlxinfer.models.tensor_parallel import sum_results
 
 from ..oracles.plain_step import PlainCache
@@ -42,8 +42,8 @@ def parts_of(name: str, count: int, **options: Any) -> tuple[list[BlockStack], B
     with prepare(GOLDEN / name, **options) as found:
         assert found.read_blocks is not None
         blocks = len(found.block_bytes)
-        shares = [found.read_blocks(Part(0, blocks, rank, count))[0] for rank in range(count)]
-        return shares, found.read_blocks(Part(0, blocks))[0]
+        shares = [found.read_blocks(Stage(0, blocks, rank, count))[0] for rank in range(count)]
+        return shares, found.read_blocks(Stage(0, blocks))[0]
 
 
 def through(stacks: Sequence[BlockStack], rows: np.ndarray) -> np.ndarray:

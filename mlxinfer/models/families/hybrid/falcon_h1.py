@@ -24,7 +24,7 @@ from ...rope_config import read_rope
 from .granite_hybrid import check_step_limit
 
 if TYPE_CHECKING:
-    from ...native.cpu_program import Parts
+    from ...native.cpu_program import ProgramBuilder
 
 FALCON_H1 = {
     "vocab_size": 128000,
@@ -128,15 +128,15 @@ class FalconBlock:
         x = _sum(x, attended, mixed, mx.array(self.factors.attention), mx.array(self.factors.mamba))
         return self.mlp(x, norm=self.before_mlp, onto=x)
 
-    def as_native(self, parts: Parts) -> None:
+    def as_native(self, builder: ProgramBuilder) -> None:
         """The same for the CPU kernels."""
-        stream = parts.program.stream
-        row = parts.normed(stream, self.before)
+        stream = builder.program.stream
+        row = builder.normed(stream, self.before)
         for mixer, factor in ((self.attention, self.factors.attention), (self.mamba, self.factors.mamba)):
-            sink = parts.sink(factor=factor)
-            parts.mix(mixer, row, None, sink, "rope")
+            sink = builder.sink(factor=factor)
+            builder.mix(mixer, row, None, sink, "rope")
             sink.finish()
-        parts.feed_forward(self.mlp, stream, self.before_mlp, parts.sink())
+        builder.feed_forward(self.mlp, stream, self.before_mlp, builder.sink())
 
     def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
         return Stream(self(stream.sum(), step, rotations))

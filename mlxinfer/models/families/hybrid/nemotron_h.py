@@ -22,7 +22,7 @@ from ...common import FULL, LINEAR, Sizes, read_sizes
 from ...config_reader import ConfigReader
 from ...decoder import Architecture
 from ...experts import load_bias, read_chosen_count, read_groups
-from ...heads.mtp import Head, HeadPlan, Names, Places, load_head, plain_norm, without_first
+from ...heads.mtp import Head, HeadNames, HeadPlan, Places, load_head, plain_norm, without_first
 
 NEMOTRON_H = {
     "vocab_size": 131072,
@@ -35,7 +35,7 @@ NEMOTRON_H = {
 }
 MLP, MOE = "mlp", "moe"
 PATTERN = {"M": LINEAR, "*": FULL, "-": MLP, "E": MOE}
-HEAD = Names("mtp.layers.0.enorm", "mtp.layers.0.hnorm", "mtp.layers.0.eh_proj", "mtp.layers.1.final_layernorm")
+HEAD = HeadNames("mtp.layers.0.enorm", "mtp.layers.0.hnorm", "mtp.layers.0.eh_proj", "mtp.layers.1.final_layernorm")
 OLD_NAMES = {"mamba": LINEAR, "attention": FULL}
 
 

@@ -26,7 +26,7 @@ from ...config_reader import ConfigReader
 from ...decoder import Architecture
 from ...experts import load_experts, read_chosen_count, read_expert_count
 from ...heads.mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
-from ...native.cpu_program import Parts, Sink
+from ...native.cpu_program import Accumulator, ProgramBuilder
 from ...rope_config import MROPE, read_rope
 
 QWEN3_NEXT = {
@@ -242,13 +242,13 @@ class GatedAttention:
         y = self.attention.attend(q, k, v, step)
         return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)), onto=onto)
 
-    def natively(self, parts: Parts, x: View, norm: RMSNorm | None, sink: Sink, rope: str | None) -> None:
+    def natively(self, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
         """The same for the CPU kernels. A head's queries and its gate stand next to each other."""
         heads = self.attention.heads
-        both, k, v = parts.split(self.inputs, x, "projected", norm=norm)
-        y = parts.attend(self.attention, both, k, v, rope, step=2 * heads.dim)
+        both, k, v = builder.split(self.inputs, x, "projected", norm=norm)
+        y = builder.attend(self.attention, both, k, v, rope, step=2 * heads.dim)
         gate = both.columns(heads.dim, both.count - heads.dim)
-        parts.program.gate(y, gate, "sigmoid", y, parts=heads.count, step=2 * heads.dim)
+        builder.program.gate(y, gate, "sigmoid", y, parts=heads.count, step=2 * heads.dim)
         sink.product(self.attention.output, y)
 
 
