@@ -20,7 +20,6 @@ from ...nn.rope import Rope
 from ...nn.weights import Weights, map_rows
 from ...util.dataclass import dataclass
 from ..block import AnyBlock, Mixer
-from ..native.fused_blocks import NativeHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +129,18 @@ class AnyHead(Protocol):
         ...
 
 
+class HeadProgram(Protocol):
+    """A head's layer as programs of the CPU kernels."""
+
+    def follow(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
+        """Append keys and values of the rows."""
+        ...
+
+    def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        """Return the rows that leave the layer, `[T, hidden]`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
     """A head's plan, before its tensors are requested."""
@@ -185,7 +196,7 @@ class Head:
     """Proposed tokens, int32 `[n]`, ascending; None for all."""
     output: Linear | None = None
     """Rows `[n, hidden]` of the output matrix for `tokens`."""
-    native: NativeHead | None = None
+    native: HeadProgram | None = None
     """The layer for the CPU kernels, if they can compute it."""
 
     @property

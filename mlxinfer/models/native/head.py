@@ -2,20 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
 from ... import kernels_cpu
-from ...cache.base import LayerSpec
+from ...cache.base import LayerSpec, Rotation, Step
 from ...nn.attention import Attention
 from ...nn.packing import holders
+from ...util.dataclass import dataclass
 from .cpu_program import NotNative, ProgramBuilder
-from .fused_blocks import NativeHead, add_block
+from .fused_blocks import add_block
 
 if TYPE_CHECKING:
     from ..heads.mtp import Head
+
+
+@dataclass(frozen=True, slots=True)
+class NativeHead:
+    """Layer of an `mtp.Head`, applied to embeddings `[T, hidden]` and the rows before them."""
+
+    follows: kernels_cpu.Blocks
+    """Program that appends keys and values."""
+    drafts: kernels_cpu.Blocks
+    """Program of the whole layer, with the last norm if the head returns normed rows."""
+    layer: int
+    """Cache index of the layer."""
+    rope: str | None
+    """Key of the rope, or None."""
+
+    def follow(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
+        """Append keys and values of the rows."""
+        self._run(self.follows, embedded, before, step, rotations)
+
+    def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
+        """Return the rows that leave the layer, `[T, hidden]`."""
+        return self._run(self.drafts, embedded, before, step, rotations)
+
+    def _run(
+        self, blocks: kernels_cpu.Blocks, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]
+    ) -> mx.array:
+        turned = [None if self.rope is None else rotations[self.rope]]
+        return step.run_blocks(embedded, blocks, [self.layer], turned, (), before.astype(embedded.dtype))
 
 
 def native_head(head: Head, layers: Sequence[LayerSpec], dtype: mx.Dtype) -> NativeHead | None:
