@@ -41,23 +41,23 @@ BODIES: dict[type[BaseModel], str] = {
 """The bodies of requests, by the path that they are sent to."""
 _OPENAI = {BODIES[body] for body in (ChatRequest, CompletionRequest, ResponseRequest)}
 
-_HEAD = """# Fields of requests that have no effect, and those that are refused
+_HEAD = """# Request fields without effect, and refused fields
 
-Programs send many fields that ask for nothing here: they are taken, and the log notes each of them once. A field that asks for more than
-there is is refused, with all other faults of the same request, by an error that names it. `docs/site/request_fields.py` prints this
-page from the types of the requests.
+Programs send many fields that have no effect here. The server accepts these fields, and logs each of them once. A field that asks for an
+unsupported feature is refused. The error names all faulty fields of the request. `docs/site/request_fields.py` generates this page from the
+types of the requests.
 
-## Taken without effect
+## Accepted without effect
 
 | field | where | because |
 | --- | --- | --- |
 """
 _MIDDLE = """
-## Refused, but for some values
+## Refused, except for some values
 
-A value of null, or none at all, is always taken.
+A missing field and null are always accepted.
 
-| field | where | taken | otherwise |
+| field | where | accepted | otherwise |
 | --- | --- | --- | --- |
 """
 

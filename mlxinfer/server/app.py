@@ -233,7 +233,7 @@ async def metrics(context: RequestContext, body: Any) -> ASGIApp:
 def _own_routes(server: Server) -> list[Endpoint]:
     """Endpoints that belong to no dialect."""
     return [
-        Endpoint("GET", "/health", health, None, Doc("Answers as soon as every model is loaded", Health), server=server),
+        Endpoint("GET", "/health", health, None, Doc("Health of the server and states of its models", Health), server=server),
         Endpoint("GET", "/metrics", metrics, None, Doc("Counters for Prometheus", "text/plain"), server=server),
         *worker.routes(server),
         *kv_transfer.routes(server),

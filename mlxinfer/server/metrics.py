@@ -23,7 +23,7 @@ _LABELS = ("model_name",)
 _HISTOGRAMS = (
     ("time_to_first_token_seconds", "From the request to its first token.", SECONDS),
     ("e2e_request_latency_seconds", "From the request to the end of its answer.", SECONDS),
-    ("request_queue_time_seconds", "Waiting for a place in the batch.", SECONDS),
+    ("request_queue_time_seconds", "Waiting in the queue.", SECONDS),
     ("request_prefill_time_seconds", "Reading the prompt.", SECONDS),
     ("request_decode_time_seconds", "Writing the answer.", SECONDS),
     ("request_prompt_tokens", "Tokens of a prompt.", TOKENS),
@@ -62,10 +62,10 @@ class Metrics:
         self._intervals: dict[str, TokenIntervals] = {}
         self._prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts.")
         self._generation_tokens = self._counter("generation_tokens", "Tokens of answers.")
-        self._reasoning_tokens = self._counter("reasoning_tokens", "Tokens of answers in which the model thought.")
-        self._tool_calls = self._counter("tool_calls", "Calls of tools that answers asked for.")
-        self._success = self._counter("request_success", "Answers that came to their end.", "finished_reason")
-        self._cancelled = self._counter("requests_cancelled", "Requests whose client had gone, or that were stopped.")
+        self._reasoning_tokens = self._counter("reasoning_tokens", "Tokens of reasoning.")
+        self._tool_calls = self._counter("tool_calls", "Tool calls in answers.")
+        self._success = self._counter("request_success", "Finished answers.", "finished_reason")
+        self._cancelled = self._counter("requests_cancelled", "Requests whose client disconnected, or that were stopped.")
         self.registry.register(_Memory())
         names = ("method", "path", "status")
         self._http = Counter("mlxinfer_http_requests", "Requests, by route and status.", names, registry=self.registry)
@@ -177,24 +177,24 @@ class RequestMetrics:
 _Number = Callable[[EngineStats], float]
 _GAUGES: tuple[tuple[str, str, _Number], ...] = (
     ("num_requests_running", "Requests in the batch.", lambda s: s.running),
-    ("num_requests_waiting", "Requests that wait for a place.", lambda s: s.waiting),
+    ("num_requests_waiting", "Requests in the queue.", lambda s: s.waiting),
     (
         "kv_cache_usage_perc",
-        "Part of the pages that running requests hold, from 0 to 1.",
+        "Part of the pages in use by running requests, from 0 to 1.",
         lambda s: s.pages_used / s.pages if s.pages else 0.0,
     ),
-    ("kv_cache_pages", "Pages that there are.", lambda s: s.pages),
-    ("kv_cache_pages_used", "Pages that running requests hold.", lambda s: s.pages_used),
-    ("kv_cache_pages_cached", "Pages kept for reuse only.", lambda s: s.pages_cached),
+    ("kv_cache_pages", "All pages.", lambda s: s.pages),
+    ("kv_cache_pages_used", "Pages in use by running requests.", lambda s: s.pages_used),
+    ("kv_cache_pages_cached", "Pages that are only cached for reuse.", lambda s: s.pages_cached),
 )
 _COUNTERS: tuple[tuple[str, str, _Number], ...] = (
     ("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.", lambda s: s.prompt_tokens),
-    ("prefix_cache_hits", "Tokens of prompts found there.", lambda s: s.reused_tokens),
-    ("num_preemptions", "Times that a running request gave its pages to others.", lambda s: s.preemptions),
+    ("prefix_cache_hits", "Tokens of prompts found in the prefix cache.", lambda s: s.reused_tokens),
+    ("num_preemptions", "Times that a running request was preempted.", lambda s: s.preemptions),
     ("spec_decode_num_draft_tokens", "Tokens drafted.", lambda s: s.drafted_tokens),
-    ("spec_decode_num_accepted_tokens", "Drafted tokens that were right.", lambda s: s.accepted_tokens),
+    ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", lambda s: s.accepted_tokens),
     ("engine_steps", "Steps of the engine.", lambda s: s.steps),
-    ("engine_restarts", "Times that the engine was set up again after a failure.", lambda s: s.restarts),
+    ("engine_restarts", "Restarts of the engine after a failure.", lambda s: s.restarts),
 )
 
 
@@ -219,15 +219,15 @@ class _Engines(Collector):
 
 _SlotNumber = Callable[[ModelSlot], float]
 _MODEL_GAUGES: tuple[tuple[str, str, _SlotNumber], ...] = (
-    ("model_loaded", "Whether a model is loaded, 1 or 0.", lambda slot: slot.state == "ready"),
-    ("model_planned_bytes", "Memory that a loaded model may take.", lambda slot: slot.planned),
+    ("model_loaded", "1 if the model is loaded, otherwise 0.", lambda slot: slot.state == "ready"),
+    ("model_planned_bytes", "Memory that the loaded model may use.", lambda slot: slot.planned),
     ("model_requests_waiting", "Requests that wait for a model to be loaded.", lambda slot: len(slot.waiting)),
-    ("model_load_seconds", "How long its last load took.", lambda slot: slot.load_s),
+    ("model_load_seconds", "Seconds of the last load.", lambda slot: slot.load_s),
 )
 _MODEL_COUNTERS: tuple[tuple[str, str, _SlotNumber], ...] = (
-    ("model_loads", "Times that a model was loaded.", lambda slot: slot.loads),
-    ("model_unloads", "Times that a model was unloaded.", lambda slot: slot.unloads),
-    ("model_failures", "Times that a model could not be loaded, or failed.", lambda slot: slot.failures),
+    ("model_loads", "Loads of the model.", lambda slot: slot.loads),
+    ("model_unloads", "Unloads of the model.", lambda slot: slot.unloads),
+    ("model_failures", "Failed loads and failures of the model.", lambda slot: slot.failures),
 )
 
 
@@ -239,8 +239,8 @@ class _Models(Collector):
 
     def collect(self) -> Iterator[Metric]:
         room, slots = self._manager.room, self._manager.slots
-        yield GaugeMetricFamily("mlxinfer_models_planned_bytes", "Memory that loaded models may take.", value=room.planned)
-        yield GaugeMetricFamily("mlxinfer_models_limit_bytes", "Memory that all models may take together.", value=room.limit)
+        yield GaugeMetricFamily("mlxinfer_models_planned_bytes", "Memory that loaded models may use.", value=room.planned)
+        yield GaugeMetricFamily("mlxinfer_models_limit_bytes", "Memory that all models together may use.", value=room.limit)
         for name, text, value in _MODEL_GAUGES:
             yield _filled(GaugeMetricFamily(f"mlxinfer_{name}", text, labels=_LABELS), ((slot.name, float(value(slot))) for slot in slots))
         for name, text, value in _MODEL_COUNTERS:
@@ -283,8 +283,8 @@ class _Memory(Collector):
         self._usable = device_memory().usable
 
     def collect(self) -> Iterator[Metric]:
-        yield GaugeMetricFamily("mlxinfer_memory_bytes", "Memory in use: MLX's on a GPU, the process's elsewhere.", value=memory_in_use())
-        yield GaugeMetricFamily("mlxinfer_memory_limit_bytes", "Memory that models and their caches may take.", value=self._usable)
+        yield GaugeMetricFamily("mlxinfer_memory_bytes", "Memory in use: of MLX on a GPU, otherwise of the process.", value=memory_in_use())
+        yield GaugeMetricFamily("mlxinfer_memory_limit_bytes", "Memory that models and their caches may use.", value=self._usable)
 
 
 def _filled(family: GaugeMetricFamily | CounterMetricFamily, values: Iterable[tuple[str, float]]) -> Metric:

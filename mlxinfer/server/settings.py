@@ -98,7 +98,7 @@ class ServerSettings:
         """Raise `ServerError` if other machines could send requests without a key."""
         if not self.api_key and not is_loopback(host):
             raise ServerError(
-                f"{host} is for other machines too, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
+                f"{host} accepts other machines, which needs a key: set MLXINFER_API_KEY or --api-key-file, or use {LOOPBACK}"
             )
 
 

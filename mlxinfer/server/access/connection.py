@@ -20,7 +20,9 @@ from ..log import notice_once
 from ..settings import Limits
 from .sockets import is_allowed, peer_pid, peer_uid
 
-_NOT_HTTP = {"error": {"message": "This is no valid HTTP request.", "type": "invalid_request_error", "param": None, "code": "invalid_http"}}
+_NOT_HTTP = {
+    "error": {"message": "This is not a valid HTTP request.", "type": "invalid_request_error", "param": None, "code": "invalid_http"}
+}
 _NOT_HTTP_BODY = json.dumps(_NOT_HTTP).encode()
 _NOT_HTTP_HEADERS = [
     (b"content-type", b"application/json"),
@@ -67,7 +69,7 @@ class Connection(H11Protocol):
         self._kind = "Unix socket" if state["unix"] else "TCP"
         self.open_by_kind[self._kind] += 1
         if self.open_by_kind[self._kind] > self.limits.connections:
-            notice_once(f"{self.limits.connections} connections are open on {self._kind}, and no more are let in")
+            notice_once(f"{self.limits.connections} connections are open on {self._kind}, the limit: further ones are refused")
             transport.abort()
             return
         self._start_header_timer()

@@ -24,7 +24,8 @@ def with_files(settings: ServerSettings) -> ServerSettings:
     if settings.limits.connections <= most:
         return settings
     each = " on each kind of socket" if kinds > 1 else ""
-    notice(f"the system allows {allowed} open files, so {most} connections at a time{each}: raise its hard limit (ulimit -Hn) for more")
+    enough = f"the system allows {allowed} open files, which is enough for {most} connections at a time{each}"
+    notice(f"{enough}: raise its hard limit (ulimit -Hn) for more")
     return replace(settings, limits=replace(settings.limits, connections=most))
 
 

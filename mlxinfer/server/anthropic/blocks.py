@@ -127,7 +127,7 @@ def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn])
     result of a tool becomes a message. Raises `APIError`."""
     if messages[-1].role == "assistant":
         last = f"messages[{len(messages) - 1}]"
-        raise invalid(f"{last}: an answer that is begun cannot be continued yet: the last message must not be one", last)
+        raise invalid(f"{last}: continuing an answer is not supported yet: the last message must not be an answer", last)
     instructions = system if isinstance(system, str) or system is None else "".join(block.text for block in system)
     turns: list[dict[str, Any]] = [] if not instructions else [{"role": "system", "content": instructions}]
     calls = EarlierCalls()
@@ -141,8 +141,8 @@ def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn])
 
 
 _BLOCKS_OF: dict[str, tuple[tuple[type[AnyBlock], ...], str]] = {
-    "assistant": ((TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock), "only a user's message has results of tools"),
-    "user": ((TextBlock, ToolResultBlock), "only an assistant's message has thinking and calls"),
+    "assistant": ((TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock), "only a user's message can have results of tools"),
+    "user": ((TextBlock, ToolResultBlock), "only an assistant's message can have thinking and calls"),
     "system": ((TextBlock,), "a system message has text only"),
 }
 

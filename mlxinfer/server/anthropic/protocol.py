@@ -135,7 +135,7 @@ class MessageRequest(ConversationRequest):
     stop_sequences: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     metadata: Metadata | None = None
-    service_tier: Annotated[Any, Ignored("all requests are served alike")] = None
+    service_tier: Annotated[Any, Ignored("all requests have the same priority")] = None
     container: Annotated[Any, Unsupported()] = None
     diagnostics: Annotated[Any, Unsupported()] = None
     inference_geo: Annotated[Any, Unsupported()] = None

@@ -30,7 +30,7 @@ class ToolDefinition(StrictModel):
     cache_control: CacheControl | None = None
     eager_input_streaming: Annotated[Any, Ignored("arguments are streamed as they are written", within="tools[]")] = None
     defer_loading: Annotated[Any, Ignored("all tools are in the prompt", within="tools[]")] = None
-    input_examples: Annotated[Any, Ignored("chat templates take no examples", within="tools[]")] = None
+    input_examples: Annotated[Any, Ignored("chat templates have no examples", within="tools[]")] = None
     allowed_callers: Annotated[Any, Unsupported([], ["direct"])] = None
 
 
@@ -44,7 +44,7 @@ class AnthropicToolChoice(StrictModel):
     def as_tool_choice(self) -> ToolChoice:
         """The choice in the engine's form. Raises `APIError`."""
         if (self.type == "tool") != (self.name is not None):
-            raise invalid("tool_choice.name: the tool's name is for the type tool, which needs it", "tool_choice.name", "invalid_value")
+            raise invalid("tool_choice.name: the type tool needs a name, other types have none", "tool_choice.name", "invalid_value")
         parallel = self.type != "tool" if self.disable_parallel_tool_use is None else not self.disable_parallel_tool_use
         if self.type == "tool" or self.type == "any":
             return ToolChoice("required", self.name, parallel)
@@ -84,5 +84,5 @@ def thinking_of(config: ThinkingConfig | None, effort: Effort | None) -> Thinkin
         return Thinking(on=False, optional=True)
     if (config.type == "enabled") != (config.budget_tokens is not None):
         field = "thinking.budget_tokens"
-        raise invalid(f"{field}: a number of tokens is for the type enabled, which needs it", field, "invalid_value")
+        raise invalid(f"{field}: the type enabled needs a number of tokens, other types have none", field, "invalid_value")
     return Thinking(config.type != "disabled", effort if config.type == "adaptive" else None, config.budget_tokens)

@@ -235,7 +235,7 @@ class ModelManager:
     def _loader_ended(self, loader: asyncio.Task[None]) -> None:
         """Log a fault of the server, and start a new task if requests wait for other models."""
         if not loader.cancelled() and (fault := loader.exception()) is not None:
-            _log.error("a fault of the server while a model was loaded", exc_info=fault)
+            _log.error("a fault of the server while loading a model", exc_info=fault)
             if self._next() is not None:
                 self._start_loader()
 

@@ -138,7 +138,7 @@ def check_name(name: str) -> str:
     """The name, if it cannot be mistaken for a path. Raises `ServerError`."""
     if len(name) > _MAX_NAME or ".." in name or not _NAME.fullmatch(name):
         raise ServerError(
-            f"{name!r} cannot be a public name: letters, digits and . _ : - with one / at most (NAME=MODEL gives another name)"
+            f"{name!r} cannot be a public name: use letters, digits and . _ : - and at most one / (NAME=MODEL gives another name)"
         )
     return name
 

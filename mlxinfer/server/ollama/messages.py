@@ -76,7 +76,7 @@ def for_template(messages: Sequence[OllamaMessage]) -> list[dict[str, Any]]:
     plain = [_template_message(message, number, calls) for number, message in enumerate(messages)]
     if messages[-1].role == "assistant":
         last = f"messages[{len(messages) - 1}]"
-        raise unsupported(last, f"{last}: to continue an answer that is begun is not supported yet: the last message must not be one")
+        raise unsupported(last, f"{last}: continuing an answer is not supported yet: the last message must not be an answer")
     return plain
 
 

@@ -280,8 +280,8 @@ async def root(context: RequestContext, body: Any) -> ASGIApp:
 def routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/api/tags", tags, None, Doc("The models that are served", Tags), server=server),
-        Endpoint("GET", "/api/ps", running, None, Doc("Those that are loaded, with their memory", RunningModels), server=server),
-        Endpoint("POST", "/api/show", show, ShowRequest, Doc("What a model is", ShowReply), server=server, any_type=True),
+        Endpoint("GET", "/api/ps", running, None, Doc("The loaded models, with their memory", RunningModels), server=server),
+        Endpoint("POST", "/api/show", show, ShowRequest, Doc("Facts about a model", ShowReply), server=server, any_type=True),
         Endpoint("GET", "/api/version", version, None, Doc("The version of this API", OllamaVersion), server=server),
-        Endpoint("GET", "/", root, None, Doc("For clients of Ollama that look whether it is there", "text/plain"), server=server),
+        Endpoint("GET", "/", root, None, Doc("A greeting for clients of Ollama", "text/plain"), server=server),
     ]

@@ -26,7 +26,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 Penalty = Annotated[float, Field(ge=-100, le=100)]
 _OPTIONS = "options"
-_AS_LOADED = Ignored("memory and threads are settled when a model is loaded", within=_OPTIONS)
+_AS_LOADED = Ignored("memory and threads are fixed when a model is loaded", within=_OPTIONS)
 _RANDOM_SEED = -1
 _ENDLESS = (-1, -2)
 """Values of `num_predict` for an answer up to the end of the context."""
@@ -69,12 +69,12 @@ class OllamaOptions(StrictModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     stop: Annotated[list[str], FIRST_ERROR_ONLY, Field(max_length=MAX_STOPS)] | None = None
     repeat_penalty: Annotated[float, Field(gt=0, le=100)] | None = None
-    repeat_last_n: Annotated[int, Ignored("penalties are for the whole text", within=_OPTIONS, but=(-1,))] | None = None
+    repeat_last_n: Annotated[int, Ignored("penalties apply to the whole text", within=_OPTIONS, but=(-1,))] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     mirostat: Annotated[Any, Unsupported(0)] = None
-    mirostat_tau: Annotated[Any, Ignored("there is no Mirostat", within=_OPTIONS)] = None
-    mirostat_eta: Annotated[Any, Ignored("there is no Mirostat", within=_OPTIONS)] = None
+    mirostat_tau: Annotated[Any, Ignored("Mirostat is not supported", within=_OPTIONS)] = None
+    mirostat_eta: Annotated[Any, Ignored("Mirostat is not supported", within=_OPTIONS)] = None
     tfs_z: Annotated[Any, Unsupported(1, 1.0)] = None
     typical_p: Annotated[Any, Unsupported(1, 1.0)] = None
     penalize_newline: Annotated[Any, Unsupported(True)] = None
@@ -155,7 +155,7 @@ class OllamaRequest(StrictModel):
     format: SchemaField | None = None
     think: Think | None = None
     truncate: Annotated[bool, Ignored("a prompt that is too long is refused, never cut")] | None = None
-    shift: Annotated[bool, Ignored("an answer ends where the context does")] | None = None
+    shift: Annotated[bool, Ignored("an answer ends at the end of the context")] | None = None
 
     def structure(self) -> Structure | None:
         """The constraint on the answer. Raises `APIError`."""

@@ -110,7 +110,7 @@ async def _apply(context: RequestContext, change: Awaitable[None]) -> None:
 
 def routes(server: Server) -> list[Endpoint]:
     asked = (
-        ("/v1/load_lora_adapter", load, LoadAdapter, Doc("Load an adapter, where that is allowed", "text/plain", statuses=(404,))),
-        ("/v1/unload_lora_adapter", unload, UnloadAdapter, Doc("Unload one", "text/plain", statuses=(404,))),
+        ("/v1/load_lora_adapter", load, LoadAdapter, Doc("Load an adapter, if the server allows it", "text/plain", statuses=(404,))),
+        ("/v1/unload_lora_adapter", unload, UnloadAdapter, Doc("Unload an adapter", "text/plain", statuses=(404,))),
     )
     return [Endpoint("POST", path, handler, body, doc, server=server) for path, handler, body, doc in asked]

@@ -103,7 +103,7 @@ def _streamed(context: RequestContext, jobs: Sequence[_Job], wants_usage: bool) 
 
 
 def routes(server: Server) -> list[Endpoint]:
-    doc = Doc("How a text goes on", TextCompletion, streams=sse.EVENT_STREAM)
+    doc = Doc("The continuation of a text", TextCompletion, streams=sse.EVENT_STREAM)
     return [Endpoint("POST", "/v1/completions", create, CompletionRequest, doc, server=server)]
 
 

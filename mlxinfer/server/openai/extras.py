@@ -15,14 +15,14 @@ from ..validation import Ignored, StrictModel, Unsupported
 
 MOST_TTL_S = 2**31
 
-_AS_LOADED = "that is settled when a model is loaded"
-_CACHED = "prompts are cached by their tokens, whichever user they come from, as long as there is memory"
-_NOT_KEPT = "nothing is kept"
-_NO_BEAMS = "there is no beam search"
+_AS_LOADED = "this is fixed when a model is loaded"
+_CACHED = "prompts are cached by their tokens, for all users, while memory is free"
+_NOT_KEPT = "nothing is stored"
+_NO_BEAMS = "beam search is not supported"
 _NO_TIMES = "times are in /metrics and in the log"
-_STAGES = "the stages of sampling have one order"
-_TEMPLATE = "templates and tokenizers say how a prompt begins and ends"
-VERBOSITY = Ignored("models are not told how much to say")
+_STAGES = "the order of the sampling stages is fixed"
+_TEMPLATE = "the template and the tokenizer define the start and end of a prompt"
+VERBOSITY = Ignored("the length of answers is not passed to the model")
 _OTHER_NAME = "not supported under this name: it is {} here"
 
 
@@ -31,8 +31,8 @@ class OpenAIExtras(StrictModel):
 
     store: Annotated[Any, Ignored(_NOT_KEPT)] = None
     metadata: Annotated[Any, Ignored(_NOT_KEPT)] = None
-    service_tier: Annotated[Any, Ignored("all requests are served alike")] = None
-    safety_identifier: Annotated[Any, Ignored("nobody watches over users")] = None
+    service_tier: Annotated[Any, Ignored("all requests have the same priority")] = None
+    safety_identifier: Annotated[Any, Ignored("users are not monitored")] = None
     prompt_cache_key: Annotated[Any, Ignored(_CACHED)] = None
     prompt_cache_retention: Annotated[Any, Ignored(_CACHED)] = None
     prompt_cache_options: Annotated[Any, Ignored(_CACHED)] = None
@@ -43,29 +43,29 @@ class LlamaCppExtras(StrictModel):
 
     cache_prompt: Annotated[Any, Ignored(_CACHED)] = None
     n_cache_reuse: Annotated[Any, Ignored(_CACHED)] = None
-    id_slot: Annotated[Any, Ignored("a request has no place of its own")] = None
+    id_slot: Annotated[Any, Ignored("requests have no fixed slots")] = None
     n_keep: Annotated[Any, Ignored("prompts are never cut")] = None
-    min_keep: Annotated[Any, Ignored("cuts keep the likeliest token, and no more are needed")] = None
+    min_keep: Annotated[Any, Ignored("the most likely token always remains")] = None
     samplers: Annotated[Any, Ignored(_STAGES)] = None
     backend_sampling: Annotated[Any, Ignored(_STAGES)] = None
-    repeat_last_n: Annotated[Any, Ignored("penalties are for the whole text")] = None
+    repeat_last_n: Annotated[Any, Ignored("penalties apply to the whole text")] = None
     timings_per_token: Annotated[Any, Ignored(_NO_TIMES)] = None
     return_progress: Annotated[Any, Ignored(_NO_TIMES)] = None
-    reasoning_format: Annotated[Any, Ignored("the server says in which fields reasoning comes")] = None
+    reasoning_format: Annotated[Any, Ignored("the server sets the fields for reasoning")] = None
     dynatemp_range: Annotated[Any, Unsupported(0, 0.0)] = None
     dynatemp_exponent: Annotated[Any, Ignored("the temperature is fixed")] = None
     xtc_probability: Annotated[Any, Unsupported(0, 0.0)] = None
-    xtc_threshold: Annotated[Any, Ignored("there is no XTC")] = None
+    xtc_threshold: Annotated[Any, Ignored("XTC is not supported")] = None
     typical_p: Annotated[Any, Unsupported(1, 1.0)] = None
     top_n_sigma: Annotated[Any, Unsupported(-1, -1.0)] = None
     mirostat: Annotated[Any, Unsupported(0)] = None
-    mirostat_tau: Annotated[Any, Ignored("there is no Mirostat")] = None
-    mirostat_eta: Annotated[Any, Ignored("there is no Mirostat")] = None
+    mirostat_tau: Annotated[Any, Ignored("Mirostat is not supported")] = None
+    mirostat_eta: Annotated[Any, Ignored("Mirostat is not supported")] = None
     dry_multiplier: Annotated[Any, Unsupported(0, 0.0)] = None
-    dry_base: Annotated[Any, Ignored("there is no DRY")] = None
-    dry_allowed_length: Annotated[Any, Ignored("there is no DRY")] = None
-    dry_penalty_last_n: Annotated[Any, Ignored("there is no DRY")] = None
-    dry_sequence_breakers: Annotated[Any, Ignored("there is no DRY")] = None
+    dry_base: Annotated[Any, Ignored("DRY is not supported")] = None
+    dry_allowed_length: Annotated[Any, Ignored("DRY is not supported")] = None
+    dry_penalty_last_n: Annotated[Any, Ignored("DRY is not supported")] = None
+    dry_sequence_breakers: Annotated[Any, Ignored("DRY is not supported")] = None
     repeat_penalty: Annotated[Any, Unsupported(1, 1.0, why=_OTHER_NAME.format("repetition_penalty"))] = None
     n_predict: Annotated[Any, Unsupported(-1, why=_OTHER_NAME.format("max_tokens"))] = None
     n_probs: Annotated[Any, Unsupported(0, why=_OTHER_NAME.format("logprobs"))] = None
@@ -101,12 +101,12 @@ class VLLMExtras(StrictModel):
     chat_template_content_format: Annotated[Any, Ignored("all content is text")] = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     """Cached prompts are shared only among requests with the same salt."""
-    priority: Annotated[Any, Ignored("requests of different users are served evenly")] = None
-    request_id: Annotated[Any, Ignored("the server gives requests their ids")] = None
+    priority: Annotated[Any, Ignored("requests of different users are scheduled fairly")] = None
+    request_id: Annotated[Any, Ignored("the server sets the ids of requests")] = None
     logits_processors: Annotated[Any, Unsupported([])] = None
     lora_path: Annotated[Any, Unsupported("")] = None
-    mm_processor_kwargs: Annotated[Any, Ignored("there are no images")] = None
-    kv_transfer_params: Annotated[Any, Ignored("there is one machine")] = None
+    mm_processor_kwargs: Annotated[Any, Ignored("images are not supported")] = None
+    kv_transfer_params: Annotated[Any, Ignored("there is only one machine")] = None
     vllm_xargs: Annotated[Any, Unsupported({})] = None
 
 
@@ -120,7 +120,7 @@ class RouterExtras(StrictModel):
     models: Annotated[Any, Ignored("the model is the one named")] = None
     route: Annotated[Any, Ignored("the model is the one named")] = None
     transforms: Annotated[Any, Ignored("a prompt that is too long is refused, never cut")] = None
-    usage: Annotated[Any, Ignored("answers have their usage, streams with stream_options.include_usage")] = None
+    usage: Annotated[Any, Ignored("answers always have their usage, streams with stream_options.include_usage")] = None
     session_id: Annotated[Any, Ignored(_NOT_KEPT)] = None
     trace: Annotated[Any, Ignored(_NOT_KEPT)] = None
     plugins: Annotated[Any, Unsupported([])] = None

@@ -194,11 +194,11 @@ def _status_change(slot: ModelSlot) -> StatusChange:
 def routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/v1/models", list_models, None, Doc("The models that are served", ModelList), server=server),
-        Endpoint("GET", "/models", list_models, None, Doc("The same, where llama.cpp has it", ModelList), server=server),
-        Endpoint("POST", "/models/load", load, LoadRequest, Doc("Begin to load a model", Success), server=server),
+        Endpoint("GET", "/models", list_models, None, Doc("The same at the path of llama.cpp", ModelList), server=server),
+        Endpoint("POST", "/models/load", load, LoadRequest, Doc("Start loading a model", Success), server=server),
         Endpoint("POST", "/models/unload", unload, LoadRequest, Doc("Unload a model as soon as it is idle", Success), server=server),
         Endpoint(
-            "GET", "/models/sse", events, None, Doc("Changes of their status as llama.cpp sends them", sse.EVENT_STREAM), server=server
+            "GET", "/models/sse", events, None, Doc("Changes of the models' status, as in llama.cpp", sse.EVENT_STREAM), server=server
         ),
-        Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of them", ModelObject), server=server),
+        Endpoint("GET", "/v1/models/{model:path}", get_model, None, Doc("One of the models", ModelObject), server=server),
     ]

@@ -131,5 +131,5 @@ def routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("POST", "/v1/rerank", rerank, RerankRequest, doc, server=server),
         Endpoint("POST", "/rerank", rerank, RerankRequest, doc, server=server),
-        Endpoint("POST", "/v1/score", score, ScoreRequest, Doc("How relevant one text is to another", ScoreList), server=server),
+        Endpoint("POST", "/v1/score", score, ScoreRequest, Doc("Relevance of one text to another", ScoreList), server=server),
     ]

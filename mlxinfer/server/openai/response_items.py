@@ -42,7 +42,7 @@ class MessageItem(StrictModel):
     content: _Content
     id: str | None = None
     status: Status | None = None
-    phase: Annotated[Any, Ignored("what an assistant said is one text", within="input[]")] = None
+    phase: Annotated[Any, Ignored("an assistant's message is one text", within="input[]")] = None
 
 
 class FunctionCallItem(StrictModel):

@@ -65,7 +65,7 @@ class ResponseRequest(SamplingFields):
     include: Annotated[list[Annotated[str, OneOf(LOGPROBS, *_ABSENT), _NO_SUCH_PARTS]], FIRST_ERROR_ONLY] | None = None
     previous_response_id: Annotated[Any, Unsupported(why="not possible: responses are not kept, send the conversation")] = None
     conversation: Annotated[Any, Unsupported(why="not possible: conversations are not kept, send the messages")] = None
-    client_metadata: Annotated[Any, Ignored("nothing is kept")] = None
+    client_metadata: Annotated[Any, Ignored("nothing is stored")] = None
     background: Annotated[Any, Unsupported(False)] = None
     tools: Tools | None = None  # type: ignore[valid-type]
     tool_choice: ResponseToolChoice | None = None
@@ -163,7 +163,7 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
 
 
 def routes(server: Server) -> list[Endpoint]:
-    doc = Doc("An answer to a conversation, which is not kept", ResponseObject, streams=sse.EVENT_STREAM)
+    doc = Doc("An answer to a conversation; it is not stored", ResponseObject, streams=sse.EVENT_STREAM)
     return [Endpoint("POST", "/v1/responses", create, ResponseRequest, doc, server=server)]
 
 

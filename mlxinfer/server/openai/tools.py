@@ -110,7 +110,7 @@ class ToolFields(StrictModel):
 
     def _offer_of_functions(self) -> Offer:
         if self.tools:
-            raise invalid("functions: the older name of tools, which are given too", "functions", "invalid_value")
+            raise invalid("functions: this is the older name of tools, give only one of them", "functions", "invalid_value")
         tools = [function.tool(f"functions[{number}]") for number, function in enumerate(self.functions or ())]
         chosen = self.function_call
         if isinstance(chosen, FunctionName):

@@ -204,7 +204,7 @@ def routes(server: Server) -> list[Endpoint]:
     asked = (
         (("/version",), version, Doc("The version, for routers", VersionReply)),
         (("/model_info", "/get_model_info"), model_info, Doc("The first model, for routers", ModelDescription)),
-        (("/server_info", "/get_server_info"), server_info, Doc("What this worker can take, for routers", ServerDescription)),
-        (("/v1/loads", "/loads"), loads, Doc("How busy each model is, for routers", Loads)),
+        (("/server_info", "/get_server_info"), server_info, Doc("Capacity of this worker, for routers", ServerDescription)),
+        (("/v1/loads", "/loads"), loads, Doc("Load of each model, for routers", Loads)),
     )
     return [Endpoint("GET", path, handler, None, doc, server=server) for paths, handler, doc in asked for path in paths]

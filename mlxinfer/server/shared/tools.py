@@ -70,7 +70,7 @@ def make_offer(
             raise invalid(f"{by}: {name[:100]!r} is none of {given_as}", by, "invalid_value")
     kept = tuple(tool for tool in tools if chosen is None or tool.name in chosen)
     if choice.mode == "required" and not kept:
-        raise invalid(f"{by}: a call is asked for, and there is no tool to call", by, "invalid_value")
+        raise invalid(f"{by}: a call is required, but the request has no tools", by, "invalid_value")
     return Offer(kept, choice)
 
 
@@ -105,7 +105,7 @@ class EarlierCalls:
         """A tool's result in the form of chat templates. `where` is the field with the id. Raises `APIError` if no such call was made."""
         name = self._names.get(call_id)
         if name is None:
-            raise invalid(f"{where}: {call_id[:100]!r} is the id of no earlier call in this conversation", where, "invalid_value")
+            raise invalid(f"{where}: {call_id[:100]!r} is not the id of an earlier call in this conversation", where, "invalid_value")
         if call_id in self._open:
             self._open.remove(call_id)
         return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
