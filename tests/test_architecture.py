@@ -223,7 +223,6 @@ KNOWN_LONG = {
     "tests/loading",
     "tests/models",
     "tests/real_checkpoints",
-    "tests/server",
 }
 
 

@@ -15,15 +15,15 @@ SHOWN_BY = {
     "a kernel that fails ends its server": "engine/test_kernel_failures.py::test_the_answers_come_by_plain_mlx",
     "an engine that fails twice is gone": "engine/test_kernel_failures.py::test_an_engine_that_fails_once_an_hour_goes_on",
     "a threadgroup needs more registers than a core has": "kernels_metal/test_decode_plan.py::test_every_tile_fits_into_threadgroup_memory",
-    "sockets have paths of 103 bytes at most": "server/test_sockets.py",
+    "sockets have paths of 103 bytes at most": "server/access/test_sockets.py",
     "weights are rounded to bfloat16, 256 files may be open, there is no /proc": "support/processes/mac_like.py",
     "the runner hangs in a wait for the GPU": "../.github/workflows/tests.yml",
     "no kernel runs in the CI that has a GPU": "support/kernels/emulated.py",
     "an array that was kept unevaluated belongs to another thread": (
         "kernels_metal/test_cached_arrays.py::test_made_in_one_thread_and_used_in_another"
     ),
-    "launchd does not make a socket's directory": "server/test_serve.py::test_install_makes_the_directory_that_launchd_does_not",
-    "256 files are fewer than connections": "server/test_serve.py",
+    "launchd does not make a socket's directory": "server/test_process.py::test_install_makes_the_directory_that_launchd_does_not",
+    "256 files are fewer than connections": "server/test_process.py",
     "K-quants become three times as large": "loading/test_gguf_on_gpu.py::test_memory_of_llama_8b",
     "Metal compiles in the middle of a conversation": ("cache/attention/test_trial.py::test_its_variants_are_the_same_on_every_chip"),
     "the GPU waits after each chunk of a prompt": "engine/test_drains.py::test_a_long_prompt_is_read_in_three_steps",

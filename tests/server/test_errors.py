@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from support.processes.optional import needs
 
+from mlxinfer.server.errors import timed_out
+
 if TYPE_CHECKING:
     from openai import OpenAI
 
@@ -137,3 +139,7 @@ def test_embeddings(unix_client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as found:
         unix_client.embeddings.create(model="tiny", input="x")
     assert found.value.code == "unsupported_model"
+
+
+def test_a_limit_is_named_with_its_option() -> None:
+    assert timed_out(20.0).message == "The request took longer than the 20 s that it may (serve --request-timeout)."

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
-from support.http.live_server import LiveServer
+from support.hostile.cases import request
+from support.http.live_server import LiveServer, live_server
 
+from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.openai.chat import ChatCompletion
 from mlxinfer.server.openai.completions import TextCompletion
 from mlxinfer.server.openai.responses import ResponseObject
@@ -112,3 +115,22 @@ def test_answers_are_as_the_document_says(live: LiveServer, unix_client: OpenAI,
     for path, fields, kind in asked:
         answer = unix_client.post(path, body=fields, cast_to=object)
         assert TypeAdapter(kind).validate_python(answer) == answer
+
+
+KEY = "a key of the test"
+
+
+@pytest.fixture(scope="module")
+def locked(tiny_path: Path) -> Iterator[LiveServer]:
+    with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, api_key=KEY) as server:
+        yield server
+
+
+def test_health_tells_the_network_no_more_than_health(locked: LiveServer) -> None:
+    status, _, body = locked.exchange(request("/health", method="GET"))
+    assert (status, json.loads(body)) == (200, {"status": "ok", "version": "", "models": [], "states": {}})
+    for unix, lines in ((False, (f"Authorization: Bearer {KEY}",)), (False, (f"x-api-key: {KEY}",)), (True, ())):
+        found = json.loads(locked.exchange(request("/health", b"", *lines, method="GET"), unix=unix)[2])
+        assert found["models"] == ["tiny"]
+        assert found["version"]
+    assert json.loads(locked.exchange(request("/health", b"", "x-api-key: another", method="GET"))[2])["models"] == []

@@ -1,7 +1,7 @@
 """An uvicorn connection with three additions: the user who connects, time limits, and immediate notice of clients that disconnect.
 
 Uvicorn has no public interface for this. `Connection` overrides methods of `H11Protocol` and reads some of its attributes. Therefore
-pyproject.toml pins uvicorn's minor versions, and tests/server/access/test_uvicorn_hooks.py lists the attributes in use.
+pyproject.toml pins uvicorn's minor versions, and tests/server/access/test_connection_uvicorn.py lists the attributes in use.
 """
 
 from __future__ import annotations

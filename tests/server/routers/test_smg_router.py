@@ -20,7 +20,7 @@ import pytest
 from support.http.ports import free_port
 
 pytest.importorskip("smg")
-EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples/router/two_workers.py"))
+EXAMPLE = runpy.run_path(str(Path(__file__).parents[3] / "examples/router/two_workers.py"))
 wait_for, worker, router = EXAMPLE["wait_for"], EXAMPLE["worker"], EXAMPLE["router"]
 CONVERSATIONS, TURNS, FEW = 12, 9, 5
 pytestmark = pytest.mark.long
@@ -188,7 +188,7 @@ def test_workers_that_go_cost_nobody_an_answer(tiny_path, capfd):
 
 
 def test_the_example_is_one_command(tiny_path, tmp_path):
-    path, port = Path(__file__).parents[2] / "examples/router/two_workers.py", free_port(10)
+    path, port = Path(__file__).parents[3] / "examples/router/two_workers.py", free_port(10)
     command = [sys.executable, str(path), f"tiny={tiny_path}", "--port", str(port)]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)

@@ -20,7 +20,7 @@ from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.openai.embeddings import Embeddings
 from mlxinfer.server.openai.reranking import RerankReply, ScoreList
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"
+GOLDEN = Path(__file__).parents[2] / "golden" / "embeddings"
 LAST, MEAN, RERANKER = (json.loads((GOLDEN / name / "reference.json").read_text()) for name in ("last", "mean", "reranker"))
 BODIES = {"Content-Type: application/json"}
 

@@ -22,7 +22,7 @@ from mlxinfer.server.model_manager.model_slot import ModelSlot
 from mlxinfer.server.model_manager.registry import Registry
 from mlxinfer.server.settings import Limits
 
-EMBEDDER = Path(__file__).parent.parent / "golden" / "embeddings" / "last"
+EMBEDDER = Path(__file__).parents[2] / "golden" / "embeddings" / "last"
 POOLED = (("/v1/embeddings", {"input": "Hello"}), ("/v1/rerank", {"query": "Hello", "documents": ["you"]}))
 
 

@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from server.test_keeper_faults import EndlessRoom, Model, slot_of, within
 from support.hostile.cases import request
+from support.http.instant_models import EndlessRoom, Model, slot_of, within
 from support.http.kept_models import kept_models, tiny_models
 
 from mlxinfer.errors import CheckpointError, EngineError

@@ -1,7 +1,7 @@
 """What `server/access/connection.py` needs of uvicorn besides its public interface: the reason why pyproject.toml pins its minor version.
 
 When this fails after an upgrade, compare uvicorn's `h11_impl.py` with `Connection`, and move the pin only when the tests in test_cancel.py,
-test_hostile.py and test_sockets.py pass.
+test_hostile_requests.py and test_sockets.py pass.
 """
 
 from __future__ import annotations
@@ -70,5 +70,5 @@ def assigned(kind: type) -> set[str]:
 
 def test_the_minor_version_is_pinned() -> None:
     major, minor = version("uvicorn").split(".")[:2]
-    written = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    written = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'"uvicorn>={major}.{minor},<{major}.{int(minor) + 1}"' in written

@@ -90,3 +90,9 @@ def test_models_for_anthropics_clients(live: LiveServer) -> None:
     (model,) = found["data"]
     assert (model["type"], model["display_name"]) == ("model", "tiny")
     assert model["created_at"].endswith("Z")
+
+
+@pytest.mark.parametrize(("method", "path", "allowed"), [("GET", "/v1/completions", "POST"), ("POST", "/metrics", "GET, HEAD")])
+def test_a_path_says_which_methods_it_takes(live: LiveServer, method: str, path: str, allowed: str) -> None:
+    status, headers, _ = live.exchange(request(path, method=method), unix=True)
+    assert (status, headers["allow"]) == (405, allowed)

@@ -1,4 +1,4 @@
-"""Folders with odd names in them, adapters of a model with two names, and routers that ask for all events at once."""
+"""Listing of folders with odd names, and adapters of a model with two names."""
 
 from __future__ import annotations
 
@@ -59,31 +59,3 @@ def test_two_adapters_of_one_name_for_one_model_are_refused(tmp_path: Path) -> N
     found.add(f"y={tmp_path / 'm.gguf'}")
     with pytest.raises(ServerError, match="x and y are one model with two adapters 'a'"):
         found.models({}, ())
-
-
-def test_a_replay_of_more_than_a_socket_holds_by_default(short_path: Path) -> None:
-    zmq = pytest.importorskip("zmq")
-    pytest.importorskip("msgspec")
-    from mlxinfer.cache.kv_events import AllBlocksCleared
-    from mlxinfer.server.routers.kv_events import KVEventPublisher
-
-    count, endpoint = 4000, f"ipc://{short_path}/replay"
-    with zmq.Context() as context, context.socket(zmq.DEALER) as ask, KVEventPublisher(f"ipc://{short_path}/events", endpoint) as publisher:
-        publisher._queue.put(None)
-        publisher._thread.join()  # from here on nothing is read while it is sent
-        assert publisher._replay is not None
-        for _ in range(count):
-            publisher._send(b"tiny", [AllBlocksCleared()] * 200)
-        ask.rcvhwm = 10
-        ask.connect(endpoint)
-        ask.send_multipart([b"", bytes(8)])
-        assert publisher._replay.poll(30_000)
-        publisher._answer_replays()
-        found = []
-        while True:
-            assert ask.poll(5_000), f"no end after {len(found)} batches"
-            _, number, _ = ask.recv_multipart()
-            if int.from_bytes(number, "big", signed=True) < 0:
-                break
-            found.append(int.from_bytes(number, "big"))
-    assert found == list(range(count))

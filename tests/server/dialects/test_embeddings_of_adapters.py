@@ -13,7 +13,7 @@ from support.models.adapters import random_changes, shapes_of, write_peft
 
 from mlxinfer import LLM, AsyncLLM
 
-MODEL = Path(__file__).parent.parent / "golden" / "embeddings" / "last"
+MODEL = Path(__file__).parents[2] / "golden" / "embeddings" / "last"
 TEXTS = ["a small cat", "dogs", "a rather long text about cats"]
 
 

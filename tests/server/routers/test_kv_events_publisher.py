@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -169,3 +170,26 @@ def test_odd_questions_keep_no_events_waiting(endpoints, context):
             numbers.append(int.from_bytes(ask.recv_multipart()[1], "big", signed=True))
     assert numbers[-1] == -1
     assert len(numbers) <= 3
+
+
+def test_a_replay_of_more_than_a_socket_holds_by_default(short_path: Path) -> None:
+    count, endpoint = 4000, f"ipc://{short_path}/replay"
+    with zmq.Context() as context, context.socket(zmq.DEALER) as ask, KVEventPublisher(f"ipc://{short_path}/events", endpoint) as publisher:
+        publisher._queue.put(None)
+        publisher._thread.join()  # from here on nothing is read while it is sent
+        assert publisher._replay is not None
+        for _ in range(count):
+            publisher._send(b"tiny", [AllBlocksCleared()] * 200)
+        ask.rcvhwm = 10
+        ask.connect(endpoint)
+        ask.send_multipart([b"", bytes(8)])
+        assert publisher._replay.poll(30_000)
+        publisher._answer_replays()
+        found = []
+        while True:
+            assert ask.poll(5_000), f"no end after {len(found)} batches"
+            _, number, _ = ask.recv_multipart()
+            if int.from_bytes(number, "big", signed=True) < 0:
+                break
+            found.append(int.from_bytes(number, "big"))
+    assert found == list(range(count))

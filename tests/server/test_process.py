@@ -341,3 +341,13 @@ def test_more_connections_than_files_leave_the_server_alive_and_its_log_short(st
     errors = server.process.communicate(timeout=60)[1]
     assert "out of system resource" not in errors
     assert errors.count("\n") < 100
+
+
+def test_a_key_that_others_can_read_is_noticed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "key"
+    file.write_text("a key of the test" + "\n")
+    for mode, noticed in ((0o600, False), (0o644, True)):
+        file.chmod(mode)
+        with pytest.raises(SystemExit):  # for the model's name
+            main(["serve", "--api-key-file", str(file), "--no-socket", "--port", "8081", str(tmp_path / "nothing")])
+        assert ("chmod 600" in capsys.readouterr().err) == noticed

@@ -75,7 +75,7 @@ def test_a_notice_is_written_once(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
 
 def test_the_page_of_the_guide_is_what_the_types_say() -> None:
-    docs = Path(__file__).parents[2] / "docs"
+    docs = Path(__file__).parents[3] / "docs"
     written = (docs / "request-fields.md").read_text(encoding="utf-8")
     page = runpy.run_path(str(docs / "site" / "request_fields.py"))["page"]
     assert written == page(), "python docs/site/request_fields.py > docs/request-fields.md"

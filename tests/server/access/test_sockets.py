@@ -16,7 +16,16 @@ from support.http.live_server import LiveServer
 from mlxinfer.errors import ServerError
 from mlxinfer.server.access import connection as server_connection
 from mlxinfer.server.access import sockets as server_sockets
-from mlxinfer.server.access.sockets import address, is_allowed, listening, passed_sockets, peer_uid, tcp_socket, unix_socket
+from mlxinfer.server.access.sockets import (
+    address,
+    is_allowed,
+    listening,
+    passed_sockets,
+    peer_uid,
+    private_directory,
+    tcp_socket,
+    unix_socket,
+)
 from mlxinfer.server.settings import ServerSettings
 
 
@@ -196,3 +205,13 @@ def test_a_stranger_gets_no_answer(live: LiveServer, monkeypatch: pytest.MonkeyP
         with pytest.raises((ConnectionError, HTTPException)):
             live.exchange(raw, unix=True)
     assert live.exchange(raw, unix=True)[0] == 200
+
+
+def test_nobody_is_told_to_close_a_directory_that_others_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid)
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with pytest.raises(ServerError, match="open to others: put the socket in a folder of your own below it") as found:
+        private_directory(shared)
+    assert "chmod" not in str(found.value)

@@ -1,7 +1,7 @@
 """What goes over the wire, field by field: answers, streams and errors of every dialect, compared with a file.
 
 Whatever a model decides (texts, tokens, probabilities) and whatever a clock says is left out. After a change that is meant to be seen by
-clients: `MLXINFER_WRITE_GOLDEN=1 pytest tests/server/test_contract.py`, and read the difference.
+clients: `MLXINFER_WRITE_GOLDEN=1 pytest tests/server/dialects/test_contract.py`, and read the difference.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 from support.hostile.cases import request
 from support.http.live_server import LiveServer
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "wire.json"
+GOLDEN = Path(__file__).parents[2] / "golden" / "wire.json"
 HI: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 THREE = {"temperature": 0, "max_tokens": 3}
 USAGE = {"stream_options": {"include_usage": True}}
