@@ -1,7 +1,7 @@
-"""How far the logits of mlx-lm's graphs are from those of transformers, by architecture: what is known, and what is refused.
+"""Measured differences between the logits of mlx-lm's graphs and transformers', and the refused architectures.
 
-The errors were measured with tiny random checkpoints of transformers 5.23 in float32, 100 tokens, at once and in chunks, with
-mlx-lm 0.32.2; `tests/support/fallback/cases.py` has their settings.
+The errors were measured with tiny random checkpoints of transformers 5.23 in float32, 100 tokens, whole and in chunks, with mlx-lm 0.32.2.
+`tests/support/fallback/cases.py` has the settings.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from ...util.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What is known of one architecture."""
+    """Result of one architecture."""
 
     error: float | None = None
-    """Largest difference of a logit from transformers', of logits between 1 and 9; None where nothing was compared."""
+    """Largest difference of a logit from transformers', for logits between 1 and 9; None if not compared."""
     refused: bool = False
-    """Whether no checkpoint of the architecture is loaded."""
+    """True if checkpoints of the architecture are refused."""
     reason: str = ""
-    """Why it is refused, or was not compared."""
+    """Reason for the refusal or the missing comparison."""
 
 
 _UNKNOWN = "transformers 5.23 does not have it"
@@ -84,7 +84,7 @@ CHECKS: Mapping[str, Check] = {
     "starcoder2": Check(9e-4),
     "step3p5": Check(reason="transformers 5.23 has it as a part of step3p7 only"),
 }
-"""By `model_type`; what is not here was not compared, as transformers 5.23 does not have it."""
+"""Results by `model_type`; others were not compared, because transformers 5.23 does not have them."""
 
 
 _ONLY: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
@@ -100,20 +100,20 @@ _ONLY: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "qwen2_moe": {"norm_topk_prob": (False,)},
     "stablelm": {"hidden_act": ("silu",)},
 }
-"""By `model_type`: settings that mlx-lm's graph does not read, and the values with which its logits are right."""
+"""Settings that mlx-lm's graph ignores, by `model_type`, to the values with which its logits are right."""
 
 
 _NO_SCALING = frozenset({"qwen2_moe", "solar_open"})
-"""Architectures whose graphs take a scaling of rope in their config and compute without it, or otherwise."""
+"""Architectures whose graphs accept a rope scaling in the config and ignore or misapply it."""
 
 
 def check_of(model_type: str) -> Check:
-    """What is known of an architecture that runs on mlx-lm's graph."""
+    """Return the result of an architecture on mlx-lm's graph."""
     return CHECKS.get(model_type, Check(reason=_UNKNOWN))
 
 
 def note_of(model_type: str) -> tuple[str, ...]:
-    """What to tell about a model that is loaded: nothing where its architecture was compared."""
+    """Return a note about an architecture that was not compared; empty otherwise."""
     check = check_of(model_type)
     if check.error is not None:
         return ()
@@ -121,7 +121,7 @@ def note_of(model_type: str) -> tuple[str, ...]:
 
 
 def refuse_what_differs(config: Mapping[str, Any]) -> None:
-    """Raises `UnsupportedModelError` for architectures, and settings of them, with which mlx-lm's graph gives other logits."""
+    """Raise `UnsupportedModelError` for architectures and settings for which mlx-lm's graph gives wrong logits."""
     model_type = str(config.get("model_type"))
     check = check_of(model_type)
     reason = check.reason if check.refused else _differing_setting(model_type, config)
@@ -130,7 +130,7 @@ def refuse_what_differs(config: Mapping[str, Any]) -> None:
 
 
 def _differing_setting(model_type: str, config: Mapping[str, Any]) -> str:
-    """The setting that mlx-lm's graph gets wrong; empty if there is none."""
+    """Return the setting that mlx-lm's graph gets wrong, or ""."""
     for key, right in _ONLY.get(model_type, {}).items():
         if key in config and config[key] not in right:
             return f"{key} is {config[key]}, and mlx-lm's graph computes as if it were {right[0]}"

@@ -1,6 +1,6 @@
-"""Configs of transformers 5 in the style before it, which is the one that mlx-lm reads.
+"""Converts configs of transformers 5 to the previous style, which mlx-lm reads.
 
-The new keys stay, next to the old ones: some of mlx-lm's models read those.
+The new keys remain beside the old ones, because some of mlx-lm's models read them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from ..common import FULL, SLIDING
 
 _NAMES = {"qwen3_5_text": "qwen3_5", "qwen3_5_moe_text": "qwen3_5_moe"}
-"""Text models that mlx-lm knows by the name of the multimodal model."""
+"""Text models to mlx-lm's name, that of the multimodal model."""
 
 _PATTERN_KEYS = {
     **dict.fromkeys(("gemma3_text", "cohere2", "plamo3"), "sliding_window_pattern"),
@@ -24,7 +24,7 @@ _COPIES = {
     "gpt_neox": {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"},
     "lfm2": {"block_dim": "hidden_size"},
 }
-"""By `model_type`: obsolete keys, and the keys that replaced them."""
+"""Obsolete keys to their replacements, by `model_type`."""
 
 _CONSTANTS: dict[str, dict[str, Any]] = {
     "apertus": {"mlp_bias": False, "post_norm": False, "qk_norm": True},
@@ -32,29 +32,29 @@ _CONSTANTS: dict[str, dict[str, Any]] = {
     "longcat_flash": {"attention_method": "MLA", "zero_expert_type": "identity", "mla_scale_q_lora": True, "mla_scale_kv_lora": True},
     "solar_open": {"partial_rotary_factor": 1.0, "first_k_dense_replace": 0},
 }
-"""By `model_type`: obsolete keys of which only one value was ever published."""
+"""Obsolete keys with the only published value, by `model_type`."""
 
 _READ_THE_NEW_STYLE = frozenset({"laguna"})
-"""Models whose `rope_parameters` mlx-lm reads for each kind of layer."""
+"""Models whose `rope_parameters` per kind of layer mlx-lm reads."""
 
 _SPECIAL_FLOATS = {"Infinity": float("inf"), "-Infinity": float("-inf"), "NaN": float("nan")}
 
 _HEAD_DIM_NEEDED = frozenset({"qwen3_moe", "exaone4"})
 _ONE_THETA = frozenset({"olmo3"})
-"""Models whose old style has one `rope_theta` for all layers, though only some are scaled."""
+"""Models whose old style has one `rope_theta` for scaled and other layers."""
 _NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "rope_type", "type"})
 
 
 def to_old_style(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same config with the old keys added where they are missing: `rope_theta`, `rope_scaling`, `rope_local_base_freq`,
-    `partial_rotary_factor`, `torch_dtype`, `num_experts`, and the intervals that stand for `layer_types`."""
+    """Return the config with missing old keys added: `rope_theta`, `rope_scaling`, `rope_local_base_freq`, `partial_rotary_factor`,
+    `torch_dtype`, `num_experts`, and the intervals behind `layer_types`."""
     old = _translated(config)
     old["model_type"] = _NAMES.get(config.get("model_type", ""), config.get("model_type"))
     return old
 
 
 def lost_in_old_style(config: Mapping[str, Any]) -> list[str]:
-    """What the old style cannot express of this config. The model would run without it, with different logits."""
+    """Return the settings that the old style cannot express, without which the logits differ."""
     lost = []
     known = config.get("model_type") in _READ_THE_NEW_STYLE
     for key, value in _object({} if known else config.get("rope_parameters")).items():
@@ -111,7 +111,7 @@ def _add_obsolete_keys(old: dict[str, Any]) -> None:
 
 
 def _number(value: Any) -> Any:
-    """A number for what stands for infinity in a JSON file."""
+    """Return a number for a JSON form of infinity."""
     return _SPECIAL_FLOATS.get(str(value.get("__float__")), value) if isinstance(value, dict) else value
 
 
@@ -149,7 +149,7 @@ def _object(value: object) -> dict[str, Any]:
 
 
 def _interval(types: Sequence[str]) -> int | None:
-    """n where each n-th layer, and no other, has full attention."""
+    """Return n if exactly each n-th layer has full attention; otherwise None."""
     for interval in range(1, len(types) + 2):
         if all((kind == FULL) == ((layer + 1) % interval == 0) for layer, kind in enumerate(types)):
             return interval

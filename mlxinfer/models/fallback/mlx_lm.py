@@ -1,7 +1,7 @@
-"""mlx-lm's architectures as a `Model`, for models without a graph of their own here.
+"""mlx-lm's architectures as a `Model`, for models without a native graph.
 
-They run one sequence at a time, with mlx-lm's own cache. Nothing from the model's repository is executed: the class comes from the
-installed mlx-lm, and a config that names a module of its own is refused.
+They run one sequence at a time with mlx-lm's cache. Code of the model's repository is never executed: the class comes from the installed
+mlx-lm.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _NO_LIMIT = 1 << 20
 _LISTED = 8
 _CODE_KEYS = ("auto_map", "model_file", "trust_remote_code")
 _ROTARY_SHARES = {"recurrent_gemma": 0.5}
-"""By module: the share of a head's channels that its graph always rotates, where that is not all of them."""
+"""Fraction of a head's channels that a graph always rotates, by module, if not all."""
 
 _RENAMED: Mapping[str, tuple[tuple[str, str], ...]] = {
     "gpt2": (("transformer.", ""),),
     "muse_glimmer": (("model.vision_", "vision_"),),
     "olmo_hybrid": ((".attention_layer_norm.", ".input_layernorm."), (".feedforward_layer_norm.", ".post_attention_layernorm.")),
 }
-"""By module: parts of names as transformers 5 writes them, and what mlx-lm expects."""
+"""Parts of names in transformers 5 and in mlx-lm, by module."""
 
 
 def supports(config: Mapping[str, Any]) -> bool:
-    """Whether mlx-lm has this architecture."""
+    """Return True if mlx-lm has this architecture."""
     return isinstance(config.get("model_type"), str) and _module_name(config) is not None
 
 
@@ -57,10 +57,10 @@ def check_supported(config: Mapping[str, Any]) -> None:
 
 
 def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = None) -> FallbackModel:
-    """The model of a config of either style, from lazily loaded tensors (packed ones as `.weight`, `.scales`, `.biases`).
+    """Build the model of a config of either style from lazy tensors (packed ones as `.weight`, `.scales`, `.biases`).
 
-    Floating-point tensors are cast to `dtype`. The result's weights are not evaluated yet. Raises `UnsupportedModelError`, and
-    `WeightsError` with the names of missing, unexpected and mis-shaped tensors.
+    Floating-point tensors are cast to `dtype`; weights are not evaluated. Raises `UnsupportedModelError`, and `WeightsError` with the
+    names of missing, unexpected and mis-shaped tensors.
     """
     check_supported(config)
     refuse_what_differs(config)
@@ -79,7 +79,7 @@ def build(config: Mapping[str, Any], tensors: Tensors, dtype: mx.Dtype | None = 
 
 
 def code_note(config: Mapping[str, Any]) -> list[str]:
-    """A line for the user where a config names code of its repository, else nothing."""
+    """Return a note for a config that refers to code in its repository; empty otherwise."""
     key = next((key for key in _CODE_KEYS if config.get(key)), None)
     return [f"config.json names code of its repository ({key}), which is never run"] if key else []
 
@@ -89,7 +89,7 @@ class SequenceState:
     """mlx-lm's cache of one sequence."""
 
     caches: list[Any]
-    """mlx-lm's caches, one for each layer."""
+    """mlx-lm's caches, one per layer."""
 
     def arrays(self) -> list[mx.array]:
         leaves = dict(tree_flatten([cache.state for cache in self.caches])).values()
@@ -97,12 +97,12 @@ class SequenceState:
 
 
 class FallbackModel:
-    """Implements `Model`. Its hidden states are the logits themselves, as mlx-lm's models return nothing else."""
+    """Implements `Model`. Its hidden states are the logits, because mlx-lm's models return only these."""
 
     recompute_at: int | None = None
 
     def __init__(self, model: Any, config: Mapping[str, Any], window: int | None = None) -> None:
-        """`window`: tokens of a window that mlx-lm's graph does not know, and within which its logits are right."""
+        """Wrap a model. `window` is a window in tokens that mlx-lm's graph ignores; within it the logits are right."""
         from mlx_lm.models.cache import make_prompt_cache
 
         text = config.get("text_config") or {}
@@ -122,7 +122,7 @@ class FallbackModel:
         return ()
 
     def hidden(self, tokens: mx.array, step: Step, hooks: Hooks | None = None) -> mx.array:
-        """int32 `[T]` to logits `[T, vocab]`."""
+        """Map int32 `[T]` to logits `[T, vocab]`."""
         assert hooks is None
         rows = []
         for segment in step.segments:
@@ -136,14 +136,14 @@ class FallbackModel:
         raise NotImplementedError("graphs of mlx-lm have no head that drafts")
 
     def logits(self, hidden: mx.array) -> mx.array:
-        """float32."""
+        """Return the logits in float32."""
         return hidden.astype(mx.float32)
 
     scores = logits
 
 
 def _module_name(config: Mapping[str, Any]) -> str | None:
-    """The module of mlx-lm for this config. The name is looked up in a list, never imported as given."""
+    """Return mlx-lm's module for this config. The name is looked up in a list, never imported directly."""
     import mlx_lm.models
     from mlx_lm import utils
 
@@ -155,7 +155,7 @@ def _module_name(config: Mapping[str, Any]) -> str | None:
 
 
 def _instantiate(config: dict[str, Any]) -> tuple[Any, int | None]:
-    """The model, and the window that it does not know."""
+    """Return (model, window that its graph ignores)."""
     name = _module_name(config)
     try:
         module: Any = import_module(f"mlx_lm.models.{name}")
@@ -175,7 +175,7 @@ def _instantiate(config: dict[str, Any]) -> tuple[Any, int | None]:
 
 
 def _renamed(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, mx.array]:
-    """The tensors under the names, and in the layouts, that mlx-lm's module expects."""
+    """Return the tensors under the names and in the layouts of mlx-lm's module."""
     renamed = {}
     module = str(_module_name(config))
     for name, array in tensors.items():
@@ -188,7 +188,7 @@ def _renamed(tensors: Tensors, config: Mapping[str, Any]) -> dict[str, mx.array]
 
 
 def _with_unread(model: Any, weights: dict[str, mx.array], config: Mapping[str, Any]) -> dict[str, mx.array]:
-    """Gemma 3n's late layers attend to keys and values of earlier ones; transformers 5 leaves out what they do not read."""
+    """Add unused tensors of Gemma 3n, whose late layers read earlier keys and values; transformers 5 omits them."""
     text = config.get("text_config") or {}
     shared, layers = text.get("num_kv_shared_layers"), text.get("num_hidden_layers")
     if config["model_type"] != "gemma3n" or not shared or not layers:
@@ -199,7 +199,7 @@ def _with_unread(model: Any, weights: dict[str, mx.array], config: Mapping[str, 
 
 
 def _turn_experts(tensors: dict[str, mx.array], text: Mapping[str, Any]) -> None:
-    """Experts as transformers 5 writes them, the outputs of a matrix in its rows, to the published layout."""
+    """Convert experts from the layout of transformers 5, with outputs in rows, to the published layout."""
     downs = [name for name in tensors if name.endswith(".experts.down_proj")]
     if any(tensors[name].shape[-1] != text.get("hidden_size") for name in downs):
         for down in downs:
@@ -209,7 +209,7 @@ def _turn_experts(tensors: dict[str, mx.array], text: Mapping[str, Any]) -> None
 
 
 def _sanitized(model: Any, tensors: Tensors) -> dict[str, mx.array]:
-    """The tensors under the names and in the layouts that the model has."""
+    """Return the tensors under the names and in the layouts of the model."""
     if not hasattr(model, "sanitize"):
         return dict(tensors)
     try:
@@ -220,7 +220,7 @@ def _sanitized(model: Any, tensors: Tensors) -> dict[str, mx.array]:
 
 
 def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[str, Any]) -> None:
-    """mlx-lm drops the keys that a model does not know; those of rope would change its logits unseen."""
+    """Refuse rope keys that mlx-lm's model ignores, because its logits would differ silently."""
     read = set(signature(arguments).parameters)
     if read & {"rope_parameters", "text_config"}:
         return
@@ -232,7 +232,7 @@ def _check_that_rope_is_read(arguments: Any, name: str | None, config: Mapping[s
 
 
 def _unread_window(arguments: Any, config: Mapping[str, Any]) -> int | None:
-    """Tokens that every layer sees, where the config says so and mlx-lm's model does not read it."""
+    """Return the window of all layers in tokens if mlx-lm's model ignores it; otherwise None."""
     window, read = config.get("sliding_window"), signature(arguments).parameters
     if not isinstance(window, int) or "sliding_window" in read or "text_config" in read or config.get("use_sliding_window") is False:
         return None
@@ -240,7 +240,7 @@ def _unread_window(arguments: Any, config: Mapping[str, Any]) -> int | None:
 
 
 def _quantize(model: Any, config: Mapping[str, Any], weights: Tensors) -> None:
-    """Replace the layers that are stored packed, each in the format of its tensors."""
+    """Replace packed layers by quantized ones in the format of their tensors."""
     foreign = config.get("quantization_config")
     if "quantization" not in config and isinstance(foreign, dict) and foreign.get("quant_method") is not None:
         raise UnsupportedModelError(f"config.json: quantization_config with quant_method {foreign['quant_method']!r} is not supported")

@@ -1,8 +1,8 @@
-"""The ropes of mlx-lm's graphs: their settings in both spellings, and the base that a graph really rotates with.
+"""Ropes of mlx-lm's graphs: settings in both spellings, and a check of the base that a graph uses.
 
-Configs before transformers 5 have `rope_theta` and `rope_scaling`, later ones `rope_parameters`. A class of mlx-lm drops the keys that it
-does not know, and takes a base of its own where it sees none, which changes every logit. So it gets both spellings, the base that
-transformers takes where a config names none, and its finished ropes are compared with the config.
+Configs before transformers 5 have `rope_theta` and `rope_scaling`, later ones `rope_parameters`. A class of mlx-lm ignores unknown keys and
+falls back to its own base, which changes every logit. Each class therefore receives both spellings and transformers' default base, and its
+finished ropes are compared with the config.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {name: {"rope_theta": base} for base
     "phi": {"rope_theta": 1e4, "partial_rotary_factor": 0.5},
     "stablelm": {"rope_theta": 1e4, "partial_rotary_factor": 0.25},
 }
-"""By `model_type`: what transformers 5.24 takes where a config names no base, and no share of the channels."""
+"""Defaults of transformers 5.24 for base and rotated fraction, by `model_type`."""
 
 OF_THEIR_CODE = {"deepseek": 1e4, "internlm2": 1e4, "minicpm": 1e4, "plamo": 1e4}
-"""By `model_type`: what the configuration class in the models' repositories takes where a config names no base."""
+"""Default bases of the configuration classes in the models' repositories, by `model_type`."""
 
 FIXED = {"gptj": 1e4, "phixtral": 1e4, "plamo2": 1e4, "qwen": 1e4}
-"""By `model_type`: the base of architectures whose configs need not name one."""
+"""Fixed bases of architectures whose configs need not state one, by `model_type`."""
 
 _BASES = frozenset(
     {
@@ -45,18 +45,18 @@ _BASES = frozenset(
         "rotary_emb_base", "rope_freq_constant", "rope_embedding_base",
     }
 )  # fmt: skip
-"""Keys of bases; those of kinds of layers among them."""
+"""Keys of bases, including those per kind of layer."""
 _WITH_BASES = ("rope_parameters", "attn_config", "text_config", FULL, SLIDING)
 _OF_WINDOWS = {"mimo_v2_flash": "swa_rope_theta", "plamo3": "rope_local_theta"}
-"""By `model_type`: the old key of the base of layers with a window, where it is not `rope_local_base_freq`."""
+"""Old key of the base of layers with a window, by `model_type`, if not `rope_local_base_freq`."""
 _OF_FREQUENCIES = ("Llama3RoPE", "YarnRoPE")
-"""Classes of mlx-lm that keep frequencies and no base."""
+"""Classes of mlx-lm that store frequencies instead of a base."""
 _BY_KIND = frozenset({"laguna", "mellum", "spark2_5"})
-"""Classes of mlx-lm that read `rope_parameters` for each kind of layer, and nothing else."""
+"""Classes of mlx-lm that read only `rope_parameters` per kind of layer."""
 
 
 def with_both_spellings(old: Mapping[str, Any]) -> dict[str, Any]:
-    """A config of the old style (see `to_old_style`) with `rope_parameters` as well, flat and with their base."""
+    """Return a config of the old style (see `to_old_style`) with flat `rope_parameters` that include the base."""
     both = dict(old)
     model_type = str(old.get("model_type"))
     text = old.get("text_config")
@@ -77,8 +77,10 @@ def with_both_spellings(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_bases(model: Any, config: Mapping[str, Any], name: str, make_rope: Callable[..., Any]) -> None:
-    """Compare the ropes of a graph that is built with the config. Raises `UnsupportedModelError` where one has a base that the config does
-    not name. `make_rope` is mlx-lm's `initialize_rope`."""
+    """Compare a built graph's ropes with the config. `make_rope` is mlx-lm's `initialize_rope`.
+
+    Raises `UnsupportedModelError` for a base that the config does not state.
+    """
     if name in _BY_KIND:
         _check_kinds(config, name)
     stated = set(_bases(config)) or ({FIXED[name]} if name in FIXED else set())
@@ -104,7 +106,7 @@ def _check_kinds(config: Mapping[str, Any], name: str) -> None:
 
 
 def _flat(old: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` of all layers, or of those without a window, as the old keys say them."""
+    """Return `rope_parameters` of all layers, or of layers without a window, from the old keys."""
     parameters, scaling = old.get("rope_parameters"), old.get("rope_scaling")
     given = parameters if isinstance(parameters, Mapping) else {}
     given = given[FULL] if isinstance(given.get(FULL), Mapping) else given
@@ -119,7 +121,7 @@ def _flat(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _bases(config: Mapping[str, Any]) -> Iterator[float]:
-    """All bases that it names."""
+    """Yield all bases of a config."""
     for key, value in config.items():
         if key in _BASES:
             yield from (float(number) for number in (value if isinstance(value, list) else [value]) if isinstance(number, (int, float)))
@@ -128,14 +130,14 @@ def _bases(config: Mapping[str, Any]) -> Iterator[float]:
 
 
 def _ropes(model: Any) -> Iterator[Any]:
-    """The parts of a graph that rotate, without those of towers."""
+    """Yield the ropes of a graph, without those of towers."""
     for path, part in model.named_modules():
         if "Ro" in type(part).__name__ and not any(tower in path for tower in ("vision", "visual", "audio")):
             yield part
 
 
 def _rotating(model: Any) -> Iterator[float]:
-    """The bases that its ropes have as a number."""
+    """Yield the bases of ropes that store a number."""
     for part in _ropes(model):
         base = getattr(part, "base", None)
         if isinstance(base, (int, float)):
@@ -143,7 +145,7 @@ def _rotating(model: Any) -> Iterator[float]:
 
 
 def _check_frequencies(model: Any, config: Mapping[str, Any], name: str, stated: set[float], make_rope: Callable[..., Any]) -> None:
-    """Compare ropes that keep frequencies instead with those of the stated bases."""
+    """Compare ropes that store frequencies with those of the stated bases."""
     places = [place for place in (config, config.get("text_config")) if isinstance(place, Mapping)]
     scalings = [place["rope_scaling"] for place in places if isinstance(place.get("rope_scaling"), dict)]
     length = next((place["max_position_embeddings"] for place in places if "max_position_embeddings" in place), None)

@@ -1,1 +1,1 @@
-"""One file per family of architectures. Each function named after a `model_type` turns its config into an `Architecture`."""
+"""Families of architectures, one file each. A function named after a `model_type` converts its config to an `Architecture`."""

@@ -1,5 +1,7 @@
-"""Command R7B and A (Cohere 2): attention and MLP read the same normed rows, layers with windows rotate neighbouring pairs, and the
-others do not encode positions."""
+"""Command R7B and A (Cohere 2): attention and MLP read the same normed rows.
+
+Layers with windows rotate adjacent pairs; the others have no positions.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ def cohere2(config: dict[str, Any]) -> Architecture:
 
     def block(weights: Weights, layer: int) -> ParallelBlock:
         name = f"model.layers.{layer}"
-        # A config without a window has none anywhere, and then no layer rotates.
+        # Without a window in the config, no layer rotates.
         own_rope = rope if types[layer] == SLIDING and window is not None else None
         qkv = load_qkv(weights, f"{name}.self_attn", heads, bias=bias, interleaved=rope.dims)
         output = load_output(weights, f"{name}.self_attn", heads, bias=bias)
@@ -61,7 +63,7 @@ def cohere2(config: dict[str, Any]) -> Architecture:
 
 
 def _check_the_rest(reader: ConfigReader, interval: int) -> None:
-    """Keys of published configs that no code reads, with the only values that match the code's behaviour."""
+    """Check keys of published configs that are not implemented: accept only the value that matches the implementation."""
     reader.skip("_sliding_window_pattern")
     reader.only("position_embedding_type", "rope_gptj")
     reader.only("order_of_interleaved_layers", "local_attn_first")

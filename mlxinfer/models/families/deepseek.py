@@ -1,5 +1,7 @@
-"""DeepSeek V2 (arXiv:2405.04434) and V3 (arXiv:2412.19437), and what is built alike, GLM-4.7-Flash and Mistral Small 4: latent attention,
-and experts next to shared ones. MiniCPM 3 has latent attention only."""
+"""DeepSeek V2 (arXiv:2405.04434), V3 (arXiv:2412.19437), GLM-4.7-Flash and Mistral Small 4: latent attention, routed and shared experts.
+
+MiniCPM 3 has latent attention only.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ MINICPM3 = {
 
 
 def deepseek_v2(config: dict[str, Any]) -> Architecture:
-    """Experts are chosen by their probabilities."""
+    """Build DeepSeek V2, whose experts are selected by probabilities."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, DEEPSEEK_V2)
     sparse = SparseLayers(reader, sizes, scores="softmax", ranked=1, normalizes=False, count=64, chosen=1, inner=1407, shared=2, dense=0)
@@ -101,7 +103,7 @@ def glm4_moe_lite(config: dict[str, Any]) -> Architecture:
 
 
 def mistral4(config: dict[str, Any]) -> Architecture:
-    """Experts are chosen by their probabilities, and queries grow with their position."""
+    """Build Mistral 4: experts selected by probabilities, queries scaled with their position."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, MISTRAL4)
     sparse = SparseLayers(reader, sizes, scores="softmax", count=128, chosen=4, inner=2048, dense=0)
@@ -112,7 +114,7 @@ def mistral4(config: dict[str, Any]) -> Architecture:
 
 
 def minicpm3(config: dict[str, Any]) -> Architecture:
-    """Dense, with a constant factor at each of embedding, residual and logits."""
+    """Build MiniCPM 3: dense, with constant factors on embedding, residual and logits."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, MINICPM3)
     gate = gated(sizes.activation)
@@ -131,7 +133,7 @@ def minicpm3(config: dict[str, Any]) -> Architecture:
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """A family's sizes of heads, where its config does not say."""
+    """Default sizes of a family's heads."""
 
     latent: int
     """Channels of the latent vector."""
@@ -142,7 +144,7 @@ class Defaults:
     plain: int = 128
     """Channels of a query head that do not rotate."""
     turned: int = 64
-    """Channels that do."""
+    """Channels of a query head that rotate."""
     rope: Mapping[str, Any] | None = None
     """Parameters of the rope."""
 
@@ -177,7 +179,7 @@ def _architecture(
 
     def mixer(weights: Weights, layer: int, place: int) -> LatentAttention:
         name = f"model.layers.{layer}.self_attn"
-        # transformers does not read rms_norm_eps for the norms of latent vectors.
+        # transformers ignores rms_norm_eps in the norms of latent vectors.
         return LatentAttention.load(
             weights, name, place, heads, rope, eps=1e-6, bias=bias, scale=scale, paired=paired, temperature=temperature
         )
@@ -197,7 +199,7 @@ def _architecture(
 
 
 def _read_rope(reader: ConfigReader, sizes: Sizes, heads: LatentSizes, defaults: Defaults) -> Rope:
-    """Mistral states which share of the whole head rotates."""
+    """Check Mistral's fraction of the head that rotates."""
     if defaults.rope is None:
         return read_rope(reader, heads.turned, sizes.positions)
     dim = heads.plain + heads.turned
@@ -205,7 +207,7 @@ def _read_rope(reader: ConfigReader, sizes: Sizes, heads: LatentSizes, defaults:
 
 
 def _rope_scale(reader: ConfigReader, defaults: Defaults) -> float:
-    """What stretching the rope (YaRN) adds to the scale of the scores."""
+    """Return the factor of YaRN on the scale of the scores."""
     scaling = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or defaults.rope or {}
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     share = scaling.get("mscale_all_dim")

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama that rotates neighbouring pairs, also with experts that are chosen by probabilities and a bias."""
+"""ERNIE 4.5: Llama with rotation of adjacent pairs, also with experts selected by probabilities and a bias."""
 
 from __future__ import annotations
 

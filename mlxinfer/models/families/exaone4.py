@@ -1,5 +1,7 @@
-"""EXAONE 4 (arXiv:2507.11407): norms after attention and MLP, and on query and key heads; where layers have windows, the others do not
-encode positions."""
+"""EXAONE 4 (arXiv:2507.11407): norms after attention and MLP, and on query and key heads.
+
+In models with windows, layers without a window have no positions.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,7 @@ def exaone4(config: dict[str, Any]) -> Architecture:
 
 
 def _kind(reader: ConfigReader, pattern: Any, layer: int, window: int | None, layers: int) -> str:
-    """What layers are where `layer_types` is missing: each n-th is full for a number, "LLLG" repeats, with a full layer at the end."""
+    """Return default layer types: each n-th layer is full for a number; "LLLG" repeats, with a full layer at the end."""
     if window is None or not pattern:
         return FULL
     if isinstance(pattern, int):

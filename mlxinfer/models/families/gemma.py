@@ -31,7 +31,7 @@ GEMMA3 = GEMMA2 | {"vocab_size": 262208, "max_position_embeddings": 131072}
 
 
 def gemma2(config: dict[str, Any]) -> Architecture:
-    """Caps on attention scores and logits; every other layer has a window."""
+    """Build Gemma 2: caps on attention scores and logits, a window in every other layer."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, GEMMA2, activation_key="hidden_activation")
     types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(2, FULL, SLIDING))
@@ -41,7 +41,7 @@ def gemma2(config: dict[str, Any]) -> Architecture:
 
 
 def gemma3_text(config: dict[str, Any]) -> Architecture:
-    """Norms on queries and keys; layers with a window have a rope of their own."""
+    """Build Gemma 3: norms on queries and keys, a separate rope for layers with a window."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, GEMMA3, activation_key="hidden_activation")
     interval = reader.integer("sliding_window_pattern", 6)
@@ -70,7 +70,7 @@ def _architecture(
     window = reader.optional_integer("sliding_window", 4096)
     reader.only("sliding_window_size", window)
     if both_ways and window is not None:
-        window = window // 2 + 1  # the config counts both sides; transformers 5.23 lets a token see those at a distance below this
+        window = window // 2 + 1  # the config counts both sides; in transformers 5.23 a token attends to distances below this
     scale = reader.nonzero("query_pre_attn_scalar", 256) ** -0.5
     logit_cap = reader.optional_number("final_logit_softcapping", logit_cap)
     bias = reader.boolean("attention_bias", False)

@@ -1,5 +1,8 @@
-"""Gemma 4: windows with narrow heads and full layers with wide ones, whose keys may serve as values; late layers that read the pages of
-earlier ones; an input of its own for every layer; experts next to the MLP."""
+"""Gemma 4: windows with narrow heads, full layers with wide heads.
+
+Keys may serve as values in full layers. Late layers may read the pages of earlier ones. Layers may have per-layer inputs, and experts
+beside the MLP.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
     plan = _Plan.read(reader, sizes)
     ropes = read_ropes(reader, plan.kinds, sizes, partial=reader.optional_number("partial_rotary_factor") or 0.25)
     cap = reader.optional_number("final_logit_softcapping")
-    experts = _Experts.read(reader, sizes)
+    experts = _ExpertSizes.read(reader, sizes)
     own, vocab = reader.integer("hidden_size_per_layer_input", 256, low=0), reader.integer("vocab_size_per_layer_input", 262144)
     _check_the_rest(reader)
     gate = gated(sizes.activation)
@@ -72,7 +75,7 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
 
 
 def load_norms(weights: Weights, name: str, sizes: Sizes) -> list[RMSNorm]:
-    """The four of a block: before and after attention, before and after the MLP."""
+    """Load the four norms of a block: before and after attention, before and after the MLP."""
     names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
     return [RMSNorm.load(weights, f"{name}.{part}", sizes.hidden, sizes.eps) for part in names]
 
@@ -81,27 +84,27 @@ def _check_the_rest(reader: ConfigReader) -> None:
     reader.only("use_bidirectional_attention", "vision", False)
     reader.only("attention_bias", False)
     reader.only("use_qk_norm", True)
-    # Scores of Gemma 4 are not scaled, whatever its converters wrote.
+    # Gemma 4 does not scale scores, whatever its converters wrote.
     reader.skip("hidden_act", "query_pre_attn_scalar")
     reader.finish()
 
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """The two kinds of layers, and which layer is of which."""
+    """Kinds of layers and their sizes."""
 
     types: list[str]
     """Kind of each layer."""
     heads: dict[str, Heads]
     """Sizes of attention, by kind."""
     window: int
-    """Tokens that layers with a window see."""
+    """Window in tokens."""
     keys_are_values: bool
-    """Whether full layers have no projection of values."""
+    """True if full layers have no value projection."""
 
     @classmethod
     def read(cls, reader: ConfigReader, sizes: Sizes) -> Kinds:
-        """Take it out of a config. Raises `UnsupportedModelError`."""
+        """Read the kinds from a config. Raises `UnsupportedModelError`."""
         types = read_layer_types(reader, (FULL, SLIDING), sizes.layers, every(reader.integer("sliding_window_pattern", 6), FULL, SLIDING))
         types[-1] = FULL
         narrow, same = sizes.heads, reader.boolean("attention_k_eq_v", False)
@@ -114,13 +117,15 @@ class Kinds:
         return cls(types, {FULL: wide, SLIDING: narrow}, reader.integer("sliding_window", 512), same)
 
     def window_of(self, kind: str) -> int | None:
-        """Tokens that layers of a kind see; None for all."""
+        """Return the window of a kind in tokens; None for all."""
         return self.window if kind == SLIDING else None
 
 
 def read_ropes(reader: ConfigReader, kinds: Kinds, sizes: Sizes, *, partial: float) -> dict[str, Rope]:
-    """By kind of layer. `partial`: the part of a full layer's channels that rotates, where the config has no `rope_parameters`. Raises
-    `UnsupportedModelError`."""
+    """Read the ropes by kind of layer. Raises `UnsupportedModelError`.
+
+    `partial` is the fraction of a full layer's channels that rotates, for a config without `rope_parameters`.
+    """
     dims = {kind: heads.dim for kind, heads in kinds.heads.items()}
     theta = {FULL: ("rope_theta", 1000000.0), SLIDING: ("rope_local_base_freq", 10000.0)}
     others = None if reader.values.get("rope_parameters") else {FULL: {"rope_type": "proportional", "partial_rotary_factor": partial}}
@@ -129,14 +134,13 @@ def read_ropes(reader: ConfigReader, kinds: Kinds, sizes: Sizes, *, partial: flo
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Whose pages layers read."""
+    """Sources of the pages that layers read."""
 
     kinds: Kinds
-    """Which layers are of which kind."""
     first_shared: int
-    """The first of the layers that keep no keys and values, but read those of the last layer of their kind before."""
+    """First layer without keys and values; such layers read those of the last earlier layer of their kind."""
     wide: bool
-    """Whether the MLP of layers that read others' pages has twice the channels."""
+    """True if layers without keys and values have an MLP of twice the channels."""
 
     @classmethod
     def read(cls, reader: ConfigReader, sizes: Sizes) -> _Plan:
@@ -148,7 +152,7 @@ class _Plan:
         return cls(kinds, first, wide)
 
     def source(self, layer: int) -> int:
-        """The layer whose keys and values this one reads."""
+        """Return the layer whose keys and values this layer reads."""
         if layer < self.first_shared:
             return layer
         types = self.kinds.types
@@ -169,8 +173,10 @@ class _Plan:
 
 
 def _overridden(reader: ConfigReader, types: list[str], narrow: int) -> tuple[int, int | None] | None:
-    """Channels and KV heads of full layers, where transformers 5 has written `per_layer_config`: for each of them what differs from the
-    others, which have `narrow` channels. None where it has not."""
+    """Return (channels, KV heads) of full layers from transformers 5's `per_layer_config`; None without one.
+
+    The key lists the differences from the other layers, which have `narrow` channels.
+    """
     by_layer = reader.take("per_layer_config")
     if by_layer is None:
         return None
@@ -188,18 +194,18 @@ def _overridden(reader: ConfigReader, types: list[str], narrow: int) -> tuple[in
 
 
 @dataclass(frozen=True, slots=True)
-class _Experts:
+class _ExpertSizes:
     """Sizes of the experts."""
 
     count: int
-    """Experts of a layer."""
+    """Number of experts per layer."""
     chosen: int
-    """Experts for each token."""
+    """Number of experts per token."""
     inner: int
     """Channels inside an expert."""
 
     @classmethod
-    def read(cls, reader: ConfigReader, sizes: Sizes) -> _Experts | None:
+    def read(cls, reader: ConfigReader, sizes: Sizes) -> _ExpertSizes | None:
         if not reader.boolean("enable_moe_block", False):
             reader.skip("num_experts", "top_k_experts", "moe_intermediate_size", "num_local_experts", "expert_intermediate_size")
             return None
@@ -224,14 +230,14 @@ class _Experts:
 
 @dataclass(frozen=True, slots=True)
 class LayerEmbeddings:
-    """Every layer's own input: an embedding of the token, added to a projection of its usual embedding. Implements `LayerInputs`."""
+    """Implements `LayerInputs`: a second embedding of the token, added to a projection of its usual embedding."""
 
     table: Embedding
     """`[vocab, layers * n]`."""
     projection: Linear
     """`[layers * n, hidden]`."""
     norm: RMSNorm
-    """The norm of the projection, weight `[n]`."""
+    """Norm of the projection, weight `[n]`."""
     layers: int
     """Number of blocks."""
 

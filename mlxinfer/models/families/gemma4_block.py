@@ -1,4 +1,4 @@
-"""The parts of a Gemma 4 block."""
+"""Parts of a Gemma 4 block."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Attention:
-    """Attention with norms on queries, keys and values, whose scores are not scaled. Without a projection of keys it reads the pages of
-    `layer`, which another block fills; without one of values, keys before their norm serve as values."""
+    """Attention with norms on queries, keys and values, and unscaled scores.
+
+    Without a key projection it reads the pages of `layer`, which another block fills. Without a value projection, keys before their norm
+    serve as values.
+    """
 
     layer: int
-    """Index in the cache of the layer whose pages it reads."""
+    """Cache index of the layer whose pages are read."""
     heads: Heads
-    """Sizes."""
     inputs: JoinedLinear
-    """Projects to queries, keys and values, as far as there are projections for them."""
+    """Joined projections of queries and, if present, keys and values."""
     output: Linear
     """`[hidden, heads * dim]`."""
     norms: Sequence[RMSNorm]
-    """The norm of query heads, and that of key heads if it has keys."""
+    """Norm of query heads and, with keys, of key heads."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, layer: int, heads: Heads, parts: Sequence[str], eps: float) -> Gemma4Attention:
-        """Load the projections of these names."""
+        """Load the projections named in `parts`."""
         sizes = heads.sizes[: len(parts)]
         inputs = JoinedLinear(
             [Linear.load(weights, f"{name}.{part}", size, heads.hidden) for part, size in zip(parts, sizes, strict=True)], sizes
@@ -54,7 +56,7 @@ class Gemma4Attention:
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
-        """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
+        """Map `[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         assert rotation is not None
         rows, heads, params = x.shape[0], self.heads, AttentionParams(1.0)
         flat, *kv = self.inputs(x, norm=norm)
@@ -68,7 +70,7 @@ class Gemma4Attention:
         return self.output(y.reshape(rows, -1), onto=onto)
 
     def natively(self, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
-        """The same for the CPU kernels."""
+        """Add the instructions for the CPU kernels."""
         heads, program = self.heads, builder.program
         queries, *kv = builder.split(self.inputs, x, "projected", norm=norm)
         q_norm, width = builder.norm(self.norms[0]), heads.count * heads.dim
@@ -86,30 +88,29 @@ class Gemma4Attention:
 
 @dataclass(frozen=True, slots=True)
 class ParallelExperts:
-    """Experts that read the stream itself, next to the MLP; both results have a norm of their own before they are added."""
+    """Experts that read the stream beside the MLP; each result has its own norm before the sum."""
 
     router_norm: RMSNorm
-    """The norm of what the router reads, with its scale."""
+    """Norm of the router's input, with the router's scale."""
     router: Linear
     """`[experts, hidden]`."""
     gains: mx.array
     """Factor of each expert's weight, float32 `[experts]`."""
     experts: Experts
-    """The experts to choose from."""
     chosen: int
-    """How many of them each token takes."""
+    """Number of experts per token."""
     norms: Sequence[RMSNorm]
-    """After the MLP, before the experts, after the experts."""
+    """Norms after the MLP, before the experts, and after the experts."""
 
     def __call__(self, x: mx.array, mlp: mx.array) -> mx.array:
-        """The stream and the MLP's result, `[T, hidden]` both, to the sum of both results."""
+        """Map the stream and the MLP's result, both `[T, hidden]`, to the sum of both results."""
         best, shares = SoftmaxThenTop(self.chosen, normalized=True)(self.router(self.router_norm(x)))
         shares = shares * self.gains[best]
         y = (self.experts(self.norms[1](x), best) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
         return self.norms[0](mlp) + self.norms[2](y)
 
     def natively(self, builder: ProgramBuilder, x: View, mlp: View, sink: Accumulator) -> None:
-        """The same for the CPU kernels: adds both results to the sink."""
+        """Add instructions for the CPU kernels that accumulate both results."""
         sink.normed(mlp, self.norms[0])
         router = replace(SoftmaxThenTop(self.chosen, normalized=True).router, gains=self.gains)
         choice = builder.program.choose(builder.product(self.router, builder.normed(x, self.router_norm), "logits"), router)
@@ -121,16 +122,15 @@ class ParallelExperts:
 
 @dataclass(frozen=True, slots=True)
 class OwnInput:
-    """Adds the layer's own input to the stream, as far as a gate lets it through."""
+    """Adds the gated per-layer input to the stream."""
 
     gate: Linear
     """`[n, hidden]`."""
     act: Gate
-    """The gated unit."""
     projection: Linear
     """`[hidden, n]`."""
     norm: RMSNorm
-    """The norm of the result, weight `[hidden]`."""
+    """Norm of the result, weight `[hidden]`."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, hidden: int, size: int, activation: str, eps: float) -> OwnInput:
@@ -142,11 +142,11 @@ class OwnInput:
         )
 
     def __call__(self, x: mx.array, own: mx.array) -> mx.array:
-        """`[T, hidden]` and `[T, n]` to `[T, hidden]`."""
+        """Map `[T, hidden]` and the input `[T, n]` to `[T, hidden]`."""
         return self.norm(self.projection(self.act(self.gate(x), own)), onto=x)
 
     def natively(self, builder: ProgramBuilder, x: View) -> None:
-        """The same for the CPU kernels."""
+        """Add the instructions for the CPU kernels."""
         gate = builder.product(self.gate, x, "gate of the own")
         builder.gate(self.act, gate, builder.own(gate.count), gate)
         sink = builder.sink(self.norm)
@@ -156,22 +156,18 @@ class OwnInput:
 
 @dataclass(frozen=True, slots=True)
 class Gemma4Block:
-    """Attention and MLP with norms before and after, experts next to the MLP, the layer's own input, and a factor of it all."""
+    """Block of attention and MLP with norms before and after, optional experts and per-layer input, and a factor on the result."""
 
     mixer: Gemma4Attention
-    """Attention."""
     mlp: GatedMLP
-    """The feed-forward layer."""
     four: Sequence[RMSNorm]
-    """Before and after attention, before and after the MLP."""
+    """Norms before and after attention, before and after the MLP."""
     rope: str
     """Key of the block's rope in `Architecture.ropes`."""
     scale: mx.array
     """Factor of the block's result, `[1]`."""
     experts: ParallelExperts | None = None
-    """The experts, if there are any."""
     own: OwnInput | None = None
-    """Takes the layer's own input, if there is one."""
 
     @property
     def norms(self) -> Norms:
@@ -187,7 +183,7 @@ class Gemma4Block:
         return x * self.scale
 
     def as_native(self, builder: ProgramBuilder) -> None:
-        """The same for the CPU kernels."""
+        """Add the instructions for the CPU kernels."""
         before, after, before_mlp, after_mlp = self.four
         stream = builder.program.stream
         sink = builder.sink(after)

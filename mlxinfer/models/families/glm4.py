@@ -1,4 +1,4 @@
-"""GLM-4 (0414): norms before and after, and half of each head rotates in neighbouring pairs. GLM-4.5 (arXiv:2508.06471): experts."""
+"""GLM-4 (0414): norms before and after, half of each head rotates in adjacent pairs. GLM-4.5 (arXiv:2508.06471): experts."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def glm4(config: dict[str, Any]) -> Architecture:
 
 
 def glm4_moe(config: dict[str, Any]) -> Architecture:
-    """The first layers are dense; the others have experts, chosen with a bias, next to one that every token takes."""
+    """Build GLM-4.5: first dense layers, then routed experts with a selection bias and a shared expert."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, GLM4_MOE)
     heads = sizes.heads

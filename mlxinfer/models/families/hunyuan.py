@@ -35,7 +35,7 @@ def hunyuan_v1_dense(config: dict[str, Any]) -> Architecture:
     reader.skip("eod_token_id", "attention_head_dim", "org_vocab_size")
     reader.only("use_qk_norm", True)
     reader.only("use_cla", False)
-    reader.skip("cla_share_factor", "dense_list")  # of layers that share keys and values, which use_cla would ask for
+    reader.skip("cla_share_factor", "dense_list")  # for cross-layer attention, which needs use_cla
     reader.only("attention_head_dim", heads.dim)
     scaling = reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or {}
     aliases = {"dynamic": "ntk_alpha"} if isinstance(scaling, dict) and scaling.get("alpha") else None
@@ -47,8 +47,8 @@ def hunyuan_v1_dense(config: dict[str, Any]) -> Architecture:
     def block(weights: Weights, layer: int) -> Block:
         name = f"model.layers.{layer}"
         query, key = (RMSNorm.load(weights, f"{name}.self_attn.{part}_layernorm", heads.dim, sizes.eps) for part in ("query", "key"))
-        # Rotation does not change the length of a head, so that its norm may come before it. The weights may not: but a score has each
-        # channel's weights of query and key as one factor, which the query takes.
+        # Rotation keeps a head's length, so the norm may precede it, but the norm's weights may not. A score multiplies each channel's
+        # query and key weights, so the query takes their product.
         plain = mx.ones_like(query.weight)
         attention = Attention(
             layer,

@@ -42,7 +42,7 @@ def llama(config: dict[str, Any]) -> Architecture:
 
 
 def mistral(config: dict[str, Any]) -> Architecture:
-    """Llama in which every layer may have a window."""
+    """Build Mistral: Llama with an optional window in every layer."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, MISTRAL)
     window = reader.optional_integer("sliding_window", 4096)
@@ -51,7 +51,7 @@ def mistral(config: dict[str, Any]) -> Architecture:
 
 
 def granite(config: dict[str, Any]) -> Architecture:
-    """Llama with a constant factor at each of embedding, attention, residual and logits."""
+    """Build Granite: Llama with constant factors on embedding, attention, residual and logits."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, LLAMA)
     return _architecture(
@@ -66,7 +66,7 @@ def granite(config: dict[str, Any]) -> Architecture:
 
 
 def smollm3(config: dict[str, Any]) -> Architecture:
-    """Some layers do not encode positions, by default every fourth; only those may have a window."""
+    """Build SmolLM3: some layers, by default every fourth, have no positions; only these may have a window."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, SMOLLM3)
     interval = reader.integer("no_rope_layer_interval", 4)

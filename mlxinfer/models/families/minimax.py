@@ -1,4 +1,4 @@
-"""MiniMax-M2: norms across the whole width of queries and keys, half of each head rotates, and experts chosen by a sigmoid and a bias."""
+"""MiniMax-M2: norms across all heads of queries and keys, half of each head rotates, experts selected by sigmoid and bias."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def minimax_m2(config: dict[str, Any]) -> Architecture:
 
 
 def _check_the_rest(reader: ConfigReader) -> None:
-    """Keys of published configs that no code reads, with the only values that match the code's behaviour."""
+    """Check keys of published configs that are not implemented: accept only the value that matches the implementation."""
     kinds = reader.take("attn_type_list")
     if kinds is not None and (not isinstance(kinds, list) or any(kind != 1 for kind in kinds)):
         raise reader.bad("attn_type_list", kinds, "1 for every layer of this model")

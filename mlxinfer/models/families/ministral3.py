@@ -1,4 +1,4 @@
-"""Ministral 3: Llama whose queries grow with their position, beyond the context that it was trained for first."""
+"""Ministral 3: Llama with queries scaled by position beyond the original context."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def ministral3(config: dict[str, Any]) -> Architecture:
 
 
 def read_temperature(reader: ConfigReader, default: Mapping[str, Any]) -> Temperature | None:
-    """That in the rope's parameters, which are `default` where the config has none."""
+    """Read the temperature from the rope's parameters, which default to `default`."""
     own = ConfigReader(reader.values.get("rope_parameters") or reader.values.get("rope_scaling") or default)
     beta, length = own.optional_number("llama_4_scaling_beta"), own.optional_integer("original_max_position_embeddings")
     return Temperature(beta, length) if beta and length else None

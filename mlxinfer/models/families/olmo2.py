@@ -1,5 +1,7 @@
-"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP instead of before, and across the whole width of queries and keys. OLMo 3 has
-windows on most layers, and stretches the rope of the others."""
+"""OLMo 2 (arXiv:2501.00656): norms after attention and MLP, and across all heads of queries and keys.
+
+OLMo 3 has windows on most layers and a scaled rope on the others.
+"""
 
 from __future__ import annotations
 

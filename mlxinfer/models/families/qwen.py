@@ -35,7 +35,7 @@ LoadMLP = Callable[[Weights, int], FeedForward]
 
 
 def qwen2(config: dict[str, Any]) -> Architecture:
-    """Biases only on queries, keys and values."""
+    """Build Qwen2: biases on queries, keys and values only."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN2)
     reader.only("qkv_bias", True)
@@ -43,7 +43,7 @@ def qwen2(config: dict[str, Any]) -> Architecture:
 
 
 def qwen3(config: dict[str, Any]) -> Architecture:
-    """Queries and keys have a norm per head."""
+    """Build Qwen3: a norm per head on queries and keys."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3)
     bias = reader.boolean("attention_bias", False)
@@ -51,7 +51,7 @@ def qwen3(config: dict[str, Any]) -> Architecture:
 
 
 def qwen3_moe(config: dict[str, Any]) -> Architecture:
-    """Qwen3 with experts in place of most MLPs."""
+    """Build Qwen3 with experts instead of most MLPs."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_MOE)
     bias = reader.boolean("attention_bias", False)
@@ -119,7 +119,7 @@ def _architecture(
 
 
 def _without_chunks(reader: ConfigReader, sizes: Sizes) -> tuple[Sizes, tuple[str, ...]]:
-    """The sizes with the context up to which dual chunk attention (Qwen2.5-1M) is plain attention, and a line about that bound."""
+    """Return the sizes limited to the context in which dual chunk attention (Qwen2.5-1M) is plain attention, and a note about it."""
     chunks = reader.take("dual_chunk_attention_config")
     if chunks is None:
         return sizes, ()

@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases on queries, keys and values, and on the attention's output only if it says so."""
+"""Seed-OSS: Llama with biases on queries, keys and values, and optionally on the attention's output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Falcon-H1 (arXiv:2507.22448): attention and Mamba 2 side by side in every block, and a constant factor at most places."""
+"""Falcon-H1 (arXiv:2507.22448): parallel attention and Mamba 2 in every block, with many constant factors."""
 
 from __future__ import annotations
 
@@ -84,15 +84,15 @@ class Factors:
     """Constant factors of a block."""
 
     scores: float
-    """Factor of the attention's scores, besides the usual one."""
+    """Additional factor of the attention scores."""
     attention: float
-    """Factor of its result."""
+    """Factor of the attention's result."""
     mamba: float
     """Factor of the Mamba layer's result."""
 
     @classmethod
     def read(cls, reader: ConfigReader) -> Factors:
-        """That of the attention's input multiplies queries, keys and values."""
+        """Read the factors. The factor of the attention's input applies to queries, keys and values."""
         read = reader.number("attention_in_multiplier", 1.0)
         return cls(
             read**2 * reader.number("key_multiplier", 1.0),
@@ -103,20 +103,16 @@ class Factors:
 
 @dataclass(frozen=True, slots=True)
 class FalconBlock:
-    """`x + a * attention(norm(x)) + m * mamba(norm(x))`, then a feed-forward layer."""
+    """Block `x + a * attention(norm(x)) + m * mamba(norm(x))`, followed by a feed-forward layer."""
 
     attention: Attention
-    """Attention."""
     mamba: Mamba2
-    """What reads the same next to it."""
     mlp: GatedMLP
-    """The feed-forward layer."""
     before: RMSNorm
-    """The norm of what both read."""
+    """Norm before attention and Mamba."""
     before_mlp: RMSNorm
-    """The norm of what the feed-forward layer reads."""
+    """Norm before the feed-forward layer."""
     factors: Factors
-    """Those of the block."""
 
     @property
     def norms(self) -> Norms:
@@ -129,7 +125,7 @@ class FalconBlock:
         return self.mlp(x, norm=self.before_mlp, onto=x)
 
     def as_native(self, builder: ProgramBuilder) -> None:
-        """The same for the CPU kernels."""
+        """Add the instructions for the CPU kernels."""
         stream = builder.program.stream
         row = builder.normed(stream, self.before)
         for mixer, factor in ((self.attention, self.factors.attention), (self.mamba, self.factors.mamba)):
@@ -172,7 +168,7 @@ def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:
 
 
 def _gains(reader: ConfigReader, mamba: MambaSizes) -> list[float]:
-    """Factors of gate, heads, what writes the state, what reads it, and steps, each with that of the input."""
+    """Return the factors of gate, heads, B, C and steps, each multiplied by the input's."""
     parts = _numbers(reader, "ssm_multipliers", 5)
     sizes = [mamba.inner, mamba.inner, mamba.groups * mamba.state, mamba.groups * mamba.state, mamba.heads]
     read = reader.number("ssm_in_multiplier", 1.0)

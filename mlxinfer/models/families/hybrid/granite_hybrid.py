@@ -1,4 +1,4 @@
-"""Granite 4: Granite whose mixers are mostly Mamba 2, and attention may do without positions; experts next to an MLP for every token."""
+"""Granite 4: Granite with mostly Mamba 2 mixers, optional positions in attention, and experts beside a shared MLP."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:
 
 
 def check_step_limit(reader: ConfigReader) -> None:
-    """Accept only steps that are not limited."""
+    """Accept only an unlimited range of time steps."""
     limit = reader.take("time_step_limit")
     if limit is not None and (not isinstance(limit, list) or len(limit) != 2 or limit[0] != 0 or _finite(limit[1])):
         raise reader.bad("time_step_limit", limit, "from 0 to infinity")

@@ -1,5 +1,4 @@
-"""Kimi Linear (arXiv:2510.26692): delta attention whose keys decay channel by channel, latent attention without positions every few layers,
-and experts next to a shared one."""
+"""Kimi Linear (arXiv:2510.26692): delta attention with per-channel decay, latent attention without positions every few layers, experts."""
 
 from __future__ import annotations
 
@@ -42,9 +41,9 @@ PUBLISHED_KEYS = {
     "num_local_experts": "n_routed_experts",
     "num_shared_experts": "n_shared_experts",
 }
-"""Keys of the published config, and of transformers 5, to those of DeepSeek's."""
+"""Keys of the published config and of transformers 5 to DeepSeek's keys."""
 _LATENT_EPS = 1e-6
-"""Epsilon of the norm of latent vectors, for which no code reads `rms_norm_eps`."""
+"""Epsilon of the norm of latent vectors, which is independent of `rms_norm_eps`."""
 EXPERTS = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
@@ -74,7 +73,7 @@ def kimi_linear(config: dict[str, Any]) -> Architecture:
 
 
 def _translated(config: dict[str, Any]) -> dict[str, Any]:
-    """With the keys that DeepSeek's families have, and `linear_attn_config`, which counts layers from 1, spread out."""
+    """Return the config with DeepSeek's keys and a flattened `linear_attn_config`, which counts layers from 1."""
     known = {PUBLISHED_KEYS.get(key, key): value for key, value in config.items() if value is not None and key != "linear_attn_config"}
     linear = config.get("linear_attn_config")
     if not isinstance(linear, dict):
@@ -106,7 +105,7 @@ def _read_delta(reader: ConfigReader, sizes: Sizes) -> DeltaSizes:
 
 
 def _check_the_rest(reader: ConfigReader) -> None:
-    """Nothing rotates, whatever a config says of a rope."""
+    """Ignore rope keys, because no layer rotates, and check the rest."""
     reader.only("mla_use_nope", True)
     reader.only("use_grouped_topk", True)
     reader.only("num_nextn_predict_layers", 0)
@@ -140,7 +139,7 @@ def _load_delta(weights: Weights, name: str, layer: int, sizes: Sizes, delta: De
 
 @dataclass(frozen=True, slots=True)
 class _ExpertNames:
-    """Weights whose experts may stand under `block_sparse_moe`, where the graph and mlx-lm's directories have `mlp`."""
+    """Weights whose experts may be named `block_sparse_moe` instead of `mlp`, the name of the graph and of mlx-lm."""
 
     weights: Weights
 

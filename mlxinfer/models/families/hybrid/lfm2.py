@@ -53,7 +53,7 @@ def lfm2(config: dict[str, Any]) -> Architecture:
 
 
 def lfm2_moe(config: dict[str, Any]) -> Architecture:
-    """After the first, dense layers each has experts, chosen by a sigmoid and a bias."""
+    """Build LFM2 with experts, selected by sigmoid and bias, after the first dense layers."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, LFM2_MOE)
     gate = gated("silu")
@@ -86,7 +86,7 @@ def _dense(weights: Weights, name: str, sizes: Sizes, gate: Gate) -> GatedMLP:
 
 
 def _inner(reader: ConfigReader, inner: int) -> int:
-    """Channels inside the feed-forward layer, which the config may give before an adjustment."""
+    """Return the channels of the feed-forward layer, which the config may state before an adjustment."""
     multiple = reader.integer("block_multiple_of", 256)
     factor = reader.optional_number("block_ffn_dim_multiplier", 1.0)
     if not reader.boolean("block_auto_adjust_ff_dim", True):
@@ -127,7 +127,7 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP) -> Architect
 
 
 def _check_the_rest(reader: ConfigReader, sizes: Sizes) -> None:
-    """Keys of published configs that no code reads, with the only values that match the code's behaviour."""
+    """Check keys of published configs that are not implemented: accept only the value that matches the implementation."""
     for key in ("block_dim", "conv_dim", "conv_dim_out", "block_out_dim"):
         reader.only(key, sizes.hidden)
     reader.only("num_heads", sizes.heads.count)

@@ -1,5 +1,7 @@
-"""Nemotron-H (arXiv:2504.03624): blocks of one part each, Mamba 2, attention without positions, or a feed-forward layer, which may have
-experts that work with fewer channels."""
+"""Nemotron-H (arXiv:2504.03624): blocks of one part each: Mamba 2, attention without positions, or a feed-forward layer.
+
+Experts may work on fewer channels than the stream has.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ def nemotron_h(config: dict[str, Any]) -> Architecture:
     bias, conv_bias = reader.boolean("use_bias", False), reader.boolean("use_conv_bias", True)
     mlp_bias = reader.boolean("mlp_bias", False)
     activation = elementwise(reader.text("mlp_hidden_act", "relu2"))
-    experts = _Experts.read(reader, sizes, activation, mlp_bias)
+    experts = _GroupedExperts.read(reader, sizes, activation, mlp_bias)
     _check_the_rest(reader)
     kept = [layer for layer, kind in enumerate(types) if kind in (FULL, LINEAR)]
     load_norm = plain_norm(eps)
@@ -106,7 +108,7 @@ def _types(reader: ConfigReader) -> list[str]:
 
 
 def _head_types(reader: ConfigReader) -> list[str]:
-    """The parts of the head that drafts; empty without one."""
+    """Return the parts of the draft head; empty without one."""
     pattern = reader.optional_text("mtp_hybrid_override_pattern")
     named = reader.take("mtp_layers_block_type")
     if named is None and pattern is not None:
@@ -135,7 +137,7 @@ def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:
 def _check_the_rest(reader: ConfigReader) -> None:
     reader.only("sliding_window", 0)
     reader.only("hidden_dropout", 0, 0.0)
-    reader.skip("attention_bias")  # transformers makes no biases, whatever it says; tensors for them would be unexpected
+    reader.skip("attention_bias")  # transformers ignores it; bias tensors would be unexpected
     reader.skip("residual_in_fp32", "rescale_prenorm_residual", "use_mamba_kernels", "num_logits_to_keep")
     reader.skip("num_nextn_predict_layers", "moe_shared_expert_overlap")
     reader.skip("rope_theta", "rope_parameters", "partial_rotary_factor", "norm_eps", "attention_head_dim")
@@ -143,28 +145,28 @@ def _check_the_rest(reader: ConfigReader) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Experts:
-    """Experts without gates, from groups, chosen by a sigmoid and a bias, next to one that every token takes."""
+class _GroupedExperts:
+    """Ungated experts in groups, selected by sigmoid and bias, with an optional shared expert."""
 
     hidden: int
     """Channels of the stream."""
     count: int
-    """Experts of a layer."""
+    """Number of experts per layer."""
     inner: int
     """Channels inside an expert."""
     shared: int
-    """Channels inside the one that every token takes; 0 without it."""
+    """Channels inside the shared expert; 0 without one."""
     latent: int | None
-    """Channels that experts read and give, if they are fewer than the stream's."""
+    """Input and output channels of experts, if fewer than the stream's."""
     route: Mapping[str, Any]
-    """How experts are chosen, for `BiasedRoute`."""
+    """Arguments of `BiasedRoute`."""
     activation: Callable[[mx.array], mx.array]
-    """Between both projections."""
+    """Activation between both projections."""
     bias: bool
-    """Whether the projections have biases."""
+    """True if the projections have biases."""
 
     @classmethod
-    def read(cls, reader: ConfigReader, sizes: Sizes, activation: Callable[[mx.array], mx.array], bias: bool) -> _Experts:
+    def read(cls, reader: ConfigReader, sizes: Sizes, activation: Callable[[mx.array], mx.array], bias: bool) -> _GroupedExperts:
         count = reader.count("n_routed_experts", 8)
         chosen = reader.integer("num_experts_per_tok", 2) if count == 0 else read_chosen_count(reader, 2, count)
         groups, kept = read_groups(reader, count)

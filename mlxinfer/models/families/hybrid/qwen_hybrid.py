@@ -56,19 +56,19 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
     "output_gate_type": ("silu", "swish"),
     "rope_type": ("default",),
 }
-"""Keys in published configs that no code reads, with the only values that match the code's behaviour."""
+"""Keys of published configs that are not implemented, to the only values that match the implementation."""
 
 LoadInputs = Callable[[Weights, str, DeltaSizes], list[Linear]]
 LoadMLP = Callable[[Weights, str, int], FeedForward]
-"""Takes the layer's name and its number, which is that of the last layer for a head."""
+"""Loads the feed-forward layer of (name, number); a draft head has the last layer's number."""
 
 
 def qwen3_next(config: dict[str, Any]) -> Architecture:
-    """Experts plus a shared one; the delta net's inputs come in two matrices, interleaved by key head."""
+    """Build Qwen3-Next: routed and shared experts; two matrices, interleaved by key head, for the delta net's inputs."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_NEXT)
     gate = gated(sizes.activation)
-    moe = _Experts.read(reader, sizes, count=512, chosen=10, normalized=reader.boolean("norm_topk_prob", True))
+    moe = _SharedExperts.read(reader, sizes, count=512, chosen=10, normalized=reader.boolean("norm_topk_prob", True))
     sparse = is_sparse_layer(reader, moe.shape[0])
 
     def mlp(weights: Weights, name: str, layer: int) -> FeedForward:
@@ -78,7 +78,7 @@ def qwen3_next(config: dict[str, Any]) -> Architecture:
 
 
 def qwen3_5_text(config: dict[str, Any]) -> Architecture:
-    """Dense; each of the delta net's inputs has a matrix of its own."""
+    """Build Qwen3.5: dense, with one matrix per input of the delta net."""
     reader = ConfigReader(config)
     sizes = read_sizes(reader, QWEN3_5)
     gate = gated(sizes.activation)
@@ -89,14 +89,14 @@ def qwen3_5_text(config: dict[str, Any]) -> Architecture:
 
 
 def qwen3_5_moe_text(config: dict[str, Any]) -> Architecture:
-    """Every layer has experts plus a shared one."""
+    """Build Qwen3.5 with routed and shared experts in every layer."""
     reader = ConfigReader(config)
     reader.skip("intermediate_size")
     sizes = read_sizes(reader, QWEN3_5_MOE)
     _check_the_rest(reader)
     reader.only("decoder_sparse_step", 1)
     reader.only("norm_topk_prob", True)
-    moe = _Experts.read(reader, sizes, count=256, chosen=8, normalized=True)
+    moe = _SharedExperts.read(reader, sizes, count=256, chosen=8, normalized=True)
     return _architecture(reader, sizes, lambda weights, name, _: moe.load(weights, name), _separate_inputs)
 
 
@@ -108,20 +108,19 @@ def _check_the_rest(reader: ConfigReader) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Experts:
-    """The experts of a layer, and the one that every token takes, weighted by a gate."""
+class _SharedExperts:
+    """Experts of a layer, and a gated shared expert."""
 
     shape: tuple[int, int, int]
-    """Experts, channels inside, channels of the stream."""
+    """(experts, channels inside, channels of the stream)."""
     shared: int
     """Channels inside the shared expert."""
     route: Route
-    """Chooses experts."""
     gate: Gate
-    """The gated unit of all."""
+    """Gated unit of all experts."""
 
     @classmethod
-    def read(cls, reader: ConfigReader, sizes: Sizes, *, count: int, chosen: int, normalized: bool) -> _Experts:
+    def read(cls, reader: ConfigReader, sizes: Sizes, *, count: int, chosen: int, normalized: bool) -> _SharedExperts:
         count = read_expert_count(reader, count)
         shape = (count, reader.integer("moe_intermediate_size", 512), sizes.hidden)
         route = softmax_then_top(read_chosen_count(reader, chosen, count), normalized=normalized)
@@ -193,8 +192,11 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
 
 @dataclass(frozen=True, slots=True)
 class _Norms:
-    """Norms that Hugging Face stores around zero and mlx-lm around one, under the same name. The axes of a convolution, `witness`, show
-    which it is, because the same conversion transposes them; a model without one is not converted."""
+    """Loader of norms, which Hugging Face stores around zero and mlx-lm around one under the same name.
+
+    The axes of a convolution, `witness`, decide, because mlx-lm's conversion also transposes them. A model without one counts as Hugging
+    Face's.
+    """
 
     eps: float
     delta: DeltaSizes
@@ -214,12 +216,12 @@ def _add_one(sources: list[Matrix]) -> Matrix:
 
 @dataclass(frozen=True, slots=True)
 class GatedAttention:
-    """Attention whose output is weighted, per channel, by a sigmoid of the second half of the query projection."""
+    """Attention whose output is multiplied per channel by a sigmoid of the second half of the query projection."""
 
     attention: Attention
-    """The attention itself, with queries of the usual size."""
+    """Attention with queries of the usual size."""
     inputs: JoinedLinear
-    """Projects `[T, hidden]` to queries with their gates `[T, heads * 2 * dim]`, keys and values."""
+    """Joined projections of queries with gates `[T, heads * 2 * dim]`, keys and values."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, layer: int, sizes: Sizes, rope: Rope, norms: _Norms, *, bias: bool) -> GatedAttention:
@@ -243,7 +245,7 @@ class GatedAttention:
         return self.attention.output(y * mx.sigmoid(gate.reshape(y.shape)), onto=onto)
 
     def natively(self, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
-        """The same for the CPU kernels. A head's queries and its gate stand next to each other."""
+        """Add the instructions for the CPU kernels. A head's queries and gates are adjacent."""
         heads = self.attention.heads
         both, k, v = builder.split(self.inputs, x, "projected", norm=norm)
         y = builder.attend(self.attention, both, k, v, rope, step=2 * heads.dim)
@@ -273,7 +275,7 @@ def _separate_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Lin
 
 
 def _interleaved_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[Linear]:
-    """Split matrices that are ordered by key head: `qkvz` has a head's query, key, values and gates in turn, `ba` its betas and decays."""
+    """Split matrices ordered by key head: `qkvz` has each head's query, key, values and gates, `ba` its betas and decays."""
     qkvz = weights.matrix(f"{name}.in_proj_qkvz.weight", (delta.channels + delta.values, delta.hidden))
     ba = weights.matrix(f"{name}.in_proj_ba.weight", (2 * delta.value_heads, delta.hidden))
     each = delta.value_heads // delta.key_heads
@@ -285,7 +287,7 @@ def _interleaved_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[
 
 
 def _rows_by_part(heads: int, widths: list[int]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
-    """Row numbers of each part, where heads are consecutive and each head's parts are too."""
+    """Return the row numbers of each part of a matrix with consecutive heads of consecutive parts."""
     rows = np.arange(heads * sum(widths)).reshape(heads, -1)
     return [part.reshape(-1) for part in np.split(rows, np.cumsum(widths)[:-1], axis=1)]
 
