@@ -1,1 +1,1 @@
-"""Adapters (LoRA): small changes of a model's projections, which each request chooses for itself."""
+"""Adapters (LoRA): low-rank updates of a model's projections, selected per request."""

@@ -1,4 +1,4 @@
-"""Adapters over a loaded model: the same graph once more, sharing every weight, with changed projections in place of the model's."""
+"""Adapters over a loaded model: a second graph that shares all weights, with adapted projections."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from ..models.decoder import BlockStack, Model
 from ..models.native.fused_blocks import Run
 from ..models.pipeline_stage import NextStages
 from ..util.dataclass import dataclass
-from .batched_lora import Choice, Stack, stack
-from .lora_linear import AdaptedLinear
+from .batched_lora import AdaptedLinear, AdapterChoice, Stack, stack
 from .places import changes, planned_bytes
 from .update import Adapter
 
@@ -24,83 +23,82 @@ _PROJECT = __package__.split(".")[0]
 
 @dataclass(slots=True, eq=False)
 class LoadedAdapter:
-    """An adapter that requests can ask for. Requests that have it keep it when its name is given to another."""
+    """A loaded adapter. Running requests keep it when its name is reused."""
 
     name: str
-    """What they call it."""
+    """Name in requests."""
     slot: int
-    """Its place in the stacks, from 1, between two steps; 0 once it is gone."""
+    """Index in the stacks, from 1; valid between two steps; 0 after removal."""
     digest: str
-    """`Adapter.digest`: what its keys and values depend on besides tokens and the model."""
+    """`Adapter.digest`, on which keys and values depend besides tokens and model."""
 
 
 class AdaptedModel:
-    """A model with its adapters. The model itself is left as it is, and steps without adapters go through that.
+    """A model with its adapters. Steps without adapters use the unchanged model.
 
-    Adapters come and go between two steps: the stacks of all that stay are made anew then, and steps that were built before go on with
-    the old ones.
+    Adapters are loaded and unloaded between two steps. The stacks of the remaining adapters are then built again; steps built before keep
+    the old stacks.
     """
 
     def __init__(self, model: Model | BlockStack, adapters: Sequence[Adapter], dtype: mx.Dtype) -> None:
-        """Reads the numbers of the adapters, in `dtype`, that of the activations. Raises `AdapterError`s."""
+        """Read the adapters' factors for activations of `dtype`. Raises `AdapterError`."""
         self.adapters: dict[str, LoadedAdapter] = {}
-        """Those that requests can ask for, by name. Belongs to the thread that computes; others may look names up."""
+        """Adapters by name. The engine thread owns it; other threads may look names up."""
         self.nbytes = 0
-        """Bytes that the adapters take."""
+        """Bytes of all adapters."""
         self.adapted: Model | BlockStack = model
-        """The graph for steps with adapters."""
+        """Graph for steps with adapters."""
         self._model, self._dtype = model, dtype
-        self._choice = Choice()
+        self._choice = AdapterChoice()
         self._there: list[tuple[LoadedAdapter, Adapter]] = []
-        """By slot. Those that were unloaded stay as long as a request has them."""
+        """Adapters by slot. Unloaded ones stay while a request uses them."""
         self._stacks: dict[int, Stack] = {}
-        self._hold([(LoadedAdapter(adapter.name, 0, adapter.digest), adapter) for adapter in adapters])
+        self._restack([(LoadedAdapter(adapter.name, 0, adapter.digest), adapter) for adapter in adapters])
 
     def bytes_with(self, adapter: Adapter) -> int:
-        """Bytes that the adapters take once this one is among them. Raises `AdapterError` if it does not fit the model."""
+        """Return the bytes of all adapters with this one. Raises `AdapterError` if it does not fit the model."""
         return planned_bytes(self._model, [*(each for _, each in self._there), adapter], self._dtype)
 
     def load(self, adapter: Adapter) -> None:
-        """Let requests ask for a further one, whose name is not taken. Reads its numbers; raises `AdapterError`, and then nothing has
-        changed."""
+        """Load an adapter with an unused name. Raises `AdapterError` without any change."""
         assert adapter.name not in self.adapters
-        self._hold([*self._there, (LoadedAdapter(adapter.name, 0, adapter.digest), adapter)])
+        self._restack([*self._there, (LoadedAdapter(adapter.name, 0, adapter.digest), adapter)])
 
     def unload(self, name: str) -> None:
-        """From now on no request can ask for it; `let_go` gives its memory back. Raises `AdapterError` for a name that there is not."""
+        """Refuse new requests for an adapter; `release` frees its memory. Raises `AdapterError` for an unknown name."""
         if self.adapters.pop(name, None) is None:
             raise AdapterError(f"there is no adapter called {name!r} to unload")
 
     @property
     def leaving(self) -> bool:
-        """Whether any was unloaded and is still there."""
+        """True if an unloaded adapter still has memory."""
         return len(self._there) > len(self.adapters)
 
-    def let_go(self, used: Container[LoadedAdapter]) -> None:
-        """Give back the memory of those that were unloaded and that no request has: `used` are those of all requests."""
+    def release(self, used: Container[LoadedAdapter]) -> None:
+        """Free the memory of unloaded adapters outside of `used`, the adapters of all requests."""
         staying = [each for each in self._there if self.adapters.get(each[0].name) is each[0] or each[0] in used]
         if len(staying) < len(self._there):
             gone = [loaded for loaded, _ in self._there if all(loaded is not other for other, _ in staying)]
-            self._hold(staying)
+            self._restack(staying)
             for loaded in gone:
                 loaded.slot = 0
 
     def for_rows(self, rows: Sequence[tuple[LoadedAdapter | None, int]]) -> Model:
-        """The graph for a step: `rows` are adapters and how many rows they are for, in order. Good until the next call."""
+        """Return the graph for a step; `rows` are (adapter, number of rows) in order. Valid until the next call."""
         return cast("Model", self.for_slots([(0 if adapter is None else adapter.slot, count) for adapter, count in rows]))
 
     def for_slots(self, rows: Sequence[tuple[int, int]]) -> BlockStack:
-        """The same, for the adapters' places in the stacks; 0 is none."""
+        """Return the graph for a step; `rows` are (slot or 0, number of rows) in order."""
         self._choice.set(rows)
         return cast("BlockStack", self.adapted)
 
-    def _hold(self, there: Sequence[tuple[LoadedAdapter, Adapter]]) -> None:
-        """Stack these, in the order of their slots. Raises `AdapterError`, and then nothing has changed."""
+    def _restack(self, there: Sequence[tuple[LoadedAdapter, Adapter]]) -> None:
+        """Build the stacks of these adapters in the order of their slots. Raises `AdapterError` without any change."""
         adapters, before = [adapter for _, adapter in there], [loaded.slot for loaded, _ in there]
         found = changes(self._model, adapters)
         stacks = {id(each.linear): stack(each, adapters, self._dtype, self._stacks.get(id(each.linear)), before) for each in found}
         replaced = {id(each.linear): AdaptedLinear(each.linear, stacks[id(each.linear)], self._choice) for each in found}
-        # Other machines may have all that an adapter changes, and have to be told.
+        # Other machines may have all adapted matrices, and must receive the choice.
         divided = isinstance(self._model, BlockStack) and self._model.divided
         self.adapted = _twin(self._model, replaced, self._choice) if replaced or divided else self._model
         self.nbytes = sum(each.nbytes for each in stacks.values())
@@ -111,23 +109,23 @@ class AdaptedModel:
             loaded.slot = slot
 
 
-def _twin(model: Model | BlockStack, replaced: Mapping[int, AdaptedLinear], choice: Choice) -> BlockStack:
+def _twin(model: Model | BlockStack, replaced: Mapping[int, AdaptedLinear], choice: AdapterChoice) -> BlockStack:
     assert isinstance(model, BlockStack)  # `changes` refuses others
     twin = copy.copy(model)
     memo: dict[int, Any] = dict(replaced)
     twin.blocks = [_copied(block, memo) for block in model.blocks]
     twin.runs = [Run(twin.blocks)]
-    twin.rest, twin.spread = _telling(model.rest, choice), _telling(model.spread, choice)
+    twin.rest, twin.spread = _with_adapters(model.rest, choice), _with_adapters(model.spread, choice)
     return twin
 
 
-def _telling(others: NextStages | None, choice: Choice) -> NextStages | None:
-    """Other machines, told which adapters the rows have."""
+def _with_adapters(others: NextStages | None, choice: AdapterChoice) -> NextStages | None:
+    """Return the other machines' stages with the adapters of the rows added to each call."""
     return None if others is None else lambda x, step, inputs, adapters=(): others(x, step, inputs, choice.counts)
 
 
 def _copied(node: Any, memo: dict[int, Any]) -> Any:
-    """The node itself where nothing below it is replaced, or else a copy that refers to what replaces it."""
+    """Return the node itself if nothing below is replaced, otherwise a copy with the replacements."""
     key = id(node)
     if key in memo:
         return memo[key]

@@ -1,4 +1,4 @@
-"""The factors of all adapters for one matrix, stacked, and their products with rows that have different adapters."""
+"""Batched LoRA (Punica, arXiv:2310.18547): stacked factors per matrix, and projections whose rows have different adapters."""
 
 from __future__ import annotations
 
@@ -10,33 +10,34 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..kernels_cpu import Packed
+from ..nn.activations import Gate, gated_again
 from ..nn.linear import Linear
 from ..nn.norms import RMSNorm
 from ..nn.weights import numbers
 from ..util.dataclass import dataclass
-from .places import Changes, Place, factor_dtype, has_gain, packs_factors
+from .places import AdapterTarget, MatrixChanges, factor_dtype, has_gain, packs_factors
 from .update import Adapter, Factors, Update
 
 LONG_RUN = 16
-"""Rows with one adapter, on average, from which a product for each run of them is faster than a gathered one. Measured on a CPU, with 16
-columns between the factors: 4 runs of 4 rows 247 µs against 179, 4 runs of 32 rows 1170 against 1422."""
+"""Average rows per adapter above which one product per run is faster than a gathered product. Measured on a CPU at rank 16:
+4 runs of 4 rows 247 µs against 179, 4 runs of 32 rows 1170 against 1422."""
 _ROWS_AT_ONCE = 4096
 
 
-class Choice:
-    """Which adapter each row of the step under construction has. Slot 0 is none."""
+class AdapterChoice:
+    """Adapter of each row in the step under construction; slot 0 means no adapter."""
 
     def __init__(self) -> None:
         self.runs: list[tuple[int, int, int]] = []
-        """Slot, first row and the row after the last, of neighbours with one adapter."""
+        """(slot, first row, row after the last) of each run of rows with one adapter."""
         self.slots: frozenset[int] = frozenset()
         self.rows = 0
         self.ids = mx.array([0], mx.uint32)
-        """uint32 `[T]`: the slot of each row."""
+        """Slot of each row, uint32 `[T]`."""
         self._changed: dict[frozenset[int], mx.array] = {}
 
     def set(self, rows: Sequence[tuple[int, int]]) -> None:
-        """`rows` are slots and how many rows they are for, in order."""
+        """Set the choice; `rows` are (slot, number of rows) in order."""
         self.runs, start = [], 0
         for slot, same in groupby(rows, key=lambda each: each[0]):
             stop = start + sum(count for _, count in same)
@@ -48,40 +49,42 @@ class Choice:
 
     @property
     def by_runs(self) -> bool:
-        """Whether to compute the runs one by one."""
+        """True if one product per run is faster."""
         return self.rows >= LONG_RUN * len(self.runs)
 
     @property
     def counts(self) -> list[tuple[int, int]]:
-        """Slots and how many rows they are for, as `set` takes them."""
+        """(slot, number of rows) in order, the argument of `set`."""
         return [(slot, stop - first) for slot, first, stop in self.runs]
 
     def changed(self, slots: frozenset[int]) -> mx.array:
-        """bool `[T, 1]`: the rows that have one of these slots."""
-        if slots not in self._changed:  # one for all layers, usually
+        """Return a mask of the rows with one of these slots, bool `[T, 1]`."""
+        if slots not in self._changed:  # usually equal for all layers
             self._changed[slots] = mx.array([[slot in slots] for slot, first, stop in self.runs for _ in range(first, stop)])
         return self._changed[slots]
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """The update of one matrix by every adapter. Projections that were joined have their columns next to each other in `a`, and blocks of
-    their own in `b`: all are computed by two products."""
+    """Updates of one matrix by all adapters, computed by two products.
+
+    Joined projections have adjacent columns in `a` and separate blocks in `b`.
+    """
 
     a: mx.array | Packed
-    """`[slots, in, R]`, packed `[slots, R, in]`; zeros in slot 0, and where an adapter has no or a smaller update."""
+    """`[slots, in, R]`, packed `[slots, R, in]`; zeros in slot 0 and for missing or smaller updates."""
     b: mx.array | Packed
-    """`[slots, R, out]`, packed `[slots, out, R]`, times the scale and, with a magnitude, the gain."""
+    """`[slots, R, out]`, packed `[slots, out, R]`, with scale and, for magnitudes, gain included."""
     gain: mx.array | None
-    """Factor of the matrix's own product, float32 `[slots, out]`, where an adapter has magnitudes: length wanted over length of the row."""
+    """Factor of the base product, float32 `[slots, out]`, for adapters with magnitudes: magnitude over row length."""
     offset: mx.array | None
-    """What is added to that, float32 `[slots, out]`: the part of the bias that the gain took."""
+    """Correction added to the base product, float32 `[slots, out]`, because the gain must not scale the bias."""
     changed: frozenset[int]
-    """Slots whose adapter changes this matrix."""
+    """Slots of adapters that update this matrix."""
     pairs: tuple[tuple[mx.array, mx.array], ...] | tuple[tuple[Packed, Packed], ...]
-    """`a` and `b` of each slot, views of the stacks."""
-    changes: Changes
-    """What it was made for."""
+    """Views (`a`, `b`) of each slot."""
+    changes: MatrixChanges
+    """MatrixChanges from which the stack was built."""
 
     @property
     def nbytes(self) -> int:
@@ -90,7 +93,7 @@ class Stack:
         return sum(part.nbytes for part in parts if part is not None)
 
     def factors(self, slot: int) -> tuple[mx.array, mx.array]:
-        """`a` `[in, R]` and `b` `[R, out]` of one adapter, in float32."""
+        """Return `a` `[in, R]` and `b` `[R, out]` of one adapter in float32."""
         a, b = self.pairs[slot]
         if isinstance(a, Packed) and isinstance(b, Packed):
             a, b = (part.rows(mx.arange(part.shape[0]), mx.float32).T for part in (a, b))
@@ -98,9 +101,11 @@ class Stack:
         assert isinstance(b, mx.array)
         return a.astype(mx.float32), b.astype(mx.float32)
 
-    def added(self, y: mx.array | None, x: mx.array, choice: Choice, norm: RMSNorm | None = None) -> mx.array:
-        """`y` `[T, out]` and what the adapters add to it for rows `[T, in]`, some of which must have one that changes this matrix; with
-        None, that alone. `norm` is applied to packed factors' rows first."""
+    def added(self, y: mx.array | None, x: mx.array, choice: AdapterChoice, norm: RMSNorm | None = None) -> mx.array:
+        """Return `y` `[T, out]` plus the adapters' updates of rows `[T, in]`, or with None the updates alone.
+
+        At least one row must have an adapter that updates this matrix. With packed factors, `norm` is applied to the rows first.
+        """
         if isinstance(self.a, Packed):
             return self._packed(y, x, choice, norm)
         assert isinstance(self.a, mx.array)
@@ -116,8 +121,8 @@ class Stack:
         delta = delta.astype(x.dtype)
         return delta if y is None else y + delta
 
-    def _packed(self, y: mx.array | None, x: mx.array, choice: Choice, norm: RMSNorm | None) -> mx.array:
-        """By the CPU's products, in which a row's result does not depend on the other rows, and which add to `y` themselves."""
+    def _packed(self, y: mx.array | None, x: mx.array, choice: AdapterChoice, norm: RMSNorm | None) -> mx.array:
+        """Compute with the CPU kernels, which add to `y` and whose rows are independent of one another."""
         one = len(choice.slots) == 1
         a, b = self.pairs[choice.runs[0][0]] if one else (self.a, self.b)
         ids = None if one else choice.ids
@@ -135,18 +140,22 @@ class Stack:
         assert isinstance(b, mx.array)
         return (x @ a) @ b if slot in self.changed else mx.zeros((x.shape[0], b.shape[1]), x.dtype)
 
-    def rescaled(self, y: mx.array, choice: Choice) -> mx.array:
-        """The matrix's own product `[T, out]`, its bias included, with the lengths that the rows' adapters want."""
+    def rescaled(self, y: mx.array, choice: AdapterChoice) -> mx.array:
+        """Scale the base product `[T, out]`, bias included, to the magnitudes of the rows' adapters."""
         if self.gain is None:
             return y
         scaled = y * self.gain[choice.ids]
         return (scaled if self.offset is None else scaled + self.offset[choice.ids]).astype(y.dtype)
 
 
-def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype, before: Stack | None = None, kept: Sequence[int] = ()) -> Stack:
-    """Read the factors for one matrix, for activations in `dtype`; a magnitude needs the matrix itself. Those that an earlier stack has are
-    taken from there, as their files may be gone: `kept` are the slots of all adapters in `before`, 0 for new ones. Raises
-    `AdapterError`."""
+def stack(
+    changes: MatrixChanges, adapters: Sequence[Adapter], dtype: mx.Dtype, before: Stack | None = None, kept: Sequence[int] = ()
+) -> Stack:
+    """Build the stack of one matrix for activations of `dtype`. Raises `AdapterError`.
+
+    Factors of an earlier stack are copied, because their files may be gone: `kept` are the adapters' slots in `before`, 0 for new ones. A
+    magnitude needs the base matrix.
+    """
     known = [*(kept or (0,) * len(adapters))]
     slots = [_empty(changes)]
     for adapter, slot in zip(adapters, known, strict=True):
@@ -166,7 +175,7 @@ def stack(changes: Changes, adapters: Sequence[Adapter], dtype: mx.Dtype, before
 
 
 def _narrowed(factors: mx.array) -> mx.array:
-    """The same numbers in 16 bits, if that loses nothing: a step reads half as much then. Most files were written in 16 bits."""
+    """Return the factors in 16 bits if lossless, which halves the bytes of a step. Most files have 16 bits."""
     if factors.dtype == mx.float32:
         for dtype in (mx.bfloat16, mx.float16):
             narrow = factors.astype(dtype)
@@ -176,27 +185,27 @@ def _narrowed(factors: mx.array) -> mx.array:
 
 
 def _single(a: Packed, b: Packed) -> tuple[tuple[Packed, Packed], ...]:
-    """The factors of each slot, views of the stacks."""
+    """Return views of each slot's factors."""
     parts = [tuple(replace(part, data=part.data[slot]) for part in (a, b)) for slot in range(a.data.shape[0])]
     mx.eval([part.data for pair in parts for part in pair])
     return tuple((first, second) for first, second in parts)
 
 
 @dataclass(slots=True)
-class _Slot:
-    """One adapter's part of a `Stack`, in float32."""
+class _StackSlot:
+    """One adapter's part of a `Stack` in float32."""
 
     a: mx.array
     b: mx.array
     gain: mx.array
 
 
-def _empty(changes: Changes) -> _Slot:
+def _empty(changes: MatrixChanges) -> _StackSlot:
     out, into = changes.shape
-    return _Slot(mx.zeros((into, changes.rank)), mx.zeros((changes.rank, out)), mx.ones(out))
+    return _StackSlot(mx.zeros((into, changes.rank)), mx.zeros((changes.rank, out)), mx.ones(out))
 
 
-def _slot(changes: Changes, updates: Mapping[str, Update]) -> _Slot:
+def _slot(changes: MatrixChanges, updates: Mapping[str, Update]) -> _StackSlot:
     slot, column = _empty(changes), 0
     for key, place in changes.places.items():
         update = updates.get(key)
@@ -212,8 +221,8 @@ def _slot(changes: Changes, updates: Mapping[str, Update]) -> _Slot:
     return slot
 
 
-def _moved(changes: Changes, adapter: Adapter, before: Stack, number: int) -> _Slot:
-    """A slot of an earlier stack, in which other projections may have been changed, and by other ranks."""
+def _moved(changes: MatrixChanges, adapter: Adapter, before: Stack, number: int) -> _StackSlot:
+    """Convert a slot of an earlier stack, whose projections and ranks may differ."""
     slot, (a, b), column = _empty(changes), before.factors(number), 0
     for key in changes.places:
         update = adapter.updates.get(key)
@@ -228,16 +237,16 @@ def _moved(changes: Changes, adapter: Adapter, before: Stack, number: int) -> _S
     return slot
 
 
-def ordered(factors: Factors, place: Place) -> Factors:
-    """The same with the rows of `b` in the order that the graph's matrix has."""
+def ordered(factors: Factors, place: AdapterTarget) -> Factors:
+    """Return the factors with the rows of `b` in the order of the graph's matrix."""
     if place.order is None:
         return factors
     order = mx.array(place.order)
     return Factors(factors.a, factors.b[order], None if factors.magnitude is None else factors.magnitude[order])
 
 
-def row_gain(linear: Linear, place: Place, update: Update, factors: Factors) -> mx.array:
-    """float32 `[rows]`: the magnitude over the length of each row of the changed matrix; ones without a magnitude."""
+def row_gain(linear: Linear, place: AdapterTarget, update: Update, factors: Factors) -> mx.array:
+    """Return magnitude over length of each row of the updated matrix, float32 `[rows]`; ones without a magnitude."""
     if factors.magnitude is None:
         return mx.ones(place.rows)
     parts = []
@@ -251,8 +260,75 @@ def row_gain(linear: Linear, place: Place, update: Update, factors: Factors) -> 
 
 
 def _rows(linear: Linear, first: int, last: int) -> mx.array:
-    """Rows of a matrix in float32."""
+    """Return rows of a matrix in float32."""
     matrix = linear.matrix
     if isinstance(matrix, Packed):
         return matrix.rows(mx.arange(first, last), mx.float32)
     return numbers(matrix)[first:last]
+
+
+class AdaptedLinear(Linear):
+    """Replaces `base` in the graph for steps with adapters; it has no matrix."""
+
+    def __init__(self, base: Linear, stack: Stack, choice: AdapterChoice) -> None:
+        self.base, self.stack, self.choice = base, stack, choice
+        self.projections = base.projections
+
+    def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
+        """See `Linear`."""
+        if not self._changes():
+            return self.base(x, norm=norm, onto=onto)
+        if norm is not None and not (isinstance(self.base.matrix, Packed) and isinstance(self.stack.a, Packed)):
+            rows = norm(x)
+            if not isinstance(self.base.matrix, Packed):
+                x, norm = rows, None  # a packed product applies the norm itself, as in steps without adapters
+            return self._sum(x, norm, rows, None, onto)
+        return self._sum(x, norm, x, norm, onto)
+
+    def _sum(self, x: mx.array, norm: RMSNorm | None, rows: mx.array, rows_norm: RMSNorm | None, onto: mx.array | None) -> mx.array:
+        stack, choice = self.stack, self.choice
+        if stack.gain is None:
+            return stack.added(self.base(x, norm=norm, onto=onto), rows, choice, rows_norm)
+        y = stack.added(stack.rescaled(self.base(x, norm=norm), choice), rows, choice, rows_norm)
+        return y if onto is None else onto + y
+
+    def can_gate(self, activation: str) -> bool:
+        """See `Linear`; True if `base` supports it."""
+        return self.base.can_gate(activation)
+
+    def gated(self, activation: str, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
+        """See `Linear`. Rows without an adapter are bit-identical to those of a step without adapters."""
+        if not self._changes():
+            return self.base.gated(activation, x, norm=norm)
+        changed, same = self.stack.changed, self._gates_alike(activation, x)
+        if same and x.shape[0] == 1:
+            return self._gated_row(activation, x, norm)
+        if same or self.choice.slots <= changed:
+            return self._gated(activation, x, norm)
+        y = self.base.gated(activation, x, norm=norm)
+        return mx.where(self.choice.changed(changed), self._gated(activation, x, norm), y)
+
+    def _gated(self, activation: str, x: mx.array, norm: RMSNorm | None) -> mx.array:
+        gate, up = mx.split(self(x, norm=norm), 2, axis=-1)
+        return _gate(activation)(gate, up)
+
+    def _gates_alike(self, activation: str, x: mx.array) -> bool:
+        """Return True if a fused gate and a separate gate give equal results."""
+        plain = self.stack.gain is None and self.base.bias is None and isinstance(self.stack.a, Packed)
+        return plain and activation == "silu" and x.dtype == mx.float32
+
+    def _gated_row(self, activation: str, x: mx.array, norm: RMSNorm | None) -> mx.array:
+        """Compute a single row, with its update as the bias of the base product."""
+        assert isinstance(self.base.matrix, Packed)
+        bias = self.stack.added(None, x, self.choice, norm).reshape(-1)
+        if norm is None:
+            return self.base.matrix.multiply(x, bias=bias, gate=activation)
+        return self.base.matrix.multiply(x, bias=bias, gate=activation, norm=norm.weight, eps=norm.eps)
+
+    def _changes(self) -> bool:
+        return not self.choice.slots.isdisjoint(self.stack.changed)
+
+
+def _gate(activation: str) -> Gate:
+    """Return the gated unit for packed matrices."""
+    return kernels_cpu.silu_multiply if activation == "silu" else gated_again(activation)

@@ -1,10 +1,11 @@
-"""Opens an adapter: which format it has, what it holds, and what names its content."""
+"""Opens adapters in the formats of PEFT, mlx-lm and GGUF."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +14,19 @@ from ..loading.files import add_bytes, read_json
 from ..loading.gguf.reader import GGUFFile
 from ..loading.safetensors import SafetensorsFile
 from ..models.vlm_text import TEXT_MODELS, text_config
+from ..util.name_pattern import is_ending
+from ..util.typed_reader import shown
 from .gguf import gguf_updates
-from .mlx_lm import WEIGHTS as MLX_LM_WEIGHTS
-from .mlx_lm import mlx_lm_updates
 from .peft import WEIGHTS as PEFT_WEIGHTS
-from .peft import peft_updates
-from .update import CONFIG, Adapter, Update
+from .peft import PEFTConfigReader, peft_updates
+from .update import CONFIG, Adapter, Update, updates_in
 
 
 def open_adapter(name: str, path: str | Path, config: Mapping[str, Any]) -> Adapter:
-    """An adapter for the model with this config: a directory as PEFT or mlx-lm writes it, or a GGUF file. Its headers are read, its
-    numbers are not. Raises `AdapterError`, and `CheckpointError` for files that are cut or corrupt."""
+    """Open an adapter for the model of `config`: a directory of PEFT or mlx-lm, or a GGUF file. Reads headers only.
+
+    Raises `AdapterError`, and `CheckpointError` for truncated or corrupt files.
+    """
     place = Path(path).expanduser()
     if place.is_dir():
         return _of_directory(name, place, _text_part(config))
@@ -84,3 +87,48 @@ def _digest(weights: Path, config: Mapping[str, Any]) -> str:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode() + b"\0")
     add_bytes(digest, weights)
     return digest.hexdigest()
+
+
+MLX_LM_WEIGHTS = "adapters.safetensors"
+_TENSOR = re.compile(r"(?P<module>.+)\.(?P<part>lora_a|lora_b|m)")
+_LAYER = re.compile(r"layers\.(\d+)\.")
+
+
+def mlx_lm_updates(path: Path, config: Mapping[str, Any], file: SafetensorsFile, layers: int) -> Iterator[Update]:
+    """Yield the updates of an adapter for a model of `layers` layers. Raises `AdapterError` for tensors that cannot be applied."""
+    return updates_in(path, file, _MLXLMFormat(path / CONFIG, config, layers))
+
+
+class _MLXLMFormat:
+    """Implements `AdapterFormat`."""
+
+    tensor = _TENSOR
+    parts = "lora_a", "lora_b", "m"
+    transposed = True
+
+    def __init__(self, path: Path, config: Mapping[str, Any], layers: int) -> None:
+        reader = PEFTConfigReader(path, config)
+        kind = reader.text("fine_tune_type", "lora")
+        if kind not in ("lora", "dora"):
+            raise reader.error("fine_tune_type", f"is {shown(kind)}: only lora and dora are adapters")
+        self.dora = kind == "dora"
+        inner = reader.take("lora_parameters")
+        if not isinstance(inner, dict):
+            raise reader.bad("lora_parameters", inner, "an object")
+        parameters = PEFTConfigReader(path, inner)
+        self._rank, self._scale = parameters.integer("rank"), parameters.number("scale")
+        self._keys = parameters.take("keys")
+        count = reader.optional_integer("num_layers", reader.take("lora_layers"), low=-1)
+        self._first = 0 if count is None or count <= 0 else max(layers - count, 0)
+
+    def rank(self, module: str) -> int:
+        return self._rank
+
+    def scale(self, module: str) -> float:
+        return self._scale
+
+    def left_out(self, module: str) -> str:
+        layer = _LAYER.search(module)
+        if layer is not None and int(layer[1]) < self._first:
+            return f"is for layer {layer[1]}, and {CONFIG} says that layers from {self._first} on are adapted"
+        return "" if is_ending(module, self._keys) else f"is for a module that is not among the keys of {CONFIG}"

@@ -1,5 +1,6 @@
-"""Adapters in a GGUF file, as llama.cpp's `convert_lora_to_gguf.py` writes them. What the converter does to a model's matrices it does to
-the outputs of an update too, so that this is undone here.
+"""Reads adapters in GGUF files, the form of llama.cpp's `convert_lora_to_gguf.py`.
+
+The converter transforms an update's outputs like the model's matrices, which is undone here.
 
 Source: `src/llama-adapter.cpp` of https://github.com/ggml-org/llama.cpp.
 """
@@ -26,7 +27,7 @@ _A, _B = ".lora_a", ".lora_b"
 
 
 def gguf_updates(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> Iterator[Update]:
-    """The updates of an adapter for a text model of this config. Raises `AdapterError` for whatever would not be applied."""
+    """Yield the updates of an adapter for a text model of this config. Raises `AdapterError` for tensors that cannot be applied."""
     alpha = _alpha(path, file)
     for info in file.tensors.values():
         stem = info.name[: -len(_A)]
@@ -53,7 +54,7 @@ def _alpha(path: Path, file: GGUFFile) -> float:
 
 
 def _mapped(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, MappedTensor]:
-    """The `b` of each update under the name of the model's tensor, made from those of the file."""
+    """Return the `b` of each update by the model's tensor, built from the file's tensors."""
     outputs = {name[: -len(_B)]: replace(info, name=name[: -len(_B)]) for name, info in file.tensors.items() if name.endswith(_B)}
     architecture = file.metadata.get("general.architecture")
     known = {"num_key_value_heads": config.get("num_attention_heads"), **config}
@@ -64,7 +65,7 @@ def _mapped(path: Path, file: GGUFFile, config: Mapping[str, Any]) -> dict[str, 
 
 
 def _update(path: Path, name: str, mapped: MappedTensor, alpha: float, file: GGUFFile) -> Update:
-    """The updates of a projection that the file has in several parts become one: `a` of all under each other, and `b` in blocks."""
+    """Join the parts of a projection's update: `a` stacked, `b` block-diagonal."""
     parts = [(file.tensors[stem + _A], file.tensors[stem + _B]) for stem in mapped.sources]
     first, out = parts[0][0], [b.shape[0] for _, b in parts]
     for (a, b), stem in zip(parts, mapped.sources, strict=True):

@@ -1,4 +1,4 @@
-"""Adapters as PEFT writes them: adapter_config.json and adapter_model.safetensors.
+"""Reads adapters of PEFT: adapter_config.json and adapter_model.safetensors.
 
 Source: `tuners/lora/config.py`, `layer.py` and `dora.py` of https://github.com/huggingface/peft.
 """
@@ -35,7 +35,7 @@ _WITHOUT_EFFECT = (
     *("fan_in_fan_out", "inference_mode", "layers_pattern", "loftq_config", "lora_dropout", "megatron_core", "parent_library"),
     *("peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
 )
-"""Keys that say how it was trained or what for. `fan_in_fan_out` is the layout of the trained model's own matrices; factors have one."""
+"""Keys about training and purpose. `fan_in_fan_out` is the layout of the base model's matrices; factors have a single layout."""
 _CHANGING = {
     "modules_to_save": "whole modules that replace the model's",
     "lora_bias": "biases of its own",
@@ -48,8 +48,8 @@ _CHANGING = {
 _PLAIN_STARTS = ("gaussian", "eva", "orthogonal", "true", "false")
 
 
-class ConfigReader(TypedReader):
-    """Values of an adapter's config."""
+class PEFTConfigReader(TypedReader):
+    """Typed reader of an adapter's config."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         super().__init__(values)
@@ -60,19 +60,19 @@ class ConfigReader(TypedReader):
 
 
 def peft_updates(path: Path, config: Mapping[str, Any], file: SafetensorsFile) -> Iterator[Update]:
-    """The updates of an adapter. Raises `AdapterError` for whatever would not be applied."""
-    return updates_in(path, file, _Settings(path / CONFIG, config))
+    """Yield the updates of an adapter. Raises `AdapterError` for tensors that cannot be applied."""
+    return updates_in(path, file, _PEFTFormat(path / CONFIG, config))
 
 
-class _Settings:
-    """Implements `Settings`. Raises `AdapterError` for what changes the model in a way that is not applied here."""
+class _PEFTFormat:
+    """Implements `AdapterFormat`. Raises `AdapterError` for unsupported changes of the model."""
 
     tensor = _TENSOR
     parts = "lora_A", "lora_B", "lora_magnitude_vector"
     transposed = False
 
     def __init__(self, path: Path, config: Mapping[str, Any]) -> None:
-        reader = ConfigReader(path, config)
+        reader = PEFTConfigReader(path, config)
         if reader.text("peft_type", "LORA") != "LORA":
             raise reader.error("peft_type", f"is {shown(config['peft_type'])}: only LORA is understood")
         if reader.text("bias", "none") != "none":
@@ -110,7 +110,7 @@ class _Settings:
         return "" if is_ending(module, self._targets) else f"is for a module that is not among target_modules of {CONFIG}"
 
 
-def _patterns(reader: ConfigReader, key: str, steps: Steps) -> Endings[float]:
+def _patterns(reader: PEFTConfigReader, key: str, steps: Steps) -> Endings[float]:
     found = reader.take(key) or {}
     valid = isinstance(found, dict) and all(type(value) in (int, float) and value > 0 and math.isfinite(value) for value in found.values())
     if not valid:
@@ -121,15 +121,15 @@ def _patterns(reader: ConfigReader, key: str, steps: Steps) -> Endings[float]:
         raise reader.error(key, f"has what cannot be matched: {error}: write the names of its modules") from None
 
 
-def _check_start(reader: ConfigReader) -> None:
-    """Some ways to begin (PiSSA, OLoRA, CorDA, LoftQ) change the model's own matrices as well."""
+def _check_start(reader: PEFTConfigReader) -> None:
+    """Refuse initialisations that also change the base matrices (PiSSA, OLoRA, CorDA, LoftQ)."""
     start = reader.take("init_lora_weights", True)
     if str(start).lower() not in _PLAIN_STARTS:
         advice = "save it with path_initial_model_for_weight_conversion"
         raise reader.error("init_lora_weights", f"is {shown(start)}, which changes the model's matrices too: {advice}")
 
 
-def _check_rest(reader: ConfigReader) -> None:
+def _check_rest(reader: PEFTConfigReader) -> None:
     for key in _WITHOUT_EFFECT:
         reader.take(key)
     for key, value in reader.untaken():

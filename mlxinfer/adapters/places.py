@@ -1,8 +1,8 @@
-"""Where in a model each projection is, for adapters to be held against it before a weight is read."""
+"""Projections of a model as targets of adapters, checked before weights are read; shards of adapters for several machines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 
@@ -10,82 +10,86 @@ import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
-from ..errors import UnsupportedModelError
+from ..errors import AdapterError, UnsupportedModelError
 from ..models.decoder import BlockStack, Model
+from ..models.pipeline_stage import Stage
+from ..models.tensor_parallel import BY_COLUMNS, BY_ROWS
 from ..nn.linear import Linear
 from ..nn.packing import objects
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
-from .update import Adapter, for_another_model, key_of, not_applied
+from .update import Adapter, Factors, Update, for_another_model, key_of, not_applied
 
 _PANEL = 16, 32
-"""Packed matrices are padded to a multiple of so many rows and columns."""
+"""Rows and columns to whose multiples packed matrices are padded."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Rows of a matrix that are one projection."""
+class AdapterTarget:
+    """Rows of a matrix that form one projection."""
 
     linear: Linear
-    """Holds the matrix."""
+    """Owner of the matrix."""
     first: int
-    """The first of the rows."""
+    """First row."""
     rows: int
-    """How many there are."""
+    """Number of rows."""
     order: np.ndarray | None
-    """int `[rows]`: which row of the checkpoint each is; None where they are in order."""
+    """Checkpoint row of each row, int `[rows]`; None for the same order."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What a number of adapters change in one matrix."""
+class MatrixChanges:
+    """Projections of one matrix that adapters update."""
 
     linear: Linear
-    """Holds the matrix."""
-    places: dict[str, Place] = field(default_factory=dict)
-    """The projections that any of them changes, by key."""
+    """Owner of the matrix."""
+    places: dict[str, AdapterTarget] = field(default_factory=dict)
+    """Updated projections by key."""
     ranks: dict[str, int] = field(default_factory=dict)
-    """The largest rank of any of them, for each."""
+    """Largest rank of each projection."""
 
     @property
     def shape(self) -> tuple[int, int]:
-        """`[out, in]` of the matrix."""
+        """Shape of the matrix, `[out, in]`."""
         out, into = self.linear.matrix.shape
         return out, into
 
     @property
     def rank(self) -> int:
-        """Columns between the two products: those of one projection next to those of another."""
+        """Total rank: the columns of all projections, adjacent to one another."""
         return sum(self.ranks.values())
 
     def column(self, key: str) -> int:
-        """The first of those columns that are a projection's."""
+        """Return the first column of a projection."""
         keys = list(self.places)
         return sum(self.ranks[before] for before in keys[: keys.index(key)])
 
 
-def places(model: Model | BlockStack) -> dict[str, Place]:
-    """The projections of a model that adapters can change, by key. Raises `UnsupportedModelError` for a model without a graph here."""
+def places(model: Model | BlockStack) -> dict[str, AdapterTarget]:
+    """Return the projections that adapters can update, by key. Raises `UnsupportedModelError` for a model without a native graph."""
     if not isinstance(model, BlockStack):
         raise UnsupportedModelError(
             "adapters need a graph of this project's own, and this model runs on mlx-lm's: convert it with the adapter"
         )
-    found: dict[str, Place] = {}
+    found: dict[str, AdapterTarget] = {}
     for node in objects(model.blocks):
         if type(node) is Linear:
             first = 0
             for each in node.projections:
                 if not each.in_parts:
-                    found[key_of(each.name)] = Place(node, first, each.rows, each.order)
+                    found[key_of(each.name)] = AdapterTarget(node, first, each.rows, each.order)
                 first += each.rows
     return found
 
 
-def changes(model: Model | BlockStack, adapters: Sequence[Adapter]) -> list[Changes]:
-    """What adapters change in a model, matrix by matrix; the model may have shapes only. Raises `AdapterError` for an update that has no
-    place or another shape."""
+def changes(model: Model | BlockStack, adapters: Sequence[Adapter]) -> list[MatrixChanges]:
+    """Return the adapters' changes per matrix; the model may have shapes only.
+
+    Raises `AdapterError` for an update without a target or with another shape.
+    """
     known = places(model)
-    found: dict[int, Changes] = {}
+    found: dict[int, MatrixChanges] = {}
     for adapter in adapters:
         for key, update in adapter.updates.items():
             place = known.get(key)
@@ -94,38 +98,38 @@ def changes(model: Model | BlockStack, adapters: Sequence[Adapter]) -> list[Chan
             expected = (place.rows, place.linear.matrix.shape[-1])
             if update.shape != expected:
                 raise for_another_model(adapter.path, update, "the model's", expected)
-            of_matrix = found.setdefault(id(place.linear), Changes(place.linear))
+            of_matrix = found.setdefault(id(place.linear), MatrixChanges(place.linear))
             of_matrix.places[key] = place
             of_matrix.ranks[key] = max(of_matrix.ranks.get(key, 0), update.rank)
     return list(found.values())
 
 
 def of_part(model: Model | BlockStack, adapters: Sequence[Adapter]) -> tuple[Adapter, ...]:
-    """What adapters change in a part of a model, once it is known that they fit the whole."""
+    """Return the adapters restricted to a part of a model; they must fit the whole model."""
     known = places(model)
     return tuple([replace(a, updates={key: update for key, update in a.updates.items() if key in known}) for a in adapters])
 
 
 def factor_dtype(dtype: mx.Dtype) -> mx.Dtype:
-    """What factors are kept in where activations are in `dtype`: where MLX computes on a CPU float32, as it gathers nothing else there."""
+    """Return the dtype of factors for activations of `dtype`: float32 on a CPU, the only dtype that MLX gathers there."""
     return dtype if is_gpu() or packs_factors() else mx.float32
 
 
 def packs_factors() -> bool:
-    """Whether the CPU kernels multiply factors."""
+    """Return True if the CPU kernels multiply factors."""
     return not is_gpu() and kernels_cpu.available()
 
 
 def planned_bytes(model: Model | BlockStack, adapters: Sequence[Adapter], dtype: mx.Dtype) -> int:
-    """Bytes that adapters will take next to activations in `dtype`. Raises as `changes`."""
+    """Return the bytes that adapters will use with activations of `dtype`. Raises as `changes` does."""
     found, size = changes(model, adapters), factor_dtype(dtype).size
     slots = len(adapters) + 1
     gains = sum(c.shape[0] * (1 if c.linear.bias is None else 2) for c in found if has_gain(c, adapters))
     return slots * sum(_numbers(c) for c in found) * size + slots * gains * 4
 
 
-def _numbers(changes: Changes) -> int:
-    """How many numbers one adapter's factors of a matrix take."""
+def _numbers(changes: MatrixChanges) -> int:
+    """Return the number of elements of one adapter's factors of a matrix."""
     (out, into), rank = changes.shape, changes.rank
     if not packs_factors():
         return rank * (out + into)
@@ -137,16 +141,58 @@ def _rounded_up(count: int, to: int) -> int:
     return -(-count // to) * to
 
 
-def has_gain(changes: Changes, adapters: Sequence[Adapter]) -> bool:
-    """Whether any adapter has a magnitude for a matrix."""
+def has_gain(changes: MatrixChanges, adapters: Sequence[Adapter]) -> bool:
+    """Return True if an adapter has a magnitude for a matrix."""
     return any(update.has_magnitude for adapter in adapters for key, update in adapter.updates.items() if key in changes.places)
 
 
-def _missing(tensor: str, key: str, known: Mapping[str, Place]) -> str:
-    """Why an update has no place; empty for the usual reasons, which its name tells."""
+def _missing(tensor: str, key: str, known: Mapping[str, AdapterTarget]) -> str:
+    """Return the reason why an update has no target; "" if its name is reason enough."""
     parts = key.split(".")
     layers = {name.split(".")[1] for name in known}
     if parts[0] == "layers" and len(parts) > 1 and parts[1] not in layers and layers:
         return f"is for layer {parts[1]}, which the model does not have"
     special = any(part in tensor for part in ("embed", "lm_head", "expert", "switch_mlp", "modules_to_save"))
     return "" if special else "is for no projection of attention or of a feed-forward layer that the model has"
+
+
+def of_share(adapters: Sequence[Adapter], part: Stage) -> tuple[Adapter, ...]:
+    """Return the adapters for one shard of all blocks; they must fit the whole model.
+
+    `b` is divided by rows where the matrix is, and `a` by columns, so the shards' updates sum up like their products. Raises `AdapterError`
+    for magnitudes of matrices divided by columns, which need the length of whole rows.
+    """
+    return tuple([replace(each, updates={key: _cut(each, update, part) for key, update in each.updates.items()}) for each in adapters])
+
+
+def _cut(adapter: Adapter, update: Update, part: Stage) -> Update:
+    name, (out, into) = update.key.rpartition(".")[2], update.shape
+    if name in BY_ROWS:
+        return replace(update, shape=(out // part.shares, into), read=_rows(update.read, part, out // part.shares))
+    assert name in BY_COLUMNS  # families with tensor parallelism have no other projections
+    if update.has_magnitude:
+        raise AdapterError(
+            f"{adapter.path}: the adapter has magnitudes (DoRA) for {name}, whose rows --split tensor divides: leave that out, to divide "
+            "the model by layers"
+        )
+    return replace(update, shape=(out, into // part.shares), read=_columns(update.read, part, into // part.shares))
+
+
+def _rows(read: Callable[[], Factors], part: Stage, count: int) -> Callable[[], Factors]:
+    own = slice(part.share * count, (part.share + 1) * count)
+
+    def cut() -> Factors:
+        whole = read()
+        return Factors(whole.a, whole.b[own], None if whole.magnitude is None else whole.magnitude[own])
+
+    return cut
+
+
+def _columns(read: Callable[[], Factors], part: Stage, count: int) -> Callable[[], Factors]:
+    own = slice(part.share * count, (part.share + 1) * count)
+
+    def cut() -> Factors:
+        whole = read()
+        return Factors(whole.a[:, own], whole.b)
+
+    return cut

@@ -1,4 +1,4 @@
-"""What an adapter's file holds, whatever its format: for each projection, a low-rank change of its matrix."""
+"""Format-independent contents of an adapter's file: low-rank updates of projections."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ _OTHERS = (
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """The numbers of an update, float32."""
+    """Factors of an update in float32."""
 
     a: mx.array
     """`[rank, in]`."""
     b: mx.array
     """`[out, rank]`."""
     magnitude: mx.array | None = None
-    """`[out]`: the length that each row of the changed matrix gets (DoRA, arXiv:2402.09353); None leaves the rows as they are."""
+    """Length of each row of the updated matrix, `[out]` (DoRA, arXiv:2402.09353); None keeps the lengths."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """`scale * b @ a`, added to the matrix of one projection."""
+    """Update `scale * b @ a` of one projection's matrix."""
 
     key: str
-    """Which projection: `key_of` its name in the graph."""
+    """Projection: `key_of` its name in the graph."""
     tensor: str
-    """The name of `a` in its file, for messages."""
+    """Name of `a` in its file, for messages."""
     rank: int
     """Rows of `a`."""
     shape: tuple[int, int]
@@ -54,37 +54,37 @@ class Update:
     scale: float
     """Factor of the product."""
     has_magnitude: bool
-    """Whether there is one."""
+    """True if the update has a magnitude."""
     read: Callable[[], Factors]
-    """Reads the numbers. Raises `AdapterError` for what is not finite."""
+    """Reads the factors. Raises `AdapterError` for values that are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter of which the headers were read."""
+    """An opened adapter, of which only headers were read."""
 
     name: str
-    """What requests call it."""
+    """Name in requests."""
     path: Path
-    """Its file or directory."""
+    """File or directory."""
     kind: str
     """"PEFT", "mlx-lm" or "GGUF"."""
     digest: str
-    """64 hexadecimal digits: SHA-256 of its weights' bytes and of its config in canonical form."""
+    """SHA-256 of the weights' bytes and the canonical config, 64 hexadecimal digits."""
     updates: Mapping[str, Update]
-    """By `Update.key`."""
+    """Updates by `Update.key`."""
     close: Callable[[], None]
-    """Closes its files; nothing can be read after."""
+    """Closes the files; factors cannot be read afterwards."""
 
 
 def key_of(name: str) -> str:
-    """What a projection is found by: its name from `layers.` on, whatever text and vision models put before it; else the name itself."""
+    """Return the key of a projection: its name from `layers.`, without prefixes of multimodal models; otherwise the whole name."""
     found = _IN_LAYER.fullmatch(name)
     return found[1] if found else name
 
 
 def not_applied(path: Path, tensor: str, why: str = "") -> AdapterError:
-    """The error for a tensor that would not be applied."""
+    """Return the error for a tensor that cannot be applied."""
     if not why:
         reason = next((text for part, text in _OTHERS if part in tensor), "")
         reason = reason or ("a bias" if tensor.endswith(".bias") else "no part of a low-rank update that is known here")
@@ -93,7 +93,7 @@ def not_applied(path: Path, tensor: str, why: str = "") -> AdapterError:
 
 
 def for_another_model(path: Path, update: Update, whose: str, shape: tuple[int, ...]) -> AdapterError:
-    """The error for an update of a matrix that has another shape."""
+    """Return the error for an update of a matrix with another shape."""
     return AdapterError(
         f"{path}: the tensor {update.tensor!r} belongs to a matrix of {list(update.shape)}, and {whose} has {list(shape)}: the adapter is "
         "for another model"
@@ -101,7 +101,7 @@ def for_another_model(path: Path, update: Update, whose: str, shape: tuple[int, 
 
 
 def check_factors(path: Path, name: str, a: tuple[int, ...], b: tuple[int, ...], magnitude: tuple[int, ...] | None) -> None:
-    """Raise `AdapterError` unless the shapes are those of `Factors`."""
+    """Raise `AdapterError` unless the shapes fit `Factors`."""
     if len(a) != 2 or len(b) != 2 or a[0] != b[1] or 0 in (*a, *b):
         stacked = " (stacked matrices are for experts, which cannot have adapters)" if len(a) > 2 or len(b) > 2 else ""
         raise AdapterError(f"{path}: the factors of {name!r} are {list(a)} and {list(b)}, expected [rank, in] and [out, rank]{stacked}")
@@ -110,40 +110,40 @@ def check_factors(path: Path, name: str, a: tuple[int, ...], b: tuple[int, ...],
 
 
 def finite_factors(path: Path, name: str, a: mx.array, b: mx.array, magnitude: mx.array | None) -> Factors:
-    """The numbers in float32. Raises `AdapterError` for NaN and infinities."""
+    """Return factors in float32. Raises `AdapterError` for NaN and infinities."""
     parts = [part.astype(mx.float32) for part in (a, b, magnitude) if part is not None]
     if not all(mx.isfinite(part).all().item() for part in parts):
         raise AdapterError(f"{path}: {name!r} holds NaN or infinite values; save or download the adapter again")
     return Factors(parts[0], parts[1], parts[2].reshape(-1) if magnitude is not None else None)
 
 
-class Settings(Protocol):
-    """What the config of an adapter says of its tensors."""
+class AdapterFormat(Protocol):
+    """Names, ranks and scales of an adapter's tensors, from its config."""
 
     tensor: re.Pattern[str]
-    """Matches their names, with the groups `module` and `part`."""
+    """Expression for tensor names, with the groups `module` and `part`."""
     parts: tuple[str, str, str]
-    """The parts of an update: its factors, and its magnitude."""
+    """Names of an update's parts: both factors and the magnitude."""
     transposed: bool
-    """Whether factors are stored as `[in, rank]` and `[rank, out]`."""
+    """True if factors are stored as `[in, rank]` and `[rank, out]`."""
     dora: bool
-    """Whether updates have magnitudes."""
+    """True if updates have magnitudes."""
 
     def left_out(self, module: str) -> str:
-        """Why an update of this module would not be applied; empty if it would."""
+        """Return the reason why an update of this module cannot be applied, or ""."""
         ...
 
     def rank(self, module: str) -> int:
-        """The rank that a module's factors should have."""
+        """Return the expected rank of a module's factors."""
         ...
 
     def scale(self, module: str) -> float:
-        """Factor of a module's update."""
+        """Return the scale of a module's update."""
         ...
 
 
-def updates_in(path: Path, file: SafetensorsFile, settings: Settings) -> Iterator[Update]:
-    """The updates in a file. Raises `AdapterError` for whatever would not be applied."""
+def updates_in(path: Path, file: SafetensorsFile, settings: AdapterFormat) -> Iterator[Update]:
+    """Yield the updates in a file. Raises `AdapterError` for tensors that cannot be applied."""
     parts: dict[str, dict[str, str]] = {}
     for tensor in file.tensors:
         found = settings.tensor.fullmatch(tensor)
@@ -157,7 +157,7 @@ def updates_in(path: Path, file: SafetensorsFile, settings: Settings) -> Iterato
         yield _update(path, module, tensors, settings, file)
 
 
-def _update(path: Path, module: str, tensors: Mapping[str, str], settings: Settings, file: SafetensorsFile) -> Update:
+def _update(path: Path, module: str, tensors: Mapping[str, str], settings: AdapterFormat, file: SafetensorsFile) -> Update:
     wanted = settings.parts if settings.dora else settings.parts[:2]
     missing = [part for part in wanted if part not in tensors]
     if missing:

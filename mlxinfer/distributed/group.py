@@ -9,8 +9,7 @@ from dataclasses import asdict, replace
 from threading import Event
 from typing import TYPE_CHECKING, Any
 
-from ..adapters.places import changes, of_part
-from ..adapters.sharding import of_share
+from ..adapters.places import changes, of_part, of_share
 from ..cache.base import AttentionSpec, LayerSpec, whole_spec
 from ..config import EngineConfig
 from ..errors import GroupLostError, NodesError, SettingError

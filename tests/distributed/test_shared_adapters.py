@@ -13,7 +13,7 @@ from support.models.adapters import random_changes, shapes_of, write_peft
 
 from mlxinfer.adapters.adapted_model import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
-from mlxinfer.adapters.sharding import of_share
+from mlxinfer.adapters.places import of_share
 from mlxinfer.adapters.update import Adapter
 from mlxinfer.errors import AdapterError
 from mlxinfer.models.decoder import BlockStack

@@ -349,7 +349,7 @@ class Engine:
 
     def _let_adapters_go(self) -> None:
         if self._adapted is not None and self._adapted.leaving:
-            self._adapted.let_go([s.adapter for s in (*self.scheduler.running, *self.scheduler.waiting) if s.adapter is not None])
+            self._adapted.release([s.adapter for s in (*self.scheduler.running, *self.scheduler.waiting) if s.adapter is not None])
 
     def _free_if_unused(self, sequence: Sequence) -> None:
         if sequence.slot is not None and not self._is_pending(sequence):
