@@ -1,4 +1,4 @@
-"""A wrong base URL is told from the answer and from the log, which repeats no foreign text."""
+"""Unknown paths: the answer and the log reveal a wrong base URL, and the log repeats no foreign text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request is refused for, as the exceptions of OpenAI's client."""
+"""Refused requests, as exceptions of OpenAI's client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def refused(client: OpenAI, kind: str = "BadRequestError", **fields: Any) -> Any:
-    """What `create` raises, the same for a stream. OpenAI's client refuses nothing by itself that is put in `extra_body`."""
+    """The exception of `create`; the same for a stream. OpenAI's client does not check fields in `extra_body`."""
     raised = []
     for stream in (False, True):
         with pytest.raises(getattr(openai, kind)) as found:

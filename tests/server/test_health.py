@@ -27,7 +27,7 @@ def get(live: LiveServer, path: str) -> tuple[int, dict[str, str], bytes]:
 
 
 def samples(live: LiveServer) -> dict[str, float]:
-    """By name, with the labels that are not the model's."""
+    """Samples by name, with labels other than the model's."""
     _, headers, body = get(live, "/metrics")
     assert headers["content-type"].startswith("text/plain; version=0.0.4")
     found = {}

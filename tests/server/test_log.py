@@ -1,4 +1,4 @@
-"""Lines of the server go to standard error as it is when they are written."""
+"""Log lines go to the standard error of the time when they are written."""
 
 from __future__ import annotations
 

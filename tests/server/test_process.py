@@ -30,7 +30,7 @@ class Process:
     def __init__(
         self, *arguments: str, cwd: Path, files: int | None = None, most_files: int | None = None, limit_gb: float | None = None
     ) -> None:
-        """`files` and `most_files`: the soft and the hard limit of open files; `limit_gb`: memory that the device seems to have."""
+        """`files` and `most_files`: the soft and the hard limit of open files; `limit_gb`: memory of the simulated device."""
         self.path = cwd / "run" / "api.sock"
         environment = {**os.environ, "HOME": str(cwd), "MLXINFER_HOME": str(cwd), "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
         environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[2]), environment.get("PYTHONPATH", "")])
@@ -60,7 +60,7 @@ class Process:
         return connection
 
     def end(self, number: int = signal.SIGTERM) -> tuple[int, list[dict[str, Any]]]:
-        """The exit code, and what was logged."""
+        """The exit code, and the log."""
         self.process.send_signal(number)
         return self.ended()
 
@@ -268,7 +268,7 @@ def test_a_socket_whose_path_is_too_long_for_a_mac_is_refused(
 
 @pytest.mark.long
 def test_four_hundred_connections_where_256_files_may_be_open(start: Start) -> None:
-    """As in a Mac's shell."""
+    """256 files is the limit in a Mac's shell."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     server = start(files=256)
     server.ready()
@@ -308,7 +308,7 @@ def test_connections_are_refused_before_files_run_out(start: Start) -> None:
 
 @pytest.mark.long
 def test_two_models_share_the_memory(start: Start, tiny_path: Path, short_path: Path) -> None:
-    """Neither takes what the other needs, and both answer."""
+    """Each model leaves the other its memory, and both answer."""
     long = tiny_directory(short_path / "long", context=1 << 20)
     server = start("--socket", "run/api.sock", f"tiny={long}", f"other={long}", limit_gb=1.0)
     server.ready()
@@ -320,7 +320,8 @@ def test_two_models_share_the_memory(start: Start, tiny_path: Path, short_path: 
 
 @pytest.mark.timeout(120)
 def test_more_connections_than_files_leave_the_server_alive_and_its_log_short(start: Start) -> None:
-    """asyncio would accept all that wait before it closes one, and write a traceback for each that finds no descriptor, again and again."""
+    """Without a limit asyncio would accept all waiting connections before it closes one, and log a traceback for each without a
+    descriptor."""
     server = start(files=64, most_files=64)
     server.ready()
     crowd = []

@@ -1,4 +1,4 @@
-"""The first request with a schema or tools does not wait for the vocabulary: a server prepares it once it is ready."""
+"""A server prepares the vocabulary once it is ready, so that the first request with a schema or tools does not wait."""
 
 import asyncio
 import signal

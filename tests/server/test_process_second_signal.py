@@ -1,4 +1,4 @@
-"""What clients get when the server is stopped for good in the middle of their answers."""
+"""Answers of clients when a second signal stops the server."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def begun(live: LiveServer, path: str, stream: bool) -> socket.socket:
 
 
 def answer(connection: socket.socket) -> tuple[int, bytes]:
-    """Status and body, to its end: a chunked body that is cut off raises."""
+    """Status and body, to the end; raises if a chunked body is cut off."""
     with connection:
         response = HTTPResponse(connection)
         response.begin()
@@ -44,7 +44,7 @@ def answer(connection: socket.socket) -> tuple[int, bytes]:
 
 
 def message_of(path: str, value: dict[str, Any]) -> str:
-    """The message of an error in the dialect's own shape."""
+    """The message of an error in the dialect's shape."""
     if path.startswith("/api/"):
         return value["error"]
     if path == "/v1/messages":

@@ -1,4 +1,4 @@
-"""Requests made from the server's own OpenAPI document: what it answers is what the document says."""
+"""Requests generated from the server's OpenAPI document: the answers match the document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mlxinfer.engine.async_llm import AsyncLLM
 
 schemathesis = needs("schemathesis")
 CHECKS = ("status_code_conformance", "content_type_conformance", "response_schema_conformance", "negative_data_rejection")
-"""Of what its document says; nor may there be an error of the server."""
+"""Checks of each answer: it matches the document and is not a server error."""
 PACE = {
     "deadline": None,
     "database": None,
@@ -30,7 +30,7 @@ PACE = {
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """A context so short that no answer takes long."""
+    """A server with a short context, so that no answer takes long."""
     path = tiny_directory(tmp_path_factory.mktemp("models") / "tiny", eos=False, context=128)
     with live_server({"tiny": lambda: AsyncLLM(path)}) as server:
         yield server

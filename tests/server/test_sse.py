@@ -1,4 +1,4 @@
-"""Events as they go over the wire."""
+"""Bytes of server-sent events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: raw requests against a live server."""
+"""Authorization and limits: raw requests against a live server."""
 
 from __future__ import annotations
 

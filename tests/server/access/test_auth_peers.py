@@ -1,4 +1,4 @@
-"""Who is told apart from whom: turns, connections, and what one client learns of another."""
+"""Distinction of clients: fair scheduling, connections, and facts that one client must not learn of another."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ connection.recv(4096)
 
 
 def test_an_app_with_many_requests_does_not_keep_another_waiting(narrow: LiveServer) -> None:
-    """Without a `user`: 7 requests of this process, then one over TCP, where one runs at a time."""
+    """One request runs at a time: 7 requests of this process without a `user`, then one over TCP."""
     ended: list[str] = []
 
     def run(name: str, unix: bool) -> None:
@@ -117,7 +117,7 @@ def test_whoever_fills_tcp_leaves_the_socket_usable(narrow: LiveServer) -> None:
 
 
 def test_nobody_with_a_shared_key_is_told_what_others_have_sent(narrow: LiveServer) -> None:
-    """The prompt is known after the first time, which only the socket's owner is told."""
+    """The prompt is cached after the first request; only the socket's owner sees the number of cached tokens."""
     prompt = "a text of more than a page, which somebody else may have sent before. " * 4
 
     def cached(unix: bool) -> tuple[int, int, int, int]:

@@ -1,6 +1,7 @@
-"""What `server/access/connection.py` needs of uvicorn besides its public interface: the reason why pyproject.toml pins its minor version.
+"""Parts of uvicorn that `server/access/connection.py` uses besides its public interface, the reason for the pin of its minor version in
+pyproject.toml.
 
-When this fails after an upgrade, compare uvicorn's `h11_impl.py` with `Connection`, and move the pin only when the tests in test_cancel.py,
+If this fails after an upgrade, compare uvicorn's `h11_impl.py` with `Connection`. Move the pin only when the tests in test_cancel.py,
 test_hostile_requests.py and test_sockets.py pass.
 """
 
@@ -32,7 +33,7 @@ OVERRIDDEN = {
 }
 """Methods that uvicorn or asyncio calls, with their arguments."""
 ATTRIBUTES = ("app_state", "conn", "connections", "cycle", "flow", "loop", "transport")
-"""Attributes of a connection that are read or replaced."""
+"""Attributes of a connection that `Connection` reads or replaces."""
 
 
 def test_what_is_overridden_exists() -> None:

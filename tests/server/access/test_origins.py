@@ -1,4 +1,4 @@
-"""Web pages and browser-based apps that the server lets in, and their browsers' preflights."""
+"""Origins that the server accepts, and preflights of their browsers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server for other machines is reached by this machine's address and names, and by no other name."""
+"""A server for other machines accepts this machine's address and names, and no other name."""
 
 from __future__ import annotations
 

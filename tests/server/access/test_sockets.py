@@ -1,4 +1,4 @@
-"""The sockets that the server listens on, and who is let in."""
+"""Listening sockets, and the users who may connect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that build agents and typed answers on OpenAI's client, each with a tool call or a schema on a live server."""
+"""Agent libraries and libraries for typed answers on top of OpenAI's client, each with a tool call or a schema against a live server."""
 
 from __future__ import annotations
 

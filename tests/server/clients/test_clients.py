@@ -1,4 +1,4 @@
-"""Other people's clients against a live server. Those that can use a Unix socket do."""
+"""Other projects' clients against a live server, over the Unix socket if the client supports it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ for command in json.loads(sys.argv[1]):
     cli.main(command, standalone_mode=False)
     print({END!r}, end="")
 """
-"""Commands of `llm` in one process, as it takes seconds to start."""
+"""Commands of `llm` in one process, because the process takes seconds to start."""
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""Coding agents themselves, where they are installed, with a model that says what it is told to: an answer, a call of a tool of theirs, an
-edited file, and twenty calls one after another.
+"""Real coding agents with a scripted model: an answer, a tool call, an edited file, and twenty consecutive calls.
 
-They are found on PATH; `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe` on PyPI have them. What twenty turns
-read is printed, and written to the folder MLXINFER_TEST_TURNS, if it is set: benchmarks/results has it from there.
+The agents are found on PATH; PyPI has them as `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe`. The
+figures of the twenty turns are printed, and written to the folder MLXINFER_TEST_TURNS if it is set. benchmarks/results has a copy.
 """
 
 from __future__ import annotations
@@ -33,21 +32,22 @@ ARGUMENTS = {
     "aider": ["--message", "Say hello", "--no-git", "--yes-always", "--no-check-update", "--analytics-disable", "--no-pretty"],
     "vibe": ["-p", "Say hello", "--output", "text"],
 }
-"""How each is asked one thing."""
+"""Command line of each agent for one prompt."""
 CALLS: dict[str, tuple[str, dict[str, str]]] = {
     "codex": ("exec_command", {"cmd": "echo from-the-tool"}),
     "claude": ("Bash", {"command": "echo from-the-tool", "description": "Say it"}),
     "vibe": ("bash", {"command": "echo from-the-tool"}),
 }
-"""A tool of each and its arguments. Aider has none: it reads edits from the text of an answer."""
+"""A tool of each agent and its arguments. Aider has no tools: it reads edits from the text of an answer."""
 NOTES = "written by the model\n"
 EDIT = f"notes.txt\n```\n{NOTES}```"
-"""A whole file, as aider asks models for one that it does not know."""
+"""A whole file, the form in which aider asks unknown models for edits."""
 LONG, TURNS = ("codex", "claude"), 20
 CONTEXT = 1 << 17
-"""Tokens, which are characters: Claude Code begins with 49,000, and shortens what fills much of a context."""
+"""Tokens of the context; a token is a character. Claude Code's first prompt has 49,000, and it shortens a conversation that fills most
+of the context."""
 MOST_NEW = 400
-"""Tokens of a call and its result as the agents write them."""
+"""Tokens of a call and its result in each agent's form."""
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 
 
 def run(live: LiveServer, agent: str, model: str, home: Path) -> str:
-    """What it wrote."""
+    """Run the agent and return its output."""
     program = shutil.which(AGENTS[agent].program)
     if program is None:
         pytest.skip(f"{agent} is not installed: {AGENTS[agent].install}")
@@ -106,7 +106,7 @@ def test_an_edit(live: LiveServer, tmp_path: Path) -> None:
 
 
 class Access(logging.Handler):
-    """The access log's fields, a request each."""
+    """Fields of the access log, one dict per request."""
 
     def __init__(self) -> None:
         super().__init__()

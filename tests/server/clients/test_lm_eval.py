@@ -1,4 +1,4 @@
-"""lm-eval's `local-completions` on a small task of our own: it scores texts through echo and log-probabilities."""
+"""lm-eval's `local-completions` on a small task: scores texts with echo and log-probabilities."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A prompt that is too long is told in words that other people's clients make an exception of their own of."""
+"""Errors for prompts that are too long: other projects' clients recognize the wording and raise their own exception."""
 
 from __future__ import annotations
 

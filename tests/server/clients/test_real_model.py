@@ -1,4 +1,4 @@
-"""A real model behind the server: answers that make sense, and the same as without it."""
+"""A real model behind the server: sensible answers, equal to those without the server."""
 
 from __future__ import annotations
 

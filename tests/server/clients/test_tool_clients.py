@@ -1,6 +1,6 @@
-"""Tools and reasoning through other people's clients: calls, results that are sent back, and streams, on a live server.
+"""Tools and reasoning through other projects' clients: calls, results and streams against a live server.
 
-The model is a random one, which calls tools because it has to, and thinks because its template begins so.
+The model is random. It calls tools because the request requires a call, and reasons because its template starts that way.
 """
 
 from __future__ import annotations

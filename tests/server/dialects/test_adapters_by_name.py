@@ -1,4 +1,4 @@
-"""`model: "base:adapter"` in every dialect: answered by the adapter, listed, and refused like a model that there is not."""
+"""`model: "base:adapter"` in every dialect: answered by the adapter, listed, and refused if the adapter does not exist."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def live(paths) -> Iterator[LiveServer]:
 
 @pytest.fixture(scope="module")
 def expected(paths) -> dict[str | None, tuple[str, str]]:
-    """What is written after the text and in the chat, by adapter."""
+    """Expected continuation of the text and of the chat, by adapter."""
     base, adapters = paths
     with LLM(base, dtype="float32", memory_gb=2, adapters=adapters) as llm:
         found = {}
@@ -60,7 +60,7 @@ def send(live: LiveServer, path: str, body: dict[str, Any] | None = None) -> tup
 
 
 def asked(live: LiveServer, dialect: str, name: str) -> tuple[str, str, int]:
-    """What a dialect answers, the model it says it was, and whether it was the text (0) or the chat (1)."""
+    """A dialect's answer, the model it names, and the kind of prompt: text (0) or chat (1)."""
     body: dict[str, Any] = {"model": name, "temperature": 0, "max_tokens": 12}
     if dialect == "completions":
         _, answer = send(live, "/v1/completions", body | {"prompt": TEXT})

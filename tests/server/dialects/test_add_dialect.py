@@ -1,4 +1,4 @@
-"""The steps of docs/add-a-dialect.md, walked with a dialect that has one endpoint."""
+"""The steps of docs/add-a-dialect.md, for a dialect with one endpoint."""
 
 from __future__ import annotations
 

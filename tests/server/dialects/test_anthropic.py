@@ -198,7 +198,7 @@ def test_a_request_that_is_given_up_stops_the_engine(live: LiveServer) -> None:
 
 
 def refused(client: Anthropic, kind: str = "BadRequestError", **fields: Any) -> tuple[str, str]:
-    """The type and the message of what `create` raises, the same for a stream."""
+    """The type and the message of the exception of `create`; the same for a stream."""
     raised = []
     for stream in (False, True):
         with pytest.raises(getattr(anthropic, kind)) as found:
@@ -360,7 +360,7 @@ def test_counting_takes_only_a_conversation(unix_claude: Anthropic) -> None:
 
 
 def test_a_call_comes_back_as_the_client_holds_it() -> None:
-    """With all fields of the library's own class, null where the answer had none."""
+    """Clients send all fields of the library's class back, with null for fields that the answer did not have."""
     types = pytest.importorskip("anthropic.types", reason="anthropic is not installed (make test installs it)")
     call = types.ToolUseBlock(id="toolu_1", name="f", input={"x": 1}, type="tool_use")
     assert ToolUseBlock.model_validate(call.model_dump()).input == {"x": 1}

@@ -1,4 +1,5 @@
-"""Calls that a model writes as plain JSON, through every dialect's own client and Python: with `tool_choice` auto, streamed and whole."""
+"""Calls that a model writes as plain JSON, through every dialect's client and through Python, with `tool_choice` auto, streamed and
+complete."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What goes over the wire, field by field: answers, streams and errors of every dialect, compared with a file.
+"""The wire format, field by field: answers, streams and errors of every dialect, compared with a golden file.
 
-Whatever a model decides (texts, tokens, probabilities) and whatever a clock says is left out. After a change that is meant to be seen by
-clients: `MLXINFER_WRITE_GOLDEN=1 pytest tests/server/dialects/test_contract.py`, and read the difference.
+Texts, tokens, probabilities and times are left out. After an intended change of the format, run `MLXINFER_WRITE_GOLDEN=1 pytest
+tests/server/dialects/test_contract.py` and read the difference.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _VARIES = {
 
 
 def neutral(value: Any, key: str = "") -> Any:
-    """The value without what differs from model to model, machine to machine and run to run."""
+    """The value without parts that depend on the model, the machine or the run."""
     if isinstance(value, dict):
         return {"…": 0.0} if key == "top_logprobs" else {name: neutral(one, name) for name, one in value.items()}
     if key in _VARIES | _CACHED or key.endswith("_duration"):
@@ -102,7 +102,7 @@ def neutral(value: Any, key: str = "") -> Any:
 
 
 def events(body: bytes, kind: str) -> list[Any]:
-    """The events of a stream; those that follow an equal one are left out, since the texts of tokens differ."""
+    """Events of a stream, without repetitions of equal neighbours, because the texts of tokens differ."""
     parts = body.decode().strip().split("\n" if kind.startswith("application/") else "\n\n")
     found: list[Any] = []
     for part in parts:

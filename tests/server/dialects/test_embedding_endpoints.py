@@ -1,4 +1,4 @@
-"""Vectors and relevance over HTTP: the openai and ollama clients, and plain requests, against tiny models of each kind."""
+"""Embeddings and reranking over HTTP: the openai and ollama clients, and plain requests, against tiny models of each kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`model: "base:adapter"` where vectors and relevance are asked for."""
+"""`model: "base:adapter"` in requests for embeddings and reranking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What real programs send next to a prompt is taken where it asks for nothing here, changes no answer, and is noted by name."""
+"""Fields that real programs send and that have no effect here: they are accepted, change no answer, and are logged by name."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def ask(live: LiveServer, path: str, body: dict[str, Any]) -> tuple[int, dict[st
 
 
 def text_of(answer: dict[str, Any]) -> Any:
-    """What the model said, in any dialect."""
+    """The model's text, in any dialect."""
     if "choices" in answer:
         return answer["choices"][0]["message"]
     return answer.get("output", [{}])[0].get("content") or answer.get("content") or answer.get("message") or answer.get("details")

@@ -1,4 +1,4 @@
-"""Chat, generate and what is served: Ollama's own client against a live server."""
+"""Ollama's own client against a live server: chat, generate, and lists of models."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_request_that_is_given_up_stops_the_engine(live: LiveServer) -> None:
 
 
 def refused(client: Client, path: str, fields: dict[str, Any]) -> tuple[int, str]:
-    """Status and message, the same for a stream. The client itself would refuse some of it, or leave it out."""
+    """Status and message of the error; the same for a stream. Sent without Ollama's client, which refuses or drops some fields itself."""
     raised = []
     body = {"model": "tiny", **({"messages": MESSAGES} if path == "/api/chat" else {"prompt": "Hello"})}
     for stream in (False, True):

@@ -1,4 +1,4 @@
-"""vLLM's endpoints for adapters that come and go: off unless allowed, names in one folder only, several models."""
+"""vLLM's endpoints that load and unload adapters: off by default, names within one folder, several models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TEXT = "It was a dark and stormy night"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model, and next to it a folder with adapters, with ways out of it."""
+    """A model, and a folder with adapters and with links that lead out of it."""
     root = tmp_path_factory.mktemp("models")
     shapes = shapes_of(tiny_directory(root / "tiny", eos=False, context=512))
     for name, seed in {"adapters/a": 1, "adapters/team/b": 2, "outside": 3}.items():

@@ -1,4 +1,4 @@
-"""Answers that go on where they stopped: `continue_final_message` of `/v1/chat/completions`."""
+"""Continued answers: `continue_final_message` of `/v1/chat/completions`."""
 
 from __future__ import annotations
 

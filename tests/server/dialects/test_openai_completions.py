@@ -17,7 +17,7 @@ PROMPT = "Once upon a time"
 
 
 NO_SPECIAL = {"0": -100, "1": -100, "2": -100}
-"""Every token is a character then."""
+"""A bias against special tokens: every other token is a character."""
 
 
 def create(client: OpenAI, **more: Any) -> Any:
@@ -76,7 +76,7 @@ def test_logprobs_of_the_answer(client: OpenAI) -> None:
 
 
 def test_logprobs_of_the_prompt(client: OpenAI) -> None:
-    """What a harness that scores texts asks for: the same numbers as if the text had been generated."""
+    """Scoring as an evaluation harness does: the same numbers as if the text had been generated."""
     text = PROMPT + create(client).choices[0].text
     generated = create(client, logprobs=1).choices[0].logprobs
     for max_tokens in (0, 1):

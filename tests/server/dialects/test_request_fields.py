@@ -1,4 +1,4 @@
-"""Fields that ask for nothing here are taken and noted once; what is refused is refused all at once."""
+"""Fields without effect are accepted and logged once; one error names all faults of a request."""
 
 from __future__ import annotations
 

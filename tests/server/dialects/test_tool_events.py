@@ -1,4 +1,4 @@
-"""Reasoning and calls in the events of each dialect, from chunks as the engine makes them."""
+"""Reasoning and calls in the events of each dialect, from chunks in the engine's form."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def events(raw: bytes) -> list[Any]:
 
 
 def each(chunks: list[Chunk]) -> list[list[Chunk]]:
-    """One by one."""
+    """Render chunks one by one."""
     return [[chunk] for chunk in chunks]
 
 
@@ -192,7 +192,7 @@ def messages(chunks: list[Chunk], **settings: Any) -> list[Any]:
 
 
 def blocks(found: list[Any]) -> list[Any]:
-    """The blocks, put together as clients do."""
+    """The blocks, assembled as a client does."""
     built: list[Any] = []
     for event in found:
         if event["type"] == "content_block_start":

@@ -1,4 +1,4 @@
-"""What each dialect makes of tools, choices, conversations and words about thinking, before a model sees them."""
+"""Tools, choices, conversations and reasoning settings in each dialect, in the form that the engine gets."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def names(offer: Offer) -> list[str]:
 
 
 def fault(made: Any) -> APIError:
-    """What is wrong with a request, whoever finds it."""
+    """The error of a request, from validation or from the handler."""
     try:
         made()
     except ValidationError as error:

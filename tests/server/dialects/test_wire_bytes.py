@@ -1,4 +1,4 @@
-"""What Anthropic's and Ollama's clients find on the wire, to the byte where nothing depends on the time."""
+"""Responses for Anthropic's and Ollama's clients, compared byte by byte where nothing depends on time."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_ollamas_lines(live: LiveServer) -> None:
 
 @pytest.fixture
 def one_at_a_time(tiny_path: Path) -> Iterator[LiveServer]:
-    """Whoever comes second waits, and is told so soon."""
+    """A server with one place: a second request waits, and its client soon gets a keep-alive."""
     limits = Limits(patience_s=0.02, keep_alive_s=0.02)
     with live_server({"tiny": lambda: AsyncLLM(tiny_path, max_sequences=1)}, limits=limits) as server:
         yield server
 
 
 def answered_late(live: LiveServer, raw: bytes, until: bytes) -> bytes:
-    """The answer to a request that has to wait until these bytes have come."""
+    """The answer to a request that waits until these bytes have arrived."""
     with live.connect(unix=True) as first, live.connect(unix=True) as second:
         first.sendall(messages(max_tokens=LONG, stream=True))
         live.until(lambda s: s.running == 1)
@@ -150,7 +150,7 @@ def test_empty_lines_of_ollamas_while_its_client_waits(one_at_a_time: LiveServer
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_an_engine_that_ends(tiny_path: Path, stream: bool) -> None:
-    """In the middle of a stream it is an event of its own and a line; before, a status."""
+    """During a stream the error is an event or a line; before the stream it is a status."""
     with live_server({"tiny": lambda: AsyncLLM(tiny_path)}) as live:
         asked = [messages(max_tokens=LONG, stream=stream), request("/api/chat", stream=stream)]
         connections = [live.connect(unix=True) for _ in asked]

@@ -1,4 +1,4 @@
-"""A client that goes takes its request with it, wherever that is."""
+"""A disconnecting client cancels its request in every state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hostile requests, by the hundred: whatever comes, the connections end, nothing is left behind, and the next good request is answered."""
+"""Hundreds of hostile requests: connections end, nothing leaks, and the next good request is answered."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from mlxinfer.engine.async_llm import AsyncLLM
 from mlxinfer.server.settings import Limits
 
 CONTEXT = 256
-"""Tokens: whoever asks for more than that is soon done."""
+"""Tokens of the context, so that requests for longer answers end early."""
 ENDED_S = 60
-"""Far more than the server's limits add up to, for machines under load."""
+"""Seconds, far above the sum of the server's limits, for machines under load."""
 GOOD = request(
     "/v1/completions",
     json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 8, "temperature": 0}).encode(),
     "Content-Type: application/json",
 )
 GROWTH = 96 * 2**20
-"""Bytes by which the process may grow, whose allocators keep some."""
+"""Bytes by which the process may grow, because allocators retain some memory."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def document(target: LiveServer) -> dict[str, Any]:
 
 @pytest.fixture
 def errors() -> Iterator[list[str]]:
-    """What was logged as an error, by any part of the server."""
+    """Errors logged by any part of the server."""
     found: list[str] = []
 
     class Collect(logging.Handler):
@@ -103,7 +103,7 @@ def survives(live: LiveServer, document: dict[str, Any], errors: list[str], seed
 
 
 def settled(live: LiveServer) -> None:
-    """No connection, no task, no request, no page is left."""
+    """Wait until no connection, task, request or page is left."""
     state = live.server.server_state
     until(lambda: not state.connections and not state.tasks, lambda: (state.connections, state.tasks))
     stats = live.until(lambda s: s.running == s.waiting == s.pages_used == 0, seconds=30)
@@ -157,7 +157,7 @@ def test_nothing_follows_the_refusal_of_a_broken_body(target: LiveServer, errors
 
 
 def test_whoever_has_sent_the_next_request_can_leave_as_well(target: LiveServer) -> None:
-    """Although nothing more is read of the connection meanwhile."""
+    """The next request has been sent, although the server reads nothing more of the connection."""
     body = json.dumps({"model": "tiny", "prompt": ["Hello"] * 60, "max_tokens": CONTEXT - 8, "n": 2}).encode()
     long = request("/v1/completions", body, "Content-Type: application/json")
     before = target.stats().completion_tokens

@@ -1,4 +1,4 @@
-"""Many clients at once, a fifth of whom leave: the others get what they would get alone, and nothing is left behind."""
+"""Many clients at once, a fifth of them disconnecting: the others get the same answers as alone, and nothing leaks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ABANDONED = 0.2
 
 @pytest.fixture(scope="module")
 def steady(tiny_path: Path) -> Iterator[LiveServer]:
-    """Its answers do not depend on what runs beside them."""
+    """A model whose answers do not depend on other requests in the batch."""
     with live_server({"tiny": lambda: AsyncLLM(tiny_path, deterministic=True)}) as server:
         yield server
 
@@ -38,7 +38,7 @@ def counters(live: LiveServer) -> dict[str, float]:
 
 
 async def together(live: LiveServer, jobs: list[Job], leaving: dict[int, float], connections: int) -> dict[int, Answer]:
-    """The answers of those who stay."""
+    """Answers of the clients that stay."""
     waiting = iter(enumerate(jobs))
     found: dict[int, Answer] = {}
 

@@ -1,4 +1,4 @@
-"""More than the engine takes, an engine that fails, and answers that are silent for long."""
+"""Overload, a failing engine, and streams that are silent for a long time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ openai = needs("openai")
 
 
 def one_at_a_time(path: Path) -> AsyncLLM:
-    """One request runs, one waits."""
+    """A server in which one request runs and one waits."""
     return AsyncLLM(path, max_num_seqs=1, max_waiting=1)
 
 
@@ -61,7 +61,7 @@ def test_more_requests_than_may_wait(narrow: LiveServer, client: OpenAI) -> None
 
 
 def test_a_stream_that_waits_is_kept_awake(narrow: LiveServer, client: OpenAI) -> None:
-    """The status and comments come before the first token, and OpenAI's client reads over the comments."""
+    """The status and comments arrive before the first token, and OpenAI's client skips the comments."""
     first = create(client, stream=True)
     next(first)
     with client.completions.with_streaming_response.create(model="tiny", prompt="Hello", max_tokens=2, stream=True) as second:

@@ -1,4 +1,4 @@
-"""Which models a server lists, and how the command line says so."""
+"""The models that a server lists, from the command line and from folders."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_model_that_does_not_fit_at_all_ends_the_command(folder: Path, short_p
 
 @pytest.mark.long
 def test_the_command(folder: Path, short_path: Path) -> None:
-    """Two models at the start that do not fit together, and a folder."""
+    """A process with a folder, and two models at the start that do not fit together."""
     environment = {**os.environ, "HOME": str(short_path), "MLXINFER_HOME": str(short_path), "PYTHONUNBUFFERED": "1"}
     given = [f"first={folder / 'a'}", f"second={folder / 'b'}", "--models-dir", str(folder), "--max-context", "256", "--memory", "0.03"]
     command = [sys.executable, "-m", "mlxinfer", "serve", *given, "--socket", "run/s", "--keep-alive", "10m"]

@@ -1,4 +1,4 @@
-"""Faults of the manager that a server shows rarely: it runs alone, with models that are loaded in no time."""
+"""Rare faults of the model manager, tested alone with models that load at once."""
 
 from __future__ import annotations
 

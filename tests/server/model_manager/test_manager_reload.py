@@ -1,4 +1,4 @@
-"""A model whose engine has died comes back by itself, and a client that looks on is told of every state."""
+"""A model whose engine has failed for good is loaded again, and watching clients see every state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def until(slot: ModelSlot, state: str) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing waits for the seconds of a load that failed."""
+    """Shorten the back-off of failed loads."""
     monkeypatch.setattr("mlxinfer.server.model_manager.model_slot._FIRST_BACK_OFF_S", 0.001)
 
 
@@ -113,7 +113,7 @@ def fail() -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
-    """An engine that fails twice is down: /health says so until it is there again, without a request."""
+    """After an engine has failed twice, /health reports the failure until the model is loaded again without a request."""
     with kept_models(tiny_models(tmp_path, "a"), 500_000_000, broken_s=0.3, aliases={"other": "a"}) as kept:
         connection = kept.live.connect(unix=True)
         connection.sendall(request("/models/sse", method="GET"))

@@ -1,4 +1,4 @@
-"""How clients load, keep and unload models: Ollama's, OpenAI's and Anthropic's own libraries, llama.cpp's paths, LM Studio's field."""
+"""Loading and unloading by clients: Ollama's, OpenAI's and Anthropic's libraries, llama.cpp's paths, LM Studio's field."""
 
 from __future__ import annotations
 

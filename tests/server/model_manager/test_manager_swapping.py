@@ -1,4 +1,4 @@
-"""What has gone wrong in other engines that swap models, with room for one tiny model (or as much as a test says)."""
+"""Known faults of other engines that swap models, with memory for one tiny model unless a test needs more."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_model_is_not_unloaded_while_it_is_loaded(kept: Kept) -> None:
 
 
 def test_a_model_is_not_unloaded_between_its_load_and_the_request_for_it(kept: Kept) -> None:
-    """Both wait before either is loaded: each is loaded once, and answers."""
+    """Both requests wait before either model is loaded: each model is loaded once and answers."""
     gate = kept.watch.gates["c"] = threading.Event()
     with ThreadPoolExecutor(9) as pool:
         first = pool.submit(kept.ask, "c")
@@ -78,7 +78,7 @@ def test_a_model_is_not_unloaded_between_its_load_and_the_request_for_it(kept: K
 
 
 def test_a_model_that_is_always_busy_does_not_keep_another_waiting(kept: Kept) -> None:
-    """Requests that come after one for another model wait until that one has been answered."""
+    """Requests that arrive after a request for another model wait until that request has been answered."""
     streaming = kept.begin("a")
     kept.until_busy("a")
     with ThreadPoolExecutor(2) as pool:
@@ -117,7 +117,7 @@ def test_who_gives_up_before_its_model_is_loaded_costs_no_load(kept: Kept) -> No
 
 
 def test_what_is_planned_counts_and_not_what_is_in_use(kept: Kept) -> None:
-    """The first model has hardly begun to fill its cache, so its memory in use and the other's plan would fit together."""
+    """The first model's cache is nearly empty, so its memory in use and the other's plan would fit together."""
     assert kept.ask("a")[0] == 200
     kept.until(lambda: kept.slots["a"].idle)
     planned = kept.slots["a"].planned

@@ -1,4 +1,4 @@
-"""Several models under one memory, asked for at random, with clients that leave; and loading and unloading many times under traffic."""
+"""Random requests for several models under one memory, with disconnecting clients; and many loads and unloads under traffic."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NAMES = "abcde"
 TOKENS = 6
 ROOM_FOR_TWO = 52_000_000
 THREADS = 2
-"""How many more the pools, whose threads are used again, may start after the first round."""
+"""Threads that the reused pools may start after the first round."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def answers(paths: dict[str, Path]) -> dict[tuple[str, str], str]:
-    """What each model says alone to each prompt."""
+    """Each model's answers alone."""
 
     async def found() -> dict[tuple[str, str], str]:
         said = {}
@@ -54,7 +54,7 @@ PROMPTS = ("Hello", "One two three", "x" * 70)
 @pytest.mark.long
 @pytest.mark.parametrize(("memory", "seed"), [(ROOM_FOR_ONE, 1), pytest.param(ROOM_FOR_TWO, 2, marks=pytest.mark.slow)])
 def test_requests_at_random(paths: dict[str, Path], answers: dict[tuple[str, str], str], memory: int, seed: int) -> None:
-    """100 requests, every fifth abandoned: all others are answered by their own model, or told to try again."""
+    """100 requests, every fifth abandoned: all others are answered by their own model, or get a Retry-After."""
     dice = random.Random(seed)
     jobs = [(dice.choice(NAMES), dice.choice(PROMPTS), number % 5 == 0, dice.uniform(0, 0.05)) for number in range(100)]
     dice.shuffle(jobs)
@@ -82,7 +82,8 @@ def test_requests_at_random(paths: dict[str, Path], answers: dict[tuple[str, str
 
 
 def check_loads(kept: Kept) -> None:
-    """No model is loaded again before it was unloaded, nor for nobody: every load but those whose clients had all left has an answer."""
+    """Check that each model is unloaded before it is loaded again, and that each load has an answer, unless all its clients
+    disconnected."""
     loaded: set[str] = set()
     for what, name in kept.watch.events:
         assert (name in loaded) == (what == "back"), kept.watch.events
@@ -94,7 +95,7 @@ def check_loads(kept: Kept) -> None:
 
 @dataclass
 class Trace:
-    """What the process has when nothing is loaded but the model that is always busy."""
+    """Resources of the process while only the busy model is loaded."""
 
     memory: int
     files: int
@@ -108,7 +109,7 @@ class Trace:
 
 
 def cycles(paths: dict[str, Path], rounds: int, count: int) -> tuple[list[Trace], Kept]:
-    """Load and unload two models in turns while a third is busy. Returns what there is after each round of `count` times."""
+    """Load and unload two models alternating while a third is busy. Returns the resources after each round of `count` times."""
     found: list[Trace] = []
     with kept_models({name: paths[name] for name in "abc"}, ROOM_FOR_TWO, pinned="c") as kept:
         for _ in range(rounds):
@@ -134,7 +135,7 @@ LAST_ANSWER: dict[str, Any] = {"prompt": "Hello", "stream": False, "keep_alive":
 
 
 def traffic(kept: Kept, over: threading.Event) -> int:
-    """Ask the third model again and again; returns how often."""
+    """Send requests to the third model repeatedly; returns their number."""
     count = 0
     while not over.is_set():
         assert kept.ask("c", max_tokens=20)[0] == 200

@@ -1,4 +1,4 @@
-"""Several models that need different amounts of memory, and have different settings."""
+"""Several models with different sizes and settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def test_it_is_bytes_that_count_and_not_models(paths: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two small ones fit together; a large one takes the room of both."""
+    """Two small models fit together; a large model takes the memory of both."""
     memory = 60_000_000
     with kept_models(paths, memory, contexts={"a": 64, "b": 64}) as kept:
         assert [kept.ask(name)[0] for name in "ab"] == [200, 200]

@@ -1,4 +1,4 @@
-"""Conversations on the page: retries that can be taken back, answers that continue, unsent messages, models that cannot chat, files."""
+"""Conversations on the page: undoing retries, continued answers, unsent messages, models without chat, files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.long
 
 
 def bodies(chat: Chat) -> list[dict[str, Any]]:
-    """The requests for answers, as they are sent."""
+    """Bodies of the requests for answers."""
     asked: list[dict[str, Any]] = []
     chat.page.on("request", lambda r: asked.append(r.post_data_json) if r.url.endswith("completions") else None)
     return asked

@@ -1,4 +1,4 @@
-"""The page's files: their size, their policy, who gets them; and the option that opens them."""
+"""The page's files: size, policy and access; and the option that opens the page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page as a person uses it, in headless Chromium against a live server."""
+"""The page in headless Chromium against a live server, used as a person would."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOOLS = [
 
 
 def drop_connections(server: LiveServer) -> None:
-    """What a client sees of a server that is killed."""
+    """Drop all connections, as a killed server does."""
     for connection in list(server.server.server_state.connections):
         connection.loop.call_soon_threadsafe(connection.transport.abort)
 

@@ -1,4 +1,4 @@
-"""Markdown as the page shows it: what it understands, what stays text, and how long hostile text takes."""
+"""Markdown on the page: supported syntax, plain text, and the time for hostile text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routers ask a worker."""
+"""Endpoints that routers read from a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router sees of a whole server process: events of what is cached, and a health that turns before the server goes."""
+"""A server process as a router sees it: events of cached pages, and a /health that turns to 503 before the server stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV events as a router receives them: decoded by the types of vLLM's own example of a subscriber."""
+"""KV events at the receiver, decoded with the types of vLLM's example subscriber."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def page(own, parent=None, medium=GPU, group=0, salt=""):
 
 @pytest.fixture
 def endpoints(short_path):
-    """Paths, as ports may be taken."""
+    """Paths instead of ports, which may be taken."""
     return f"ipc://{short_path}/events", f"ipc://{short_path}/replay"
 
 
@@ -152,7 +152,7 @@ def test_the_default_socket_is_its_user_s_only(short_path, monkeypatch):
 
 
 def test_odd_questions_keep_no_events_waiting(endpoints, context):
-    """Numbers of a megabyte were compared with each of 10,000 batches; now they end the connection."""
+    """A sequence number of a megabyte ends the connection instead of being compared with 10,000 batches."""
     with KVEventPublisher(*endpoints) as publisher, context.socket(zmq.DEALER) as ask:
         for number in range(2000):
             publisher.put(f"model {number}", page(number))

@@ -1,4 +1,4 @@
-"""A server reads prompts for another one, which fetches the pages: answers are the same, and nothing is believed."""
+"""A server reads prompts for another server, which fetches the pages: answers are the same, and damaged replies are rejected."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def alone(path: Path, kv: str = "16", params: SamplingParams = GREEDY) -> list[i
 
 @pytest.mark.parametrize(("name", "kv"), [("llama", "16"), ("llama", "4"), ("gemma3_text", "16"), ("qwen3_next", "4")])
 def test_answers_are_the_same(name: str, kv: str, tmp_path: Path) -> None:
-    """Full pages, windows and recurrent states; numbers and codes. Nothing but the last token is computed here."""
+    """Full pages, windows and recurrent states, with and without quantization. Only the last token is computed locally."""
     path = tiny_directory(tmp_path / "tiny", name, eos=False, context=2048)
     with producer(path, kv=kv) as url, LLM(path, kv=kv, prefill_from=url, **SETTINGS) as llm:
         for params in (SEEDED, GREEDY):
@@ -72,7 +72,7 @@ def test_answers_are_the_same(name: str, kv: str, tmp_path: Path) -> None:
 
 
 def test_what_is_moved_is_little_more_than_it_must_be(tmp_path: Path) -> None:
-    """Keys and values of all tokens but the last, and a header for each page. The second time nothing is."""
+    """Transferred are keys and values of all tokens but the last, and a header per page. The second request transfers nothing."""
     path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
     with producer(path) as url, LLM(path, prefill_from=url, **SETTINGS) as llm:
         llm.generate(PROMPT, GREEDY)
@@ -85,7 +85,7 @@ def test_what_is_moved_is_little_more_than_it_must_be(tmp_path: Path) -> None:
 
 
 def test_a_prompt_that_is_too_long_there_is_read_here(tmp_path: Path) -> None:
-    """The next one is read there all the same."""
+    """The next prompt is read remotely all the same."""
     path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
     with producer(path, context=500) as url, LLM(path, prefill_from=url, **SETTINGS) as llm:
         assert list(llm.generate(PROMPT, GREEDY)[0].token_ids) == alone(path)
@@ -95,7 +95,7 @@ def test_a_prompt_that_is_too_long_there_is_read_here(tmp_path: Path) -> None:
 
 
 class Liar(BaseHTTPRequestHandler):
-    """Passes requests on to a real server, and changes its answers."""
+    """Forwards requests to a real server, and changes its answers."""
 
     there, lie = "", ""
     asked, gone = threading.Event(), threading.Event()
@@ -142,9 +142,9 @@ class Liar(BaseHTTPRequestHandler):
 
 LIES = {"no JSON": 0, "no names": 0, "dies": 0, "dies later": 0, "cut": 256, "one bit": 256, "other shapes": 0}
 LIES |= {"nested": 0, "nested error": 0, "refuses pages": 0, "drips": 0}
-"""Tokens that it still gives; pages before the fault hold."""
+"""Tokens that the damaged answer still contains; pages before the fault are accepted."""
 QUIET = ("no names", "cut")
-"""As if pages had been evicted meanwhile."""
+"""Lies that are not logged: the pages could have been evicted meanwhile."""
 
 
 @pytest.mark.timeout(180)  # a fault that is not expected leaves the request waiting
@@ -191,7 +191,7 @@ def test_nobody_waits_for_another_one_s_prompt(tmp_path: Path) -> None:
 
 
 def test_what_comes_for_somebody_who_has_gone_is_stored(tmp_path: Path) -> None:
-    """Until it is, steps wait for one another."""
+    """Pages that arrive after their request was cancelled are stored; until then, steps wait for each other."""
     path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
     with producer(path) as url, LLM(path, prefill_from=url, **SETTINGS) as llm:
         tier, cache = source(llm), llm.engine.cache
@@ -206,7 +206,7 @@ def test_what_comes_for_somebody_who_has_gone_is_stored(tmp_path: Path) -> None:
 
 
 def noted(path: Path, url: str) -> str:
-    """Why a server was not used."""
+    """The log's reason for not using a server."""
     with LLM(path, prefill_from=url, **SETTINGS) as llm:
         assert len(llm.generate(PROMPT, GREEDY)[0].token_ids) == 20
         return source(llm).note
@@ -262,7 +262,7 @@ def test_copies_of_a_model_are_called_the_same(tmp_path: Path) -> None:
 
 
 def test_the_hub_has_hashed_its_files(tmp_path: Path) -> None:
-    """They are not read again."""
+    """The files are not read again."""
     (tmp_path / "blobs").mkdir()
     blob = tmp_path / "blobs" / ("0123456789abcdef" * 4)
     blob.write_bytes(b"x")
@@ -271,7 +271,7 @@ def test_the_hub_has_hashed_its_files(tmp_path: Path) -> None:
 
 
 def test_only_prompts_without_an_adapter_are_sent() -> None:
-    """Port 1 would be noted."""
+    """A request to port 1 would be logged."""
     tier = PeerStorage("http://127.0.0.1:1")
     assert tier.opened(b"plain")
     assert tier.opened(b"adapter", PROMPT)

@@ -1,4 +1,4 @@
-"""Two servers behind SMG, the real one: conversations stay where their beginning is cached; a worker that goes costs nobody an answer."""
+"""Two servers behind the real SMG router: conversations stay on the server that has their prefix, and a stopping worker loses no answer."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 
 def chat(port, messages, *, leave=False, max_tokens=8):
-    """Status and answer; with `leave`, only the first piece of a stream is read."""
+    """Status and answer. With `leave`, only the first piece of a stream is read."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         body = {"model": "tiny", "messages": messages, "max_tokens": max_tokens, "temperature": 0, "stream": leave}
@@ -47,8 +47,8 @@ def words(chance, length):
 
 
 def converse(port, *, leaving=0.0, between=lambda done: None, system=300, count=CONVERSATIONS, turns=TURNS):
-    """Many conversations at once, whose turns come in a random order. Counts statuses, tokens of prompts, and those that were cached. Each
-    has a system prompt of its own with so many tokens."""
+    """Run many conversations at once, with their turns in random order. Each has its own system prompt of `system` tokens. Returns
+    counts of statuses, prompt tokens and cached tokens."""
     chance, found, lock = random.Random(1), Counter(), Lock()
     talks = [[{"role": "system", "content": words(chance, system)}] for _ in range(count)]
     locks = [Lock() for _ in talks]
@@ -85,7 +85,7 @@ def converse(port, *, leaving=0.0, between=lambda done: None, system=300, count=
 
 @contextmanager
 def routed(path, policy, count=2, options=()):
-    """The router's port, the workers' ports and their processes. `options` are those of each worker."""
+    """The router's port, the workers' ports and their processes. `options` are the workers' options."""
     base = free_port(10)
     ports = list(range(base + 1, base + 1 + count))
     running = [worker(f"tiny={path}", port, *options) for port in ports]
@@ -141,13 +141,13 @@ def test_conversations_stay_where_they_are_cached(tiny_path, capfd):
 
 
 HALF = ("--memory", "0.054", "--max-num-seqs", "4")
-"""A worker keeps the pages of 20,800 tokens that nobody uses, besides those of running requests. Twenty conversations have 37,200 in the
-middle of a run and 50,400 at its end: it has room for half of them."""
+"""A worker can cache 20,800 tokens besides those of running requests. Twenty conversations have 37,200 tokens in the middle of a run and
+50,400 at its end: a worker has memory for half of them."""
 
 
 @pytest.mark.slow  # three minutes; tests/engine/test_two_caches.py shows the same without a router
 def test_with_room_for_half_of_the_conversations_it_matters_most(tiny_path, capfd):
-    """Where each worker can keep all of them, whoever reads a prompt first has it for ever, and turns lose little."""
+    """If each worker can cache all conversations, the first worker that reads a prompt has it for ever, and alternating loses little."""
     found, run = {}, {"system": 1200, "count": 20, "turns": 15}
     for policy in ("cache_aware", "round_robin"):
         with routed(tiny_path, policy, options=HALF) as (port, _, _):
@@ -161,7 +161,8 @@ def test_with_room_for_half_of_the_conversations_it_matters_most(tiny_path, capf
 
 
 def test_workers_that_go_cost_nobody_an_answer(tiny_path, capfd):
-    """One is killed and comes back, then the other is drained; some clients leave. Whose answer is killed gets an error."""
+    """One worker is killed and started again, then the other is drained; some clients disconnect. Only requests on the killed worker get
+    an error."""
     with routed(tiny_path, "cache_aware") as (port, ports, running):
         waiting, one_at_a_time = [20, 40, 70], Lock()
 

@@ -1,4 +1,4 @@
-"""Vectors and relevance: whose turn it is, how long they may take, and which adapter makes them. Workers with several names."""
+"""Embedding and reranking requests: fair scheduling, time limits and adapters. Also routers' views of workers with several names."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ POOLED = (("/v1/embeddings", {"input": "Hello"}), ("/v1/rerank", {"query": "Hell
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
-    """`emb` with an adapter, also as `again`; and `other`."""
+    """A server of `emb` with an adapter, also named `again`, and of `other`."""
     folder = tmp_path_factory.mktemp("models")
     adapter = write_peft(folder / "a", random_changes(shapes_of(EMBEDDER), 1, size=0.2))
     other = tiny_directory(folder / "other", eos=False)
@@ -56,7 +56,7 @@ def get(live: LiveServer, path: str) -> tuple[int, Any]:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> list[RequestOptions]:
-    """What the engine is told of each request."""
+    """Keyword arguments that the engine gets for each request."""
     found: list[RequestOptions] = []
     of = RequestOptions.of
 
@@ -105,7 +105,7 @@ def test_a_model_with_two_names_is_one_load(live: LiveServer) -> None:
 
 
 def test_a_failed_engine_hides_no_other(live: LiveServer) -> None:
-    """The last one: afterwards `other` has ended."""
+    """Must be the last test: `other` has ended afterwards."""
     asyncio.run(live.models["other"].close())
     assert get(live, "/health")[0] == 503
     status, found = get(live, "/v1/loads")
@@ -116,6 +116,6 @@ def test_a_failed_engine_hides_no_other(live: LiveServer) -> None:
 
 
 def test_a_pinned_model_is_not_said_to_be_unloaded(live: LiveServer) -> None:
-    """Those of this server were loaded by others, and are pinned."""
+    """All models of this server were loaded by the caller, and are pinned."""
     status, answer = post(live, "/models/unload", model="emb:a")
     assert (status, answer["error"]["code"], answer["error"]["message"]) == (400, "model_pinned", "'emb' is pinned: it is never unloaded")

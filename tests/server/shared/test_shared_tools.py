@@ -1,4 +1,4 @@
-"""Tools, arguments and conversations that are odd, and how they are read before a model sees them."""
+"""Unusual tools, arguments and conversations, in the form that the engine gets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_what_json_cannot_carry_on_is_no_object(arguments: str) -> None:
 
 
 def test_neighbours_are_joined_where_the_template_wants_one() -> None:
-    """As coding agents send several system messages, and several of the user."""
+    """Coding agents send several consecutive system messages, and several user messages."""
     seen = []
 
     async def chat_prompt(messages: list[dict[str, Any]], **_: Any) -> str:

@@ -1,4 +1,4 @@
-"""Answers held to a schema in every dialect: the real clients against a live server."""
+"""Answers constrained by a schema in every dialect: the real clients against a live server."""
 
 from __future__ import annotations
 

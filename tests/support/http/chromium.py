@@ -1,4 +1,4 @@
-"""Headless Chromium, driven by Playwright; a test that asks for it is skipped where one of them is missing."""
+"""Headless Chromium, driven by Playwright. Tests are skipped if one of them is not installed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ print("<b>&</b>")
 
 **Done**, see [this](https://example.org/x)."""
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
-"""What the scripted models of the page's tests say."""
+"""Answers of the scripted models in the page's tests."""
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """A browser of Playwright's."""
     playwright = pytest.importorskip("playwright.sync_api", reason=f"playwright is not installed ({_HOW})")
     found = next(filter(None, map(shutil.which, _NAMES)), None)
     if found is None:
@@ -41,7 +40,7 @@ def chromium() -> Iterator[Any]:
 
 
 class Chat:
-    """The page of a server in a browser of its own, and what a person does with it. What the page logs as an error fails the test."""
+    """The page of a server in a separate browser context, and a person's actions on it. An error logged by the page fails the test."""
 
     def __init__(self, browser: Any, url: str, *, open_page: bool = True, **options: Any) -> None:
         self.context = browser.new_context(viewport={"width": 1200, "height": 800}, accept_downloads=True, **options)
@@ -59,24 +58,24 @@ class Chat:
             self.errors.append(line.text)
 
     def send(self, text: str, model: str = "") -> None:
-        """Writes a message, to this model, and sends it with Enter."""
+        """Write a message, for this model, and send it with Enter."""
         if model:
             self.page.select_option("#model", model)
         self.page.fill("#prompt", text)
         self.page.press("#prompt", "Enter")
 
     def ask(self, text: str, model: str = "") -> str:
-        """Sends a message, and waits for the end of the answer, whose text it returns."""
+        """Send a message, and return the text of the complete answer."""
         self.send(text, model)
         return self.answered()
 
     def answered(self) -> str:
-        """The text of the last answer, when it is complete."""
+        """The text of the last answer, once it is complete."""
         self.page.wait_for_selector(".turn.assistant:last-child[aria-busy=false]")
         return str(self.page.inner_text(".turn.assistant:last-child > .md"))
 
     def problem(self) -> str:
-        """What is told of an answer that failed."""
+        """The text shown for a failed answer."""
         self.page.wait_for_selector(".turn .problem")
         return str(self.page.inner_text(".turn .problem p"))
 
@@ -86,7 +85,7 @@ class Chat:
         return [json.loads(value) for key, value in entries.items() if key.startswith("mlxinfer.chat.")]
 
     def setting(self, name: str, value: str) -> None:
-        """Fills in a setting; the panel stays open."""
+        """Fill in a setting; the panel stays open."""
         if self.page.is_hidden("#settings"):
             self.page.click("#tune")
         self.page.fill(f"#settings [name={name}]", value)

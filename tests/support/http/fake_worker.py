@@ -1,4 +1,4 @@
-"""A worker over the real protocol whose engine computes nothing: its speeds are fixed by its name."""
+"""A worker that speaks the real protocol, with an engine that computes nothing: its name sets its speeds."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FakeEngine:
 
 
 class FakeWorker(Worker):
-    """Does not measure the machine either."""
+    """A worker that does not measure the machine."""
 
     def do(self, job: Mapping[str, Any]) -> dict[str, Any]:
         if job["do"] == "machine":

@@ -1,4 +1,4 @@
-"""The answers in the bytes of a connection."""
+"""Parsing of HTTP answers in the bytes of a connection."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 
 
 def statuses(received: bytes, is_head: bool = False) -> Sequence[tuple[int, bytes]]:
-    """(status, body) of every answer in the bytes of a connection, whose last may be cut off. Raises `ValueError` for what is no HTTP."""
+    """(status, body) of every answer in the bytes of a connection. The last answer may be cut off. Raises `ValueError` for bytes that
+    are not HTTP."""
     found = []
     while received:
         head, end, rest = received.partition(b"\r\n\r\n")

@@ -1,4 +1,4 @@
-"""A hub for tests: serves repositories from memory over the hub's own protocol, on a free port of this machine."""
+"""A model hub for tests: serves repositories from memory over the hub's own protocol, on a free local port."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def hub(repos: dict[str, dict[str, bytes]]) -> Iterator[tuple[str, list[str]]]:
-    """Serve `{repo: {file: bytes}}`; gives the endpoint, and the list of requests that grows as they come."""
+    """Serve `{repo: {file: bytes}}`. Gives the endpoint, and a list to which each request is added."""
     requests: list[str] = []
     handler = type("Handler", (_Handler,), {"repos": repos, "requests": requests})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)

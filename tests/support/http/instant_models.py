@@ -13,7 +13,7 @@ from mlxinfer.types import EngineStats
 
 
 class Model:
-    """What the manager sees of an `AsyncLLM`."""
+    """The parts of an `AsyncLLM` that the manager uses."""
 
     notes: tuple[str, ...] = ()
     memory_bytes = 1
@@ -65,5 +65,5 @@ def slot_of(path: str) -> ModelSlot:
 
 
 async def within(work: Any) -> Any:
-    """The result, or a failure where it would be waited for for ever."""
+    """The result; fails instead of waiting for ever."""
     return await asyncio.wait_for(work, 60)

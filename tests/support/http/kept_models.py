@@ -35,18 +35,18 @@ ROOM_FOR_ONE = 30_000_000
 
 @dataclass
 class Watch:
-    """What happened in the server."""
+    """Events in the server."""
 
     events: list[tuple[str, str]] = field(default_factory=list)
     """("open" or "back", name of the model), in order."""
     most_planned: int = 0
-    """Bytes of all plans together, at the most."""
+    """Maximum of the planned bytes of all models."""
     left_over: list[int] = field(default_factory=list)
-    """Bytes that MLX held more after each unloading than before the first load."""
+    """Bytes held by MLX after each unloading, more than before the first load."""
     gates: dict[str, threading.Event] = field(default_factory=dict)
-    """Loading a model with a gate waits until it is open."""
+    """Loading a model with a gate waits until the gate is open."""
     faults: dict[str, Exception] = field(default_factory=dict)
-    """What opening a model raises."""
+    """Errors to raise when a model is opened."""
     before: int = 0
 
     @property
@@ -89,14 +89,14 @@ class Kept:
         return json.loads(self.live.exchange(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode(), unix=True)[2])
 
     def begin(self, model: str, *, stream: bool = True, **body: Any) -> socket.socket:
-        """A connection on which four long answers were asked for."""
+        """Start four long answers on a new connection."""
         fields = {"model": model, "prompt": "Hello", "max_tokens": 400, "n": 4, "temperature": 0, "stream": stream, **body}
         connection = self.live.connect(unix=True)
         connection.sendall(request("/v1/completions", json.dumps(fields).encode(), "Content-Type: application/json"))
         return connection
 
     def until_busy(self, model: str) -> None:
-        """Until the model is loaded and a request uses it."""
+        """Wait until the model is loaded and a request uses it."""
         self.until(lambda: self.slots[model].state == "ready" and self.slots[model].users > 0)
 
     def until(self, condition: Callable[[], bool], seconds: float = 20) -> None:
@@ -106,7 +106,7 @@ class Kept:
             time.sleep(0.002)
 
     def reset(self) -> None:
-        """As it was at the start: nothing loaded, nothing noted."""
+        """Unload all models and forget all events."""
         for name in self.slots:
             self.ask(name, "/models/unload")
         self.until(lambda: set(self.states().values()) == {"listed"})
@@ -127,7 +127,7 @@ def read_all(connection: socket.socket) -> str:
 
 
 def tiny_models(folder: Path, names: str) -> dict[str, Path]:
-    """A model of an architecture of its own for each letter."""
+    """A model of a different architecture for each letter."""
     return {
         name: tiny_directory(folder / name, architecture, eos=False, rounded=True, context=CONTEXT)
         for name, architecture in zip(names, ARCHITECTURES, strict=False)
@@ -149,7 +149,7 @@ def kept_models(
     aliases: Mapping[str, str] | None = None,
     **settings: Any,
 ) -> Iterator[Kept]:
-    """A server of these models, of which none is loaded at the start."""
+    """A server of these models, all unloaded at the start."""
     watch, slots = Watch(), dict[str, ModelSlot]()
 
     def open_model(name: str) -> Callable[[EngineArgs], AsyncLLM]:

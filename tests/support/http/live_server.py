@@ -1,4 +1,4 @@
-"""A server that answers on real sockets, in a thread of the test's process."""
+"""A server on real sockets, in a thread of the test's process."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LiveServer:
             return response.status, {name.lower(): value for name, value in response.getheaders()}, response.read()
 
     def until(self, condition: Callable[[EngineStats], bool], model: str = "tiny", seconds: float = 20) -> EngineStats:
-        """The engine's numbers as soon as they are so."""
+        """Wait until the engine's statistics satisfy the condition, and return them."""
         deadline = time.monotonic() + seconds
         while not condition(found := self.stats(model)):
             assert time.monotonic() < deadline, found
@@ -69,12 +69,12 @@ class LiveServer:
 
 @dataclass
 class Served:
-    """What a server is made of."""
+    """Parts of a server."""
 
     registry: Registry
     manager: ModelManager
     models: dict[str, AsyncLLM]
-    """Those that are to be closed at the end."""
+    """Engines to close at the end."""
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def live_server(loads: Mapping[str, Callable[[], AsyncLLM]], **settings: Any) ->
 
 @contextmanager
 def live_registry(make: Callable[[], Awaitable[Served]], **settings: Any) -> Iterator[LiveServer]:
-    """The same for what `make` returns."""
+    """As `live_server`, for the result of `make`."""
     started: Future[LiveServer] = Future()
     with short_directory() as folder, listening(config := _settings(folder / "api.sock", settings)) as sockets:
         path = folder / "api.sock"
@@ -137,7 +137,7 @@ def _settings(socket: Path, more: Mapping[str, Any]) -> ServerSettings:
 
 
 def openai_client(live: LiveServer, *, unix: bool, **settings: object) -> OpenAI:
-    """OpenAI's client for this server, which tries everything once. Certificates, which take 50 ms to read, are not used."""
+    """OpenAI's client for this server, without retries and without certificates, which take 50 ms to read."""
     httpx2, openai = needs("httpx2"), needs("openai")
     transport = httpx2.HTTPTransport(uds=str(live.path), verify=False) if unix else httpx2.HTTPTransport(verify=False)
     options = {"base_url": f"{live.url}/v1", "api_key": "unused", "max_retries": 0, **settings}

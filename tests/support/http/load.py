@@ -1,4 +1,4 @@
-"""Many clients at once, some of which leave in the middle."""
+"""Many clients at once, some of which disconnect in the middle."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job:
 
 
 def kinds(count: int, seed: int) -> list[Job]:
-    """Different requests: chats, texts and responses, whole and in pieces, some for two answers, short and long. All of them greedy."""
+    """Different requests, all greedy: chats, texts and responses, complete and streamed, short and long, some for two answers."""
     chance = random.Random(seed)
     found = []
     for _ in range(count):
@@ -57,7 +57,7 @@ class Answer:
 
 
 async def ask(live: LiveServer, job: Job, *, unix: bool, leave: float | None = None) -> Answer | None:
-    """`leave`: the part of what may come after which the client goes; then there is no answer."""
+    """`leave`: the part of the expected bytes after which the client disconnects; then the result is None."""
     connect = asyncio.open_unix_connection(str(live.path)) if unix else asyncio.open_connection("127.0.0.1", live.port)
     reader, writer = await connect
     try:

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 
 def free_port(count: int = 6) -> int:
-    """The first of so many free ports in a row, below those that the system gives to clients."""
+    """The first of `count` consecutive free ports, below the system's range for clients."""
     for first in random.SystemRandom().sample(range(12000, 32000, count), 200):
         with ExitStack() as held:
             try:
