@@ -170,7 +170,8 @@ def test_what_is_served(llama: Client, tiny_path: Path) -> None:
     details = listed.details
     assert details == running.details == shown.details
     assert (details.format, details.family, details.families, details.quantization_level) == ("safetensors", "llama", ["llama"], "BF16")
-    assert listed.size < (tiny_path / "model.safetensors").stat().st_size < running.size
+    assert listed.size < (tiny_path / "model.safetensors").stat().st_size
+    assert listed.size <= running.size  # more once the cache has pages
     assert (running.size_vram, running.context_length) == (0, 4096)
     parameters = listed.size // 2
     assert details.parameter_size == f"{parameters / 1e3:.2f}K"
