@@ -26,8 +26,7 @@ from .errors import APIError, of_error, server_failed, stopping
 from .metrics import Metrics, WithVLLMNames
 from .model_manager.manager import ModelManager
 from .model_manager.registry import Registry
-from .routers import introspection as worker
-from .routers import kv_transfer
+from .routers import introspection, kv_transfer
 from .routing import Dialect, Doc, Endpoint, RequestContext, Server, document_routes
 from .settings import ServerSettings
 from .sse import ClientGone
@@ -235,6 +234,6 @@ def _own_routes(server: Server) -> list[Endpoint]:
     return [
         Endpoint("GET", "/health", health, None, Doc("Health of the server and states of its models", Health), server=server),
         Endpoint("GET", "/metrics", metrics, None, Doc("Counters for Prometheus", "text/plain"), server=server),
-        *worker.routes(server),
+        *introspection.routes(server),
         *kv_transfer.routes(server),
     ]

@@ -13,8 +13,7 @@ from typing_extensions import TypedDict
 
 from ..._version import __version__
 from ...errors import SamplingError
-from ...structure import Choice as ChoiceOf
-from ...structure import Lark, Regex, Schema, Structure
+from ...structure import Choice, Lark, Regex, Schema, Structure
 from ...tokenizer import Tokenizer
 from ...types import SamplingParams, TokenLogprob, Usage
 from .. import sse
@@ -118,7 +117,7 @@ class SamplingFields(Extras):
 _STRUCTURES: dict[str, Callable[[str, Any], Structure | None]] = {
     "guided_json": partial(structure_from, kind=Schema),
     "guided_regex": partial(structure_from, kind=Regex),
-    "guided_choice": partial(structure_from, kind=ChoiceOf),
+    "guided_choice": partial(structure_from, kind=Choice),
     "guided_grammar": partial(structure_from, kind=Lark),
     "response_format": lambda name, value: value.structure(name),
     "structured_outputs": lambda name, value: value.structure(name),

@@ -1,8 +1,8 @@
-// The server's API: models, metrics, and streamed answers; what goes wrong is told in plain words.
+// The server's API: models, metrics, and streamed answers. Errors have plain texts.
 
 const KEY = "mlxinfer.key";
 
-/** What went wrong. `text` is for people; `kind` is "key", "gone", "long", "busy" or "other". */
+/** An error. `text` is for people; `kind` is "key", "gone", "long", "busy" or "other". */
 export class Problem extends Error {
   constructor(kind, text) {
     super(text);
@@ -61,14 +61,14 @@ export async function models() {
   return (await (await ask("v1/models")).json()).data;
 }
 
-/** What the server measures of a model and of itself, by name without the prefix. */
+/** Metrics of a model and of the server, by name without the prefix. */
 export async function metrics(model) {
   const text = await (await ask("metrics")).text();
   const lines = text.matchAll(/^mlxinfer_(\w+)(?:\{model_name="([^"]*)"\})? (\S+)$/gm);
   return Object.fromEntries([...lines].filter(([, , of]) => !of || of === model).map(([, name, , value]) => [name, Number(value)]));
 }
 
-/** Streams an answer: `on(event)` is called with each of the server's events. Returns when it is complete. */
+/** Streams an answer: calls `on(event)` with each of the server's events. Returns when the answer is complete. */
 export async function answer(body, signal, on) {
   const options = { method: "POST", signal, headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
   const { body: stream } = await ask("v1/chat/completions", options);

@@ -1,4 +1,4 @@
-// The page: what is open, what is running, and what the controls do.
+// The page: open conversations, running requests, and the actions of the controls.
 
 import { forgetKey, keepKey, models, Problem } from "./api.js";
 import { $, chosen, el, fit, icon, say, toast } from "./dom.js";
@@ -12,13 +12,13 @@ import { TurnView } from "./turns.js";
 
 const OPEN = "mlxinfer.open";
 const narrow = matchMedia("(max-width: 55rem)");
-const running = new Map(); // AbortController by id of the conversation
-const opened = new Map(); // conversations by id, so that one that was open before is the same object again
+const running = new Map(); // AbortController by conversation id
+const opened = new Map(); // conversations by id: a conversation that is opened again is the same object
 const views = new WeakMap(); // view by turn
 let chat;
 let served = [];
-let leaving = false; // whether the page is being closed, which ends its requests
-let stick = true; // whether the end of the conversation stays in sight
+let leaving = false; // true while the page is being closed, which ends its requests
+let stick = true; // true to keep the end of the conversation in sight
 
 const act = {
   open: (one) => { open(one); closeDrawer(); },
@@ -58,7 +58,7 @@ const act = {
   },
 };
 
-/** Offers to take back that the turns from this place on are replaced, where something is lost. */
+/** Offers to undo the replacement of the turns from this index on, if text would be lost. */
 function replaced(at, what) {
   const mine = chat;
   const before = [...mine.turns];
@@ -73,7 +73,7 @@ function replaced(at, what) {
   toast(`Replaced the ${what}${after ? ` and removed ${after} later ${after === 1 ? "message" : "messages"}` : ""}.`, "Undo", undo);
 }
 
-/** A new conversation. What was written in one without messages comes along. */
+/** A new conversation. It takes over the unsent text of a conversation without messages. */
 function begin(id) {
   const unsent = chat && !chat.turns.length ? $("prompt").value : null;
   if (unsent) store.keepDraft(chat.id, "");
@@ -139,14 +139,14 @@ function showState() {
   button.disabled = !live && (!$("prompt").value.trim() || !canAsk());
 }
 
-/** Drops the turns from this place on, and asks for an answer; `again`: for another one than there was. */
+/** Drops the turns from this index on, and requests an answer; `again`: a different answer. */
 function answerAfter(at, again = false) {
   chat.turns.length = at;
   chat.turns.push({ role: "assistant", content: "", model: chat.model });
   return answer(chat.turns[at], { again });
 }
 
-/** Asks for the last turn, an answer, or for the rest of it. */
+/** Requests the last turn, an answer, or its continuation. */
 async function answer(turn, { again = false, resumed = null }) {
   const mine = chat;
   const model = served.find((one) => one.id === mine.model) ?? { id: mine.model };
@@ -160,13 +160,13 @@ async function answer(turn, { again = false, resumed = null }) {
   draw();
   list();
   meters.wake();
-  setTimeout(loadModels, 1000); // a model that is not loaded yet begins to be
+  setTimeout(loadModels, 1000); // the request starts loading the model
   say("The answer begins");
   await write(turn, body, view, controller.signal, mine);
   running.delete(mine.id);
   if (store.chats().some((one) => one.id === mine.id)) store.keep(mine);
   view.update(false);
-  if (mine === chat && !mine.turns.includes(turn)) draw(); // it was taken back
+  if (mine === chat && !mine.turns.includes(turn)) draw(); // the change was undone
   if (mine === chat) { showState(); follow(); }
   list();
   loadModels();
@@ -190,7 +190,7 @@ async function write(turn, body, view, signal, mine) {
   }
 }
 
-/** Whether a model is chosen, and one that chats. */
+/** True if the chosen model can chat. */
 const canAsk = () => Boolean($("model").value) && chats(served.find((one) => one.id === $("model").value) ?? {});
 
 function send() {
@@ -216,7 +216,7 @@ async function bringIn() {
   closeDrawer();
 }
 
-/** The page is closed: what has come of its answers is kept. */
+/** The page is closed: saves the received parts of answers. */
 function leave() {
   for (const id of running.keys()) {
     const mine = opened.get(id);
@@ -227,7 +227,7 @@ function leave() {
 
 const stop = () => running.get(chat.id)?.abort();
 
-/** Asks for the server's key; whether one was given. */
+/** Asks for the server's key; true if the user gave one. */
 function askKey(wrong) {
   const dialog = $("key");
   $("key-wrong").textContent = /not this server/.test(wrong) ? wrong : "";
@@ -264,7 +264,7 @@ async function readModels() {
 
 const chats = ({ capabilities }) => !capabilities || capabilities.includes("tools");
 
-/** What is worth saying of a model's state: [in the list, next to it]. */
+/** A model's state: [text in the list, text next to the list]. */
 function stateOf({ status, capabilities }) {
   if (!chats({ capabilities })) {
     return capabilities.includes("embedding") ? ["embedding model", "makes vectors of texts and cannot chat"] : ["base model", "continues texts and cannot chat: it has no chat template"];
@@ -303,7 +303,7 @@ function showSettings(shown) {
   (shown ? $("settings").querySelector("textarea") : $("tune")).focus();
 }
 
-/** What lies over the page on narrow screens takes the focus with it. */
+/** On narrow screens, panels cover the page and take the focus. */
 function layout() {
   const drawer = document.body.classList.contains("drawer");
   const shown = !$("settings").hidden;

@@ -1,4 +1,4 @@
-// Elements, icons, and the clipboard. Text becomes text nodes only: nothing here parses HTML, and the page's policy forbids it.
+// Elements, icons, and the clipboard. Text becomes text nodes only: no HTML is parsed, and the page's policy forbids parsing.
 
 const SVG = "http://www.w3.org/2000/svg";
 const ICONS = {
@@ -60,7 +60,7 @@ export function copyButton(text, label = "Copy") {
 async function copy(text) {
   try {
     await navigator.clipboard.writeText(text);
-  } catch { // browsers have a clipboard for loopback and HTTPS only
+  } catch { // browsers allow the clipboard on loopback and HTTPS only
     const area = el("textarea", { class: "hidden", "aria-hidden": "true" });
     area.value = text;
     document.body.append(area);
@@ -70,11 +70,11 @@ async function copy(text) {
   }
 }
 
-/** Tells screen readers. */
+/** Announces a text to screen readers. */
 export const say = (text) => { $("status").textContent = text; };
 
 let toastTimer = 0;
-/** A note at the bottom for some seconds, with one thing to do about it. */
+/** A note at the bottom for some seconds, with one action. */
 export function toast(text, action, act) {
   const node = $("toast");
   clearTimeout(toastTimer);
@@ -85,7 +85,7 @@ export function toast(text, action, act) {
   toastTimer = setTimeout(hide, 7000);
 }
 
-/** Lets a text area be as high as its text, up to what its style allows. */
+/** Makes a text area as high as its text, up to the limit of its style. */
 export function fit(area) {
   if (!area.offsetParent) return;
   area.style.height = "auto";

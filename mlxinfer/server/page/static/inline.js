@@ -1,8 +1,8 @@
-// Markdown within a paragraph: emphasis, code, links. Formulas of LaTeX stay as they were written.
+// Markdown within a paragraph: emphasis, code, links. LaTeX formulas stay unchanged.
 
 import { el } from "./dom.js";
 
-export const DEPTH = 12; // of quotes, lists and emphasis; deeper ones are text
+export const DEPTH = 12; // maximum depth of quotes, lists and emphasis; deeper ones are text
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
 
 const safeLink = (url) => {
@@ -13,8 +13,7 @@ const safeLink = (url) => {
   }
 };
 
-/** Emphasis, code and links in one text. A search that found nothing is not begun again, so that hostile text costs no more than its
-    length. */
+/** Emphasis, code and links in one text. A failed search is not repeated, so that the time for hostile text is linear. */
 export class Inline {
   constructor(out, s, p) {
     this.out = out;
@@ -43,7 +42,7 @@ export class Inline {
     this.out.text(node, s, this.p, plain, to);
   }
 
-  /** How many characters are the same from here. */
+  /** Number of equal characters from here on. */
   run(i, to) {
     let j = i + 1;
     while (j < to && this.s[j] === this.s[i] && "`*_~".includes(this.s[i])) j += 1;
@@ -68,7 +67,7 @@ export class Inline {
     return [...holder.childNodes];
   }
 
-  /** A formula of LaTeX, which stays as it was written. */
+  /** A LaTeX formula, which stays unchanged. */
   formula(i, to) {
     const { s } = this;
     const money = s[i] === "$" && s[i + 1] !== "$";
@@ -89,7 +88,7 @@ export class Inline {
     return { nodes: [node], to: end };
   }
 
-  /** A backslash before what means something here, and not before LaTeX's spaces and braces. */
+  /** A backslash before a Markdown character, but not before LaTeX's spaces and braces. */
   escape(i, to) {
     const next = this.s[i + 1];
     if (next === "\n") return { nodes: [el("br")], to: i + 2 };
@@ -135,7 +134,7 @@ export class Inline {
     return { nodes: [outer], to: close + count };
   }
 
-  /** Where the run that closes an emphasis begins; -1 if nothing does. */
+  /** The start of the run that closes an emphasis; -1 if there is none. */
   closer(c, count, from, to) {
     const { s } = this;
     const key = `${c}${count}:${to}`;

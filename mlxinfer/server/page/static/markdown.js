@@ -1,6 +1,6 @@
-// Markdown to DOM nodes: headings, paragraphs, lists, tables, quotes, fenced code; emphasis, code, links to http(s) only. What is none of
-// these, HTML too, is text. Every character keeps its place in the source, so that the tokens it came from can be marked: lines are
-// {s, at}, a text and the place of its first character; inline text is {s, p}, a text and the place of every character.
+// Markdown to DOM nodes: headings, paragraphs, lists, tables, quotes, fenced code; emphasis, code, links to http(s) only. Everything
+// else, HTML too, is text. Every character keeps its position in the source, which maps it to a token. Lines are {s, at}: a text and
+// the position of its first character. Inline text is {s, p}: a text and the position of every character.
 
 import { copyButton, el } from "./dom.js";
 import { DEPTH, Inline } from "./inline.js";
@@ -14,7 +14,7 @@ const FORMULA = /^ *(\\\[|\$\$|\\begin\{(\w{1,16}\*?)\})/;
 const LONGEST_FORMULA = 100; // lines
 const DIVIDER = /^ *\|?( *:?-+:? *\|)*( *:?-+:? *)\|? *$/;
 
-/** Keeps an element showing a growing text: blocks that are the same as before stay as they are. */
+/** Shows a growing text in an element: unchanged blocks are not rendered again. */
 export class MarkdownView {
   constructor(node) {
     this.node = node;
@@ -88,7 +88,7 @@ function begin(lines, i) {
   return to < lines.length && UNDERLINE.test(lines[to].s) ? { kind: "underlined", to: to + 1 } : { kind: "p", to };
 }
 
-/** The line on which a formula of several lines ends; -1 if it is part of a paragraph or has no end. */
+/** The last line of a formula of several lines; -1 if it is part of a paragraph or has no end. */
 function lineOfEnd(lines, i, [all, open, environment]) {
   const close = environment ? `\\end{${environment}}` : open === "$$" ? open : "\\]";
   const ends = (line, from) => { const at = line.s.indexOf(close, from); return at >= 0 && /^ *[.,;:]? *$/.test(line.s.slice(at + close.length)); };
@@ -137,7 +137,7 @@ function list(lines, i) {
     } else if (within) {
       items.at(-1).lines.push(cut(line, items.at(-1).inner));
       to += 1;
-    } else if (found && found[1].length >= base + 2) { // indented by less than it should be
+    } else if (found && found[1].length >= base + 2) { // indented less than it should be
       items.at(-1).lines.push(cut(line, base + 2));
       to += 1;
     } else if (!begins(line) && !blank(lines[to - 1])) {
@@ -167,7 +167,7 @@ function cells(line) {
   return found;
 }
 
-/** The side from which a block of blocks is laid out: "rtl" if its first letter is of such a script. Browsers find it out for a text only. */
+/** The direction of a block of blocks: "rtl" if its first letter is of a right-to-left script. Browsers detect this for text only. */
 function side(lines) {
   const first = lines.map((line) => /\p{L}/u.exec(line.s)?.[0]).find(Boolean) ?? "";
   return /[\p{sc=Hebr}\p{sc=Arab}\p{sc=Syrc}\p{sc=Thaa}\p{sc=Nkoo}]/u.test(first) ? "rtl" : null;
@@ -183,7 +183,7 @@ function joined(lines) {
   return { s: lines.map((line) => line.s).join("\n"), p };
 }
 
-/** Makes nodes. `tokens`, if any, tells for each place in the source which token it came from. */
+/** Makes nodes. `tokens`, if any, maps each position in the source to its token. */
 class Out {
   constructor(tokens) {
     this.tokens = tokens;
@@ -283,7 +283,7 @@ class Out {
     return node;
   }
 
-  /** Appends s[from:to], in one span for each token where there are tokens. `at` is the place of s[0] where `p` is null. */
+  /** Appends s[from:to], with a span per token if there are tokens. `at` is the position of s[0] if `p` is null. */
   text(node, s, p, from, to, at = 0) {
     if (from >= to) return;
     if (!this.tokens) {

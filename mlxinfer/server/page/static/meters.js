@@ -1,4 +1,4 @@
-// Small plots of what the server does: tokens a second, the cache, memory. Read from /metrics: each second while it answers, else rarely.
+// Small plots: tokens per second, the cache, memory. Read from /metrics: each second during an answer, otherwise rarely.
 
 import { metrics } from "./api.js";
 import { $, el, svg } from "./dom.js";
@@ -15,7 +15,7 @@ const rows = [
 ];
 
 export class Meters {
-  /** `busy()` tells whether an answer is being written, `model()` whose numbers are shown. */
+  /** `busy()` is true during an answer; `model()` is the model whose numbers are shown. */
   constructor(busy, model) {
     this.busy = busy;
     this.model = model;
@@ -34,7 +34,7 @@ export class Meters {
     this.wake();
   }
 
-  /** Reads now, and again in time, as long as the page can be seen. */
+  /** Reads now and periodically, while the page is visible. */
   wake() {
     clearTimeout(this.timer);
     if (!document.hidden) this.read();
@@ -50,7 +50,7 @@ export class Meters {
     try {
       if (model) this.show(await metrics(model));
     } catch {
-      this.before = null; // the server is away, or wants a key: what fails is told where it matters
+      this.before = null; // the server is down or needs a key: other parts of the page report this
     }
     clearTimeout(this.timer);
     if (!document.hidden) this.timer = setTimeout(() => this.read(), this.busy() ? BUSY_MS : IDLE_MS);
@@ -60,7 +60,7 @@ export class Meters {
     const at = performance.now();
     const written = now.inter_token_latency_seconds_count ?? 0;
     const seconds = this.before ? (at - this.before.at) / 1000 : 0;
-    // After a long pause the average would say little.
+    // After a long pause the average would mean little.
     const rate = seconds > 0 && seconds < 5 ? Math.max(0, (written - this.before.written) / seconds) : 0;
     this.before = { at, written };
     const facts = { rate, used: now.kv_cache_pages_used ?? 0, kept: now.kv_cache_pages_cached ?? 0, pages: now.kv_cache_pages ?? 0, memory: now.memory_bytes ?? 0, limit: now.memory_limit_bytes ?? 0 };

@@ -1,4 +1,4 @@
-// The panel of settings: what a request asks for besides its messages. A field left empty has the default that it shows.
+// The settings panel: fields of a request besides its messages. An empty field has the default that it shows.
 
 import { $, el, fit, iconButton } from "./dom.js";
 
@@ -15,10 +15,10 @@ const TOOLS = '[{"type": "function", "function": {"name": …}}]';
 
 let conversation; // the chosen model's default values
 
-/** Shows what an empty field stands for with this model. */
+/** Shows this model's defaults in empty fields. */
 export function showDefaults(values) {
   conversation = values;
-  const others = { max_tokens: "no limit", seed: "random", thinking_token_budget: "no limit" }; // whatever the model
+  const others = { max_tokens: "no limit", seed: "random", thinking_token_budget: "no limit" }; // for every model
   for (const [name] of NUMBERS) {
     const node = $("settings").querySelector(`[name=${name}]`);
     const value = values?.[name];
@@ -90,7 +90,7 @@ function tools(settings, set) {
     el("p", { class: "note" }, "A JSON list in OpenAI's form. The page shows calls, and you write what they return."), field, wrong);
 }
 
-/** The tools of these settings; null where their text is no JSON list. */
+/** The tools of these settings; null if their text is not a JSON list. */
 export function parsedTools(settings) {
   try {
     const found = JSON.parse(settings.tools);
@@ -100,7 +100,7 @@ export function parsedTools(settings) {
   }
 }
 
-/** The fields of a request that these settings stand for. */
+/** The request fields of these settings. */
 export function fields(settings) {
   const found = {};
   for (const [name] of NUMBERS) if (settings[name] !== undefined) found[name] = settings[name];

@@ -46,7 +46,7 @@ function remove(chat, act) {
   toast(`Deleted “${store.titleOf(chat)}”.`, "Undo", () => { store.keep(chat); act.open(chat); });
 }
 
-/** With `messages`, as other programs take them, mlxinfer chat's /load among them. */
+/** Exports with `messages`, the form that other programs read, such as mlxinfer chat's /load. */
 const exported = (chat) => JSON.stringify({ ...chat, messages: messages(chat.settings ?? {}, chat.turns) }, null, 2);
 
 /** A new conversation from the text of an exported file, or from any JSON object with a list of messages; null for anything else. */

@@ -1,4 +1,4 @@
-// Conversations and settings, in this browser only (localStorage), one entry for each conversation.
+// Conversations and settings, in this browser only (localStorage), with one entry per conversation.
 
 import { toast } from "./dom.js";
 
@@ -40,7 +40,7 @@ export function drop(chat) {
   keepDraft(chat.id, "");
 }
 
-/** The message of a conversation that is not sent yet. */
+/** The unsent message of a conversation. */
 export const draft = (id) => read(DRAFT + id) ?? "";
 export const keepDraft = (id, text) => (text ? write(DRAFT + id, text) : localStorage.removeItem(DRAFT + id));
 export const lastSettings = () => read(SETTINGS) ?? {};
@@ -53,7 +53,7 @@ export function watch(changed) {
   addEventListener("storage", ({ key }) => { if (!key || key.startsWith(CHAT)) changed(); });
 }
 
-/** The title that a conversation has by itself: how its first message begins. */
+/** The default title of a conversation: the start of its first message. */
 export function titleOf(chat) {
   const first = chat.turns.find((turn) => turn.role === "user")?.content ?? "";
   const line = first.trim().split("\n")[0];

@@ -1,18 +1,18 @@
-// One answer: what is asked of the server, and how its events become a turn.
+// One answer: the request to the server, and the conversion of its events to a turn.
 
 import { answer } from "./api.js";
 import { fields } from "./settings.js";
 import { Tokens } from "./tokens.js";
 
-/** The conversation as messages of OpenAI's API. An answer of reasoning only counts where it is the `last` turn, to be continued. */
+/** The conversation as messages of OpenAI's API. An answer with reasoning only is left out, unless it is the `last` turn, to be continued. */
 export function messages(settings, turns, last = null) {
   const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
   const said = turns.filter((turn) => turn.role !== "assistant" || turn.content || turn.calls?.length || turn === last);
   return [...system, ...said.map(message)];
 }
 
-/** The request for the next turn after these, or with `resumed` for the rest of the last one. `model` is the server's entry; `again`: the
-    answer is asked for once more, and should be another one. */
+/** The request for the next turn after these, or with `resumed` for the continuation of the last turn. `model` is the server's entry;
+    `again`: the answer replaces an earlier one, and should differ. */
 export function request(model, settings, turns, { again = false, resumed = null } = {}) {
   const asked = fields(settings);
   if (settings.temperature === undefined) {
@@ -33,7 +33,7 @@ function message(turn) {
 /** Fills `turn` with the answer; `view` gets its tokens, `changed()` is called after each event. Raises `Problem`. */
 export async function fill(turn, body, view, signal, changed) {
   const began = performance.now();
-  const before = turn.stats?.tokens ?? 0; // of an answer that is continued
+  const before = turn.stats?.tokens ?? 0; // of a continued answer
   let first = 0;
   let tokens = 0;
   const pace = (now) => { turn.stats = { ...turn.stats, tokens: before + tokens, first: (first - began) / 1000, rate: tokens > 4 && now > first ? ((tokens - 1) * 1000) / (now - first) : 0 }; };
@@ -57,7 +57,7 @@ export async function fill(turn, body, view, signal, changed) {
   });
 }
 
-/** Adds a piece; whether there was anything in it. */
+/** Adds a piece; false if it was empty. */
 function take(turn, delta, logprobs, view) {
   const thought = delta.reasoning ?? delta.reasoning_content ?? "";
   const text = delta.content ?? "";

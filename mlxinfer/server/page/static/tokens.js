@@ -1,18 +1,18 @@
-// Which token each character of an answer came from, and what else the model considered there.
+// The token of each character of an answer, and the model's alternatives.
 
 import { $, el } from "./dom.js";
 
 const decoder = new TextDecoder();
 
-/** The tokens of one text. Not kept when the page is reloaded: they would fill the browser's storage. */
+/** The tokens of one text. Not stored: they would fill the browser's storage. */
 export class Tokens {
   constructor(known = "") {
     this.list = []; // {text, p, top: [[text, p], ...]}
     this.places = [...Array(known.length)].map(() => -1); // the token of each character
-    this.waiting = []; // numbers of tokens whose text has not come yet
+    this.waiting = []; // indices of tokens whose text has not arrived
   }
 
-  /** The next piece of the text, with the server's log-probabilities of the tokens that came with it. */
+  /** Adds a piece of text, with the server's log-probabilities of its tokens. */
   add(text, logprobs) {
     for (const one of logprobs) {
       this.waiting.push(this.list.length);
@@ -36,7 +36,7 @@ export class Tokens {
     return this.places[place] ?? -1;
   }
 
-  /** A class for how likely the token was. */
+  /** A class for the token's probability. */
   shade(token) {
     const { p } = this.list[token];
     return p > 0.6 ? "p1" : p > 0.3 ? "p2" : p > 0.1 ? "p3" : "p4";
@@ -47,7 +47,7 @@ const written = ({ token, bytes }) => (bytes?.length ? decoder.decode(new Uint8A
 const percent = (p) => (p >= 0.9995 ? "100 %" : p >= 0.1 ? `${(p * 100).toFixed(1)} %` : p >= 0.001 ? `${(p * 100).toFixed(2)} %` : "< 0.1 %");
 const visible = (text) => text.replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5").replaceAll(" ", "\u00b7") || "(nothing)";
 
-/** Shows a token's probability and its alternatives while the pointer is over it. `find(element)` tells its `Tokens`. */
+/** Shows a token's probability and its alternatives while the pointer is over it. `find(element)` returns its `Tokens`. */
 export function watchTokens(root, find) {
   const tip = $("token");
   const hide = () => { tip.hidden = true; };

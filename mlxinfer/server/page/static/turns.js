@@ -1,4 +1,4 @@
-// How one turn of a conversation looks, while it is written and afterwards.
+// The view of one turn of a conversation, during and after the answer.
 
 import { copyButton, el, fit, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
@@ -6,17 +6,17 @@ import { MarkdownView } from "./markdown.js";
 const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : `${Math.round(s)} s`);
 
-const LONG = 3000; // characters of a message, from which on it is shown folded
+const LONG = 3000; // characters: longer messages are shown folded
 const LONG_LINES = 40;
 
-/** Shows the beginning only, until the user asks for all. */
+/** Shows only the start, until the user opens all of it. */
 function fold(node, content) {
   const all = el("button", { type: "button", class: "link", onclick: () => { node.classList.remove("folded"); all.remove(); } }, `Show all ${count(content.split(/\s+/).length, "word")}`);
   node.classList.add("folded");
   node.append(all);
 }
 
-/** One turn. `act` has what its buttons do: retry(turn), resume(turn), edit(turn, text), results(turn, texts). */
+/** One turn. `act` has the actions of its buttons: retry(turn), resume(turn), edit(turn, text), results(turn, texts). */
 export class TurnView {
   constructor(turn, act) {
     this.turn = turn;
@@ -42,7 +42,7 @@ export class TurnView {
       el("div", { class: "actions" }, copyButton(() => turn.content), iconButton("edit", "Edit", () => this.edit())));
   }
 
-  /** Lets the user write this turn anew. */
+  /** Lets the user edit this turn. */
   edit() {
     const area = el("textarea", { dir: "auto", "aria-label": "Edit your message" });
     area.value = this.turn.content;
@@ -77,7 +77,7 @@ export class TurnView {
     this.update(false);
   }
 
-  /** Shows what the turn has now; `running` while more comes. */
+  /** Shows the turn's current content; `running` while more arrives. */
   update(running) {
     const { turn, node } = this;
     node.classList.toggle("running", running);
