@@ -22,7 +22,7 @@ from ..errors import MLXInferError
 from . import anthropic, log, ollama, openai, page
 from .access.auth import Auth, has_key, is_unix
 from .access.origins import Origins
-from .errors import APIError, of_error, server_failed, stopping
+from .errors import APIError, from_engine_error, server_failed, stopping
 from .metrics import Metrics, WithVLLMNames
 from .model_manager.manager import ModelManager
 from .model_manager.registry import Registry
@@ -81,7 +81,7 @@ class _App:
         except HTTPException as error:
             await self._refuse(self._of_routing(error, scope["path"], exchange), scope, receive, exchange, self._allowed(scope["path"]))
         except MLXInferError as error:
-            await self._refuse(of_error(error), scope, receive, exchange)
+            await self._refuse(from_engine_error(error), scope, receive, exchange)
         except ClientGone:
             exchange.status = CLIENT_GONE
         except asyncio.CancelledError:  # only the end of the server cancels requests, and it waits until they are answered

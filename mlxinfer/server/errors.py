@@ -112,7 +112,7 @@ def server_failed() -> APIError:
     return APIError(500, "internal", "The server failed.", code="internal_error")
 
 
-def of_error(error: MLXInferError) -> APIError:
+def from_engine_error(error: MLXInferError) -> APIError:
     """The response to an error from the engine or the tokenizer."""
     message = str(error)
     if isinstance(error, SamplingError):
@@ -138,11 +138,11 @@ def of_error(error: MLXInferError) -> APIError:
     return APIError(500, "internal", message, code="internal_error")
 
 
-def of_validation(error: ValidationError) -> APIError:
+def from_validation_error(error: ValidationError) -> APIError:
     """The response to a body that does not fit its type. The message names all faults; `param` and `code` describe the first. Values are
     never quoted, because they may contain the text of a prompt."""
     faults = _without_consequences(error.errors(include_url=False, include_context=False, include_input=False))
-    told = [_of_fault(fault["type"], _field(fault["loc"]), fault["msg"]) for fault in faults[:_MOST_FAULTS]]
+    told = [_from_fault(fault["type"], _field(fault["loc"]), fault["msg"]) for fault in faults[:_MOST_FAULTS]]
     more = f"; and {len(faults) - len(told)} more" if len(faults) > len(told) else ""
     message = "; ".join(dict.fromkeys(one.message for one in told)) + more
     return APIError(400, told[0].kind, message, param=told[0].param, code=told[0].code)
@@ -154,7 +154,7 @@ def _without_consequences(faults: list[ErrorDetails]) -> list[ErrorDetails]:
     return [fault for fault in faults if fault["type"] not in ("missing", "extra_forbidden") or fault["loc"][:-1] not in refused]
 
 
-def _of_fault(kind: str, param: str, message: str) -> APIError:
+def _from_fault(kind: str, param: str, message: str) -> APIError:
     if kind == "json_invalid":
         return invalid(f"The body is not valid JSON: {message.removeprefix('Invalid JSON: ')}", code="invalid_json")
     if kind == "unsupported":

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from .._version import __version__
 from . import sse
 from .access.auth import is_unix, peer, read_json
-from .errors import APIError, of_validation, timed_out
+from .errors import APIError, from_validation_error, timed_out
 from .log import notice_once
 from .metrics import Metrics
 from .model_manager.manager import ModelManager
@@ -29,7 +29,8 @@ from .model_manager.registry import ModelEntry, Registry, ServedModel
 from .settings import Limits, ServerSettings
 from .validation import StrictModel
 
-_LONGEST_ASKER = 256
+_MAX_CLIENT_ID = 256
+"""Characters; the engine's limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class RequestContext:
 
     def client_id(self, user: str) -> str:
         """The id for fair scheduling: the user that the request names, or else its peer."""
-        return f"user {user}"[-_LONGEST_ASKER:] if user else self.peer
+        return f"user {user}"[-_MAX_CLIENT_ID:] if user else self.peer
 
     async def model(self, name: str, keep_alive_s: float | None = None) -> ServedModel:
         """Load the model with this name if necessary, and use it until the response has ended. It stays loaded for `keep_alive_s`
@@ -181,7 +182,7 @@ class Endpoint(Route):
         try:
             body = self.body.model_validate_json(raw, context=taken)
         except ValidationError as error:
-            raise of_validation(error) from None
+            raise from_validation_error(error) from None
         for name, why in taken.items():
             notice_once(f"{name} is taken without effect: {why}", route=self.documented_path)
         return body

@@ -13,7 +13,7 @@ from ..engine.text.chat_prompt import continued
 from ..errors import MLXInferError, PromptError, SamplingError, TemplateError
 from ..output_format.history import REASONING_NAMES
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
-from .errors import APIError, invalid, of_error, stopping, timed_out
+from .errors import APIError, from_engine_error, invalid, stopping, timed_out
 from .metrics import RequestMetrics
 from .model_manager.registry import ServedModel
 from .routing import RequestContext
@@ -69,7 +69,7 @@ async def encode_chat(
                 raise
             return await prompt(fewer)
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise from_engine_error(error) from error
 
 
 async def encode_continued(
@@ -107,7 +107,7 @@ async def _encode(size: int, encode: Callable[[], list[int]]) -> list[int]:
     try:
         return encode() if size < _LONG_TEXT else await asyncio.to_thread(encode)
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise from_engine_error(error) from error
 
 
 async def stream(context: RequestContext, request: GenerateRequest, render: Callable[[list[Chunk]], bytes]) -> AsyncGenerator[bytes, None]:
@@ -167,7 +167,7 @@ def _engine_error(error: MLXInferError, request: GenerateRequest) -> APIError:
         return structure_refused(error, request.structure_field)
     if isinstance(error, PromptError) and not isinstance(request.prompt, list):
         return schema_refused(error, request.prompt.tools)
-    return of_error(error)
+    return from_engine_error(error)
 
 
 async def score(context: RequestContext, request: GenerateRequest, top: int) -> list[TokenLogprob]:
@@ -176,7 +176,7 @@ async def score(context: RequestContext, request: GenerateRequest, top: int) -> 
     try:
         return await request.served.llm.score(request.token_ids, top, **_options(context, request))
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise from_engine_error(error) from error
 
 
 def options(context: RequestContext, served: ServedModel, client_id: str, cache_salt: str = "") -> RequestKeywords:

@@ -82,6 +82,7 @@ class ServerSettings:
     adapters_dir: Path | None = None
     """Folder from which clients may load adapters while the server runs; None forbids it."""
     limits: Limits = field(default_factory=Limits)
+    """Limits for clients."""
 
     def __post_init__(self) -> None:
         if self.host is not None:

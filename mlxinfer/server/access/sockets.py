@@ -22,7 +22,9 @@ LAUNCHD_NAME = "Listeners"
 _MAX_PATH_BYTES = 103
 """`sun_path` has 104 bytes on macOS, including a final zero, and 108 on Linux. The smaller limit makes settings portable."""
 BACKLOG = 512
+"""Connections that may wait to be accepted."""
 _SYSTEMD_FIRST = 3
+"""Descriptor of the first socket that systemd passes."""
 _SOL_LOCAL, _LOCAL_PEERCRED, _LOCAL_PEERPID, _XUCRED_VERSION = 0, 1, 2, 0
 """<sys/un.h> and <sys/ucred.h> of macOS."""
 _XUCRED = struct.Struct("=IIhxx16I")

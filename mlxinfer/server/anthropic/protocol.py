@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from ...engine.text.chat_prompt import ChatPrompt
 
 VERSIONS = ("2023-06-01", "2026-10-21")
+"""Values of `anthropic-version`."""
 MAX_STOPS = 64
 FORMAT = "output_config.format"
+"""The field with the constraint on the answer."""
 _MAX_CLIENT_ID = 256
+"""Characters; the engine's limit."""
 
 KEEP_THINKING = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
 """A value that Claude Code sends with every conversation. It asks to keep all reasoning, which is the default here."""

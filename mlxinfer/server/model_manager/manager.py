@@ -40,8 +40,8 @@ _log = logging.getLogger("mlxinfer")
 class ModelManager:
     """Decides which models are loaded. A server has one; all methods must be called on its event loop, therefore there are no locks.
 
-    One task loads models one after another, ordered by their oldest waiting requests. If memory is short, idle models are unloaded first,
-    the least recently used before all. If that is not enough, busy models drain: they take no new requests, finish the running ones and
+    One task loads models one after another, ordered by their oldest waiting requests. If memory is short, idle models are unloaded,
+    starting with the least recently used. If that is not enough, busy models drain: they take no new requests, finish the running ones and
     are unloaded. A model with running requests is never unloaded; neither is a model that was just loaded for waiting requests.
     """
 

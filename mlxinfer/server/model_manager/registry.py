@@ -19,6 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]*(?:/[A-Za-z0-9][A-Za-z0-9._:-]*)
 LATEST = ":latest"
 """The tag of a name without a tag, which Ollama's clients add to names."""
 _MAX_NAME = 128
+"""Characters."""
 
 
 @dataclass(frozen=True, slots=True)

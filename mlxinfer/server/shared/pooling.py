@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import MLXInferError, PromptError
 from ...types import Completion, Usage
 from .. import sse
-from ..errors import invalid, of_error
+from ..errors import from_engine_error, invalid
 from ..model_manager.registry import ServedModel
 from ..routing import RequestContext
 from ..serving import begin, options
@@ -100,6 +100,6 @@ async def _run_counted(
         metrics.completion(Completion("", [], "stop", Usage(tokens, 0)))
         return rows, tokens
     except MLXInferError as error:
-        raise of_error(error) from error
+        raise from_engine_error(error) from error
     finally:
         metrics.end(finished)

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag
 
 from ...errors import SamplingError
 from ...structure import JSON_OBJECT, Choice, Lark, Regex, Schema, Structure, closed
-from ..errors import APIError, invalid, of_error
+from ..errors import APIError, from_engine_error, invalid
 from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported
 
 MAX_CHOICES = 4096
@@ -118,4 +118,4 @@ def structure_from(field: str, value: Any, kind: Callable[[Any], Structure]) -> 
 def structure_refused(error: SamplingError, field: str) -> APIError:
     """The error response to an unsupported structure, with the name of the request's own field."""
     message = str(error)
-    return of_error(SamplingError(field + message.removeprefix("structure")) if message.startswith("structure") else error)
+    return from_engine_error(SamplingError(field + message.removeprefix("structure")) if message.startswith("structure") else error)

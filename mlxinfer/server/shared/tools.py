@@ -13,7 +13,7 @@ from ...errors import PromptError, SamplingError
 from ...structure import Schema
 from ...tools import Tool, ToolChoice
 from ...types import ToolCall, ToolCallDelta
-from ..errors import APIError, invalid, of_error
+from ..errors import APIError, from_engine_error, invalid
 from ..validation import FIRST_ERROR_ONLY
 
 MAX_TOOLS = 1024
@@ -81,7 +81,7 @@ def schema_refused(error: PromptError, names: Iterable[str]) -> APIError:
         if message.startswith(f"tools: {name}: "):
             where = f"tools[{number}]"
             return invalid(f"{where}: {message.removeprefix('tools: ')}", where, "invalid_value")
-    return of_error(error)
+    return from_engine_error(error)
 
 
 class EarlierCalls:

@@ -18,7 +18,7 @@ from mlxinfer.errors import EngineError, QueueFullError
 from mlxinfer.server.anthropic.blocks import ToolUseBlock
 from mlxinfer.server.anthropic.messages import MessageObject, TokenCount
 from mlxinfer.server.anthropic.protocol import error_response
-from mlxinfer.server.errors import APIError, of_error, timed_out
+from mlxinfer.server.errors import APIError, from_engine_error, timed_out
 
 if TYPE_CHECKING:
     from anthropic import Anthropic
@@ -321,9 +321,9 @@ def test_another_version_of_the_api(unix_claude: Anthropic) -> None:
         (APIError(401, "authentication", "x"), 401, "authentication_error"),
         (APIError(403, "permission", "x"), 403, "permission_error"),
         (APIError(413, "too_large", "x"), 413, "request_too_large"),
-        (of_error(QueueFullError("x")), 429, "rate_limit_error"),
+        (from_engine_error(QueueFullError("x")), 429, "rate_limit_error"),
         (timed_out(), 408, "timeout_error"),
-        (of_error(EngineError("x")), 529, "overloaded_error"),
+        (from_engine_error(EngineError("x")), 529, "overloaded_error"),
         (APIError(500, "internal", "x"), 500, "api_error"),
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from mlxinfer.server import log
-from mlxinfer.server.errors import APIError, of_validation
+from mlxinfer.server.errors import APIError, from_validation_error
 from mlxinfer.server.validation import Ignored, StrictModel, Unsupported
 
 
@@ -31,7 +31,7 @@ class Body(StrictModel):
 def faults_of(**body: Any) -> APIError:
     with pytest.raises(ValidationError) as raised:
         Body.model_validate_json(json.dumps(body))
-    return of_validation(raised.value)
+    return from_validation_error(raised.value)
 
 
 def test_what_is_taken_is_told_by_its_whole_name() -> None:

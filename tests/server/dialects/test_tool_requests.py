@@ -12,7 +12,7 @@ from mlxinfer.errors import PromptError
 from mlxinfer.server.anthropic.blocks import for_template as of_messages
 from mlxinfer.server.anthropic.protocol import ConversationRequest
 from mlxinfer.server.anthropic.tools import offer_of as offer_of_messages
-from mlxinfer.server.errors import APIError, of_validation
+from mlxinfer.server.errors import APIError, from_validation_error
 from mlxinfer.server.ollama.generate import OllamaChatRequest
 from mlxinfer.server.ollama.messages import for_template as of_ollama
 from mlxinfer.server.openai.chat import ChatRequest
@@ -54,7 +54,7 @@ def fault(made: Any) -> APIError:
     try:
         made()
     except ValidationError as error:
-        return of_validation(error)
+        return from_validation_error(error)
     except APIError as error:
         return error
     raise AssertionError("nothing is wrong")
