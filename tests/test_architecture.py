@@ -138,7 +138,6 @@ def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
 KNOWN_CIRCLES = {
     "mlxinfer.cache.kv_events",
     "mlxinfer.notebook.formats",
-    "mlxinfer.cli",
 }
 
 
@@ -171,8 +170,6 @@ KNOWN_SMALL = {
     "convert/write/config.py",
     "convert/write/sidecars.py",
     "mlxinfer/cache/attention/prefill_dequantized.py",
-    "mlxinfer/cli/health/private.py",
-    "mlxinfer/cli/repl/said.py",
     "mlxinfer/engine/client/lasting_threads.py",
     "mlxinfer/engine/runner/kernel_fallback.py",
     "mlxinfer/evaluation/streamed.py",

@@ -1,4 +1,4 @@
-"""The command line. Commands import what is heavy only when they run, so that help and completion answer at once."""
+"""Command line. Commands import heavy modules only when they run, so that help and completion answer at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COMPLETE = "_MLXINFER_COMPLETE"
 
 
 _OF_MODELS = ("list", "pull", "show", "rm")
-"""Commands of `mlxinfer models` that may stand alone, as in Ollama."""
+"""Commands of `mlxinfer models` that also work without `models`, as in Ollama."""
 _OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "server": "serve", "generate": "run", "quantize": "convert"}
 
 _ADVICE = {
@@ -33,7 +33,7 @@ _ADVICE = {
 
 
 class _Modules(Commands):
-    """Commands are modules of this folder, each with a command of the same name."""
+    """Group whose commands are modules of this folder, each with a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return ["run", "chat", "serve", "launch", "embed", "convert", "eval", "models", "bench", "doctor", "completion"]
@@ -86,10 +86,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0, 2 after a user's error (one line on standard error), 130 after Ctrl-C."""
     _open_closed_streams()
     _clean_up_when_ended()
-    # NumPy's BLAS has nothing to do here, and its threads spin for as long as an import of NumPy takes.
+    # NumPy's BLAS is unused, and its threads spin during the import of NumPy.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if _COMPLETE in os.environ:
-        from . import completion  # noqa: F401  registers what completes the values of options
+        from . import completion  # noqa: F401  registers completions of option values
     code = _exit_code(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         _end_at_once_from_now_on()
@@ -130,7 +130,7 @@ def _exit_code(arguments: list[str]) -> int:
 
 
 def _give_up_standard_output() -> None:
-    """The interpreter flushes standard output once more at exit, which must not complain either."""
+    """Replace a closed standard output, which the interpreter flushes again at exit."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (OSError, ValueError):
@@ -138,7 +138,7 @@ def _give_up_standard_output() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Python has None where a standard stream was closed before it started (`<&-`). Writing to a closed standard output fails."""
+    """Replace standard streams that were closed before the start (`<&-`), for which Python has None. Writing to them fails."""
     for name, mode, flags in (("stdin", "r", os.O_RDONLY), ("stdout", "w", os.O_RDONLY), ("stderr", "w", os.O_WRONLY)):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.open(os.devnull, flags), mode, encoding="utf-8"))  # noqa: SIM115
@@ -152,7 +152,7 @@ def _clean_up_when_ended() -> None:
 
 
 def _end_at_once_from_now_on() -> None:
-    """All is done and written. A signal while the interpreter waits for its threads ends the process, without a traceback."""
+    """Let signals end the process without a traceback while the interpreter waits for its threads."""
     for ending, code in ((signal.SIGINT, INTERRUPTED), (signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGHUP, 128 + signal.SIGHUP)):
         if signal.getsignal(ending) is not signal.SIG_IGN:
             signal.signal(ending, partial(_end, code))

@@ -1,6 +1,6 @@
-"""Coding agents that work with a served model, and what each has to be told: its environment, its arguments, its configuration file.
+"""Coding agents that work with a served model: the environment, arguments and configuration file of each.
 
-`AGENTS` is the whole table; another agent is one more line and one more function.
+`AGENTS` is the whole table; another agent needs one line and one function.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 NO_KEY = "local"
-"""What agents that insist on a key are given where the server asks for none."""
+"""Placeholder for agents that require a key, if the server does not."""
 KEY_VARIABLE = "MLXINFER_API_KEY"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A model that a server answers for."""
+    """A model of a running server."""
 
     url: str
-    """The server's address, without a path."""
+    """Server's address without a path."""
     model: str
-    """The model's public name."""
+    """Public name of the model."""
     context: int
-    """Tokens of prompt and answer together."""
+    """Context in tokens."""
     key: str = NO_KEY
-    """The server's key."""
+    """API key of the server."""
 
     @property
     def openai(self) -> str:
-        """The base URL of OpenAI's API."""
+        """Base URL of OpenAI's API."""
         return f"{self.url}/v1"
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What an agent is told."""
+class AgentSettings:
+    """Settings of an agent."""
 
     environment: dict[str, str] = field(default_factory=dict)
     """Variables to set."""
     arguments: list[str] = field(default_factory=list)
     """Arguments to add, before the user's own."""
     file: str = ""
-    """The same as a configuration file, without a key: `Agent.file` says where it belongs. Empty: the agent has none."""
+    """Contents of a configuration file at `Agent.file`, without a key; "" for an agent without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,46 +53,46 @@ class Agent:
     program: str
     """Name of the executable."""
     what: str
-    """What it is, in a few words."""
+    """Short description."""
     install: str
-    """How to get it."""
-    settings: Callable[[Served], Settings]
-    """What it has to be told."""
+    """Installation command."""
+    settings: Callable[[Served], AgentSettings]
+    """Function from a served model to the agent's settings."""
     file: Path | None = None
-    """A configuration file that is nobody's yet, below the home directory or in the working directory."""
+    """Path of a new configuration file, below the home directory or in the working directory."""
     hint: str = ""
-    """How the file is used."""
+    """Command that uses the file."""
 
 
-def _codex(served: Served) -> Settings:
+def _codex(served: Served) -> AgentSettings:
     provider = {"name": "mlxinfer", "base_url": served.openai, "wire_api": "responses"}
     if served.key != NO_KEY:
         provider["env_key"] = KEY_VARIABLE
     top: dict[str, str | int] = {"model": served.model, "model_provider": "mlxinfer", "model_context_window": served.context}
-    # JSON's texts and numbers are TOML's too.
+    # Strings and numbers of JSON are valid TOML.
     lines = [f"{name} = {json.dumps(value)}" for name, value in top.items()]
     lines += ["", "[model_providers.mlxinfer]", *(f"{name} = {json.dumps(value)}" for name, value in provider.items())]
     given = {**top, **{f"model_providers.mlxinfer.{name}": value for name, value in provider.items()}}
     arguments = [part for name, value in given.items() for part in ("-c", f"{name}={json.dumps(value)}")]
-    return Settings({KEY_VARIABLE: served.key} if served.key != NO_KEY else {}, arguments, "\n".join(lines) + "\n")
+    return AgentSettings({KEY_VARIABLE: served.key} if served.key != NO_KEY else {}, arguments, "\n".join(lines) + "\n")
 
 
-def _claude(served: Served) -> Settings:
+def _claude(served: Served) -> AgentSettings:
     models = ("ANTHROPIC_MODEL", *(f"ANTHROPIC_DEFAULT_{size}_MODEL" for size in ("OPUS", "SONNET", "HAIKU")), "CLAUDE_CODE_SUBAGENT_MODEL")
     told = {
         "ANTHROPIC_BASE_URL": served.url,
-        "ANTHROPIC_API_KEY": "",  # the user's own is not for this server
+        "ANTHROPIC_API_KEY": "",  # the user's key is not for this server
         **dict.fromkeys(models, served.model),
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes the beginning of every prompt, so that nothing after it would be reused
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # it changes the start of every prompt, which prevents any reuse
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
         "API_TIMEOUT_MS": "3600000",
     }
     environment = {**told, "ANTHROPIC_AUTH_TOKEN": served.key}
-    return Settings(environment, [], json.dumps({"env": told}, indent=2) + "\n")
+    return AgentSettings(environment, [], json.dumps({"env": told}, indent=2) + "\n")
 
 
-def _opencode(served: Served) -> Settings:
+def _opencode(served: Served) -> AgentSettings:
     limit = {"context": served.context, "output": served.context // 4}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -102,41 +102,41 @@ def _opencode(served: Served) -> Settings:
     }
     config = {"$schema": "https://opencode.ai/config.json", "provider": {"mlxinfer": provider}, "model": f"mlxinfer/{served.model}"}
     environment = {"OPENCODE_CONFIG_CONTENT": json.dumps(config), KEY_VARIABLE: served.key}
-    return Settings(environment, [], json.dumps(config, indent=2) + "\n")
+    return AgentSettings(environment, [], json.dumps(config, indent=2) + "\n")
 
 
-def _aider(served: Served) -> Settings:
+def _aider(served: Served) -> AgentSettings:
     told = {"model": f"openai/{served.model}", "openai-api-base": served.openai}
     arguments = [part for name, value in told.items() for part in (f"--{name}", value)]
     file = "".join(f"{name}: {json.dumps(value)}\n" for name, value in {**told, "show-model-warnings": False}.items())
-    return Settings({"OPENAI_API_KEY": served.key}, [*arguments, "--no-show-model-warnings"], file)
+    return AgentSettings({"OPENAI_API_KEY": served.key}, [*arguments, "--no-show-model-warnings"], file)
 
 
-def _vibe(served: Served) -> Settings:
+def _vibe(served: Served) -> AgentSettings:
     provider = {"name": "mlxinfer", "api_base": served.openai, "api_key_env_var": KEY_VARIABLE, "api_style": "openai", "backend": "generic"}
     model = {"name": served.model, "provider": "mlxinfer", "alias": "mlxinfer"}
     environment = {"VIBE_ACTIVE_MODEL": "mlxinfer", "VIBE_PROVIDERS": json.dumps([provider]), "VIBE_MODELS": json.dumps([model])}
     lines = ['active_model = "mlxinfer"']
     for name, table in (("providers", provider), ("models", model)):
         lines += ["", f"[[{name}]]", *(f"{key} = {json.dumps(value)}" for key, value in table.items())]
-    return Settings({**environment, KEY_VARIABLE: served.key}, [], "\n".join(lines) + "\n")
+    return AgentSettings({**environment, KEY_VARIABLE: served.key}, [], "\n".join(lines) + "\n")
 
 
 def _openai_variables(served: Served) -> dict[str, str]:
     return {"OPENAI_BASE_URL": served.openai, "OPENAI_API_KEY": served.key}
 
 
-def _gptme(served: Served) -> Settings:
-    return Settings(_openai_variables(served), ["--model", f"local/{served.model}"])
+def _gptme(served: Served) -> AgentSettings:
+    return AgentSettings(_openai_variables(served), ["--model", f"local/{served.model}"])
 
 
-def _qwen(served: Served) -> Settings:
-    return Settings({**_openai_variables(served), "OPENAI_MODEL": served.model}, ["--auth-type", "openai"])
+def _qwen(served: Served) -> AgentSettings:
+    return AgentSettings({**_openai_variables(served), "OPENAI_MODEL": served.model}, ["--auth-type", "openai"])
 
 
-def _goose(served: Served) -> Settings:
+def _goose(served: Served) -> AgentSettings:
     told = {"GOOSE_PROVIDER": "openai", "GOOSE_MODEL": served.model, "OPENAI_HOST": served.url, "OPENAI_BASE_PATH": "v1/chat/completions"}
-    return Settings({**told, "OPENAI_API_KEY": served.key})
+    return AgentSettings({**told, "OPENAI_API_KEY": served.key})
 
 
 AGENTS: dict[str, Agent] = {
@@ -152,4 +152,4 @@ AGENTS: dict[str, Agent] = {
     "qwen": Agent("qwen", "Qwen Code", "npm install -g @qwen-code/qwen-code", _qwen),
     "goose": Agent("goose", "goose", "https://block.github.io/goose", _goose),
 }  # fmt: skip
-"""Agents by the name that `mlxinfer launch` has for them."""
+"""Agents by their names in `mlxinfer launch`."""

@@ -1,4 +1,4 @@
-"""The server that a tool is to use: the one that listens, or one that is started for it."""
+"""Server for a tool: a running one, or one started for the tool."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from .common.console import tell
 
 _ANSWER_S = 5.0
 _STARTING_S = 600.0
-"""Seconds for a model to load."""
+"""Maximum seconds for a model to load."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""A proxy cannot reach this machine's loopback."""
+"""Opener without proxies, which cannot reach this machine's loopback."""
 
 
 def find(url: str, key: str, model: str | None) -> Served | None:
-    """The model of the server at this address, by default its first one; None if no server listens. Raises `ServerError`."""
+    """Return a model of the server at this address, by default its first one; None without a server. Raises `ServerError`."""
     try:
         request = urllib.request.Request(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
         with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
@@ -53,7 +53,7 @@ def _public(model: str) -> str:
 
 @contextmanager
 def serving(url: str, key: str, model: str) -> Iterator[Served]:
-    """A server of this model as long as the block; its log goes to `~/.mlxinfer/launch.log`. Raises `ServerError`."""
+    """Run a server of this model for the block; its log goes to `~/.mlxinfer/launch.log`. Raises `ServerError`."""
     address = urlsplit(url)
     if address.scheme != "http" or address.hostname not in ("127.0.0.1", "localhost") or address.port is None:
         raise ServerError(f"no server listens at {url}, and one can be started at http://127.0.0.1:PORT only")
@@ -76,7 +76,7 @@ def _until_ready(process: subprocess.Popen[bytes], url: str, key: str, model: st
         if process.poll() is not None:
             last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines() or ["nothing in its log"]
             raise ServerError(f"the server ended: {last[-1].removeprefix('mlxinfer: ')}")
-        # Its socket is open before its model is loaded, so the first question may wait until then.
+        # The socket opens before the model is loaded, so the first request may wait.
         if (found := find(url, key, model)) is not None:
             return found
         time.sleep(0.2)

@@ -28,7 +28,7 @@ _SHORT_PROMPT = 8
 
 
 def _counts(least: int) -> Callable[[click.Context, click.Parameter, str], tuple[int, ...]]:
-    """A callback that reads `128,512` as (128, 512), sorted and without duplicates, and "none" as ()."""
+    """Return a callback that parses `128,512` to (128, 512), sorted without duplicates, and "none" to ()."""
 
     def read(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, ...]:
         words = [] if value == "none" else [word.strip() for word in value.split(",")]
@@ -85,9 +85,9 @@ def _measure(model: str, settings: dict[str, Any], chosen: dict[str, Any]) -> di
     from ..bench.measure import Bench, Workload, measure
     from ..util.device import peak_rss
 
-    # These bring all that loading needs with them, so it is timed without its import.
+    # These imports include all that loading needs, so its time excludes imports.
     plan, rows, start = Workload(**chosen), [], perf_counter()
-    plain = {"speculate": False, "prefix_cache": False}  # what is measured is what every token costs
+    plain = {"speculate": False, "prefix_cache": False}  # measure the cost of each token
     with opened(model, settings | plain) as llm, _progress() as (tell, done):
         loaded = perf_counter() - start
         Bench(llm.engine).prefill(_SHORT_PROMPT)
@@ -121,7 +121,7 @@ def _as_object(row: Measurement, machine: Machine) -> dict[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[tuple[Callable[[str], None], Callable[[Measurement], None]]]:
-    """If standard error is a terminal, show what is being measured and the finished rows, which stay after Ctrl-C."""
+    """Show the present measurement and finished rows on a terminal; the rows stay after Ctrl-C."""
     if not sys.stderr.isatty():
         yield lambda _: None, lambda _: None
         return
@@ -198,7 +198,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """A number with at least three digits."""
+    """Return a number with at least three digits."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
 
 

@@ -80,7 +80,7 @@ def _talk(
     quiet: bool,
     **options: Any,
 ) -> int:
-    """Returns the exit code."""
+    """Run a chat and return the exit code."""
     from .repl.commands import Session
     from .repl.conversation import Conversation
     from .repl.loop import converse
@@ -111,8 +111,7 @@ def _talk(
 
 
 def _switch(stack: ExitStack, settings: dict[str, Any], first: str, model: str) -> LLM:
-    """Close the model that is open and open another one, once that is known to be there. The adapter belongs to the first one. Raises
-    `MLXInferError`."""
+    """Close the present model and open another one, which must exist. The adapter belongs to the first model. Raises `MLXInferError`."""
     from ..loading.find.resolve import resolve
 
     resolve(model)
@@ -121,7 +120,7 @@ def _switch(stack: ExitStack, settings: dict[str, Any], first: str, model: str) 
 
 
 def _runner(tools_file: str) -> ToolRunner:
-    """Raises `PromptError`."""
+    """Return a runner of the tools in a file. Raises `PromptError`."""
     from pathlib import Path
 
     from .repl.tools import ToolRunner, tools_of_file
@@ -139,7 +138,7 @@ def _last(archive: Archive) -> tuple[Path, Saved]:
 
 
 def _usual_model() -> str:
-    """What `mlxinfer chat` alone talks with. Raises `ModelNotFoundError` where it is not installed."""
+    """Return the default model of `mlxinfer chat`. Raises `ModelNotFoundError` if it is not installed."""
     from ..loading.find.resolve import ALIASES
 
     if ALIASES[_USUAL_MODEL].installed():

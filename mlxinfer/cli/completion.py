@@ -1,4 +1,4 @@
-"""Shell completion: the scripts, and the values of options that are free text to click."""
+"""Shell completion: scripts, and values of options that click treats as free text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _VALUES = {
     "calibration": ("samples", "random"),
     "mode": ("affine", "mxfp4", "mxfp8", "nvfp4"),
 }
-"""By the name of the parameter."""
+"""Values by the parameter's name."""
 
 _CLICKS_FILES = """        elif [[ $type == 'file' ]]; then
             COMPREPLY=()
@@ -53,12 +53,12 @@ class _WithValues(ShellComplete):
 
 
 def _files(start: str) -> list[str]:
-    """Paths that begin like this, directories with a slash."""
+    """Return paths with this prefix; directories end in a slash."""
     return [path + "/" * os.path.isdir(path) for path in iglob(escape(start) + "*")]
 
 
 class _Bash(_WithValues, BashComplete):
-    # click's own script drops what it has found when files may be given as well, such as the names of models.
+    # click's script drops other completions, such as models, if files are also allowed.
     source_template = BashComplete.source_template.replace(_CLICKS_FILES, _FILES)
 
 
@@ -67,7 +67,7 @@ class _Zsh(_WithValues, ZshComplete):
 
 
 class _Fish(_WithValues, FishComplete):
-    # click's own script cuts a description at its first comma.
+    # click's script truncates a description at its first comma.
     source_template = FishComplete.source_template.replace('string split ","', 'string split --max 1 ","')
 
 
@@ -76,19 +76,19 @@ for _shell in (_Bash, _Zsh, _Fish):
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Path at which a shell looks for the user's completions."""
+class _CompletionPlace:
+    """Path of a shell's user completions."""
 
     file: Path
-    """The script's place."""
+    """Path of the script."""
     startup: Path | None
-    """The file that has to name it; None where the shell finds it by itself."""
+    """File that must load the script; None if the shell finds it."""
     line: str
-    """Contents of that file, or the further step that is needed."""
+    """Line for that file, or the further step needed."""
 
 
-def _place(shell: str) -> _Place:
-    """By the variables that move a shell's folders, as far as they are set."""
+def _place(shell: str) -> _CompletionPlace:
+    """Return the place of a shell's completions; variables such as XDG_DATA_HOME may move it."""
     data, config, zsh = (
         Path(os.environ.get(name) or Path.home() / usual)
         for name, usual in (("XDG_DATA_HOME", ".local/share"), ("XDG_CONFIG_HOME", ".config"), ("ZDOTDIR", ""))
@@ -96,10 +96,10 @@ def _place(shell: str) -> _Place:
     if shell == "bash":
         folder = Path(os.environ.get("BASH_COMPLETION_USER_DIR") or data / "bash-completion")
         eager = 'needs the package bash-completion; without it, add to ~/.bashrc: eval "$(mlxinfer completion bash)"'
-        return _Place(folder / "completions" / "mlxinfer", None, eager)
+        return _CompletionPlace(folder / "completions" / "mlxinfer", None, eager)
     if shell == "fish":
-        return _Place(config / "fish" / "completions" / "mlxinfer.fish", None, "")
-    return _Place(Path.home() / ".zfunc" / "_mlxinfer", zsh / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
+        return _CompletionPlace(config / "fish" / "completions" / "mlxinfer.fish", None, "")
+    return _CompletionPlace(Path.home() / ".zfunc" / "_mlxinfer", zsh / ".zshrc", "fpath+=~/.zfunc; autoload -Uz compinit; compinit")
 
 
 @click.command(short_help="Shell completion for bash, zsh and fish.")
@@ -113,18 +113,16 @@ def completion(shell: str, installs: bool) -> None:
     zsh:   eval "$(mlxinfer completion zsh)"        in ~/.zshrc
     fish:  mlxinfer completion fish --install
     """
-    from . import cli
-
     script: Any = completion_class(shell)
-    source = script(cli, {}, "mlxinfer", _VARIABLE).source()
+    source = script(click.get_current_context().find_root().command, {}, "mlxinfer", _VARIABLE).source()
     if installs:
         _install(_place(shell), source)
     else:
         click.echo(source)
 
 
-def _install(place: _Place, source: str) -> None:
-    """Raises `MLXInferError` rather than replace a file that is not this script."""
+def _install(place: _CompletionPlace, source: str) -> None:
+    """Write the script. Raises `MLXInferError` instead of replacing another file."""
     try:
         if place.file.exists() and _VARIABLE not in place.file.read_text(encoding="utf-8", errors="replace"):
             raise MLXInferError(f"{place.file} exists and is not this script: move it away first")
@@ -139,7 +137,7 @@ def _install(place: _Place, source: str) -> None:
 
 
 def _add_line(file: Path, line: str) -> bool:
-    """Add a line to a shell's file, unless the file mentions the folder already. Returns whether the line was added."""
+    """Add a line to a shell's file unless it mentions the folder. Returns True if the line was added."""
     text = file.read_text(encoding="utf-8", errors="surrogateescape") if file.exists() else ""
     if ".zfunc" in text:
         return False

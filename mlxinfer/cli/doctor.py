@@ -29,7 +29,7 @@ _REPORT = "mlxinfer-report.md"
 @click.option("--nodes", type=click.Path(path_type=Path), metavar="HOSTFILE", help="Ask the machines in this hostfile of MLX instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.option("--report", "report_file", is_flag=False, flag_value=_REPORT, type=click.Path(path_type=Path), metavar="[FILE]",
-              help=f"Write all that helps to mend something here into a file, without names or keys.  [default: {_REPORT}]")  # fmt: skip
+              help=f"Write a diagnostic report to a file, without names or keys.  [default: {_REPORT}]")  # fmt: skip
 def doctor(
     model: str | None,
     kv: str,
@@ -60,7 +60,7 @@ def doctor(
 
 
 def _check_nodes(hostfile: Path, model: str | None, kv: str) -> None:
-    """Whether these machines can run a model together, and who would have which part."""
+    """Check that these machines can run a model together, and show each one's part."""
     from ..cache.kv_format import KVFormat
     from ..distributed.nodes import read_nodes
     from ..distributed.preflight import examine, plan_lines

@@ -1,4 +1,4 @@
-"""Vectors of texts, one JSON object a line."""
+"""Print embeddings of texts, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 _TOGETHER = 256
-"""Texts that are embedded before their lines are printed."""
+"""Number of texts embedded before their lines are printed."""
 
 
 _EXAMPLES = """\b
@@ -57,7 +57,7 @@ def embed(
 
 
 def _print(llm: LLM, texts: list[str], index: int, dimensions: int | None, asked: dict[str, Any]) -> int:
-    """Returns the number of the next text."""
+    """Print the vectors and return the next text's index."""
     for row in llm.embed(texts, dimensions, **asked):
         click.echo(json.dumps({"index": index, "embedding": row.tolist()}))
         index += 1

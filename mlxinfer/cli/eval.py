@@ -75,7 +75,7 @@ def kl(teacher: str, student: str, as_json: bool, **options: Any) -> None:
     """Compare STUDENT with TEACHER, which is the model it was made of: KL divergence in nats, and the share of equal likeliest tokens."""
     found = _compared(teacher, [student], options)
     if as_json:
-        click.echo(json.dumps(_plain({"teacher": found.teacher.model, **asdict(found.students[0]), **_about(found.text)})))
+        click.echo(json.dumps(_without_nan({"teacher": found.teacher.model, **asdict(found.students[0]), **_about(found.text)})))
         return
     _heading(found)
     click.echo("\n".join(_kl_lines(found.students[0])))
@@ -93,7 +93,7 @@ def ppl(model: str, as_json: bool, **options: Any) -> None:
     _tell(notes)
     if as_json:
         kept = {name: value for name, value in asdict(found).items() if not name.startswith(("kl_", "top1", "ppl_ratio"))}
-        click.echo(json.dumps(_plain({**kept, **_about(text)})))
+        click.echo(json.dumps(_without_nan({**kept, **_about(text)})))
         return
     click.echo(f"{found.model}: {_size(found)}\n{_what(text)}\nperplexity {_plus_minus(found.ppl, found.ppl_stderr, 3)}")
 
@@ -134,9 +134,9 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
     with _ignoring([model], options), stages() as shown:
         found, text = evaluate_kv(model, _reading(options), limit, layers=layers, tell=partial(shown.tell, unit="windows"))
     kept = {"formats": [asdict(each) for each in found.formats], **_about(text)}
-    save_choice(resolve(model).path, found.auto, limit, found.kl_auto, _plain(kept))
+    save_choice(resolve(model).path, found.auto, limit, found.kl_auto, _without_nan(kept))
     if as_json:
-        click.echo(json.dumps(_plain({**asdict(found), "limit": limit, **_about(text)})))
+        click.echo(json.dumps(_without_nan({**asdict(found), "limit": limit, **_about(text)})))
         return
     click.echo(f"{found.model}: {found.positions:,} positions, {text.name}")
     _kv_table(found)
@@ -145,7 +145,7 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
 
 @contextmanager
 def _ignoring(models: list[str], options: dict[str, Any]) -> Iterator[None]:
-    """Let these models pass that have the keys of `--ignore-config-key`."""
+    """Ignore the keys of `--ignore-config-key` for models that have them."""
     from ..loading.find.resolve import resolve
     from ..loading.ignored import ignoring
 
@@ -184,8 +184,8 @@ def _about(text: Windows) -> dict[str, Any]:
     return {"text": {"name": text.name, "positions": text.positions, "sha256": text.digest}, "version": __version__}
 
 
-def _plain(found: dict[str, Any]) -> dict[str, Any]:
-    """Without numbers that JSON does not have."""
+def _without_nan(found: dict[str, Any]) -> dict[str, Any]:
+    """Replace NaN and infinities, which JSON does not have, by null."""
     return json.loads(json.dumps(found), parse_constant=lambda _: None)  # type: ignore[no-any-return]
 
 
@@ -206,7 +206,7 @@ def _share(value: float, stderr: float | None, sign: str = "") -> str:
 
 
 def _kl(value: float | None, stderr: float | None) -> str:
-    """Four digits after the point, or two of all where it is small."""
+    """Format a KL divergence with four decimals, or two significant digits if small."""
     value = value or 0.0
     if value >= 0.005:
         return _plus_minus(value, stderr, 4)
@@ -216,7 +216,9 @@ def _kl(value: float | None, stderr: float | None) -> str:
 def _show_comparison(found: Comparison, as_json: bool) -> None:
     if as_json:
         everything = {"teacher": asdict(found.teacher), "models": [asdict(each) for each in found.students]}
-        click.echo(json.dumps(_plain({**everything, "differences": [asdict(each) for each in found.differences], **_about(found.text)})))
+        click.echo(
+            json.dumps(_without_nan({**everything, "differences": [asdict(each) for each in found.differences], **_about(found.text)}))
+        )
         return
     _heading(found)
     _table(found.students)

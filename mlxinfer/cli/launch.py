@@ -1,4 +1,4 @@
-"""Start a coding agent with a served model: no other program's settings are changed, unless asked for."""
+"""Start a coding agent with a served model, without changing other programs' settings unless requested."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from ..errors import ServerError
-from .agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, Settings
+from .agents import AGENTS, KEY_VARIABLE, NO_KEY, Agent, AgentSettings
 from .common.console import did_you_mean, tell
 from .common.options import complete_model
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .agents import Served
 
 _HERE = ""
-"""The value of `--write` without a file."""
+"""Value of `--write` without a file."""
 
 
 def _complete_tool(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -62,8 +62,8 @@ def launch(tool: str | None, arguments: tuple[str, ...], model: str | None, url:
             sys.exit(_start(agent, settings, arguments))
 
 
-def _start(agent: Agent, settings: Settings, arguments: tuple[str, ...]) -> int:
-    """Say what the agent is told, and run it. Returns its exit code."""
+def _start(agent: Agent, settings: AgentSettings, arguments: tuple[str, ...]) -> int:
+    """Print the agent's settings, run it, and return its exit code."""
     tell("\n".join(_spelled(agent, settings, arguments)))
     program = shutil.which(agent.program)
     if program is None:
@@ -80,7 +80,7 @@ def _list() -> None:
 
 @contextmanager
 def _server(url: str, model: str | None, *, may_start: bool) -> Iterator[Served]:
-    """The model to use, of the server at this address or of one that runs as long as the block."""
+    """Yield a model of the server at this address, or of one that runs for the block."""
     from .attach_server import find, serving
 
     url = url.rstrip("/").removesuffix("/v1")
@@ -97,8 +97,8 @@ def _server(url: str, model: str | None, *, may_start: bool) -> Iterator[Served]
             yield found
 
 
-def _spelled(agent: Agent, settings: Settings, arguments: tuple[str, ...]) -> Iterator[str]:
-    """The settings as a shell takes them. Keys are not shown."""
+def _spelled(agent: Agent, settings: AgentSettings, arguments: tuple[str, ...]) -> Iterator[str]:
+    """Yield the settings in shell syntax, without keys."""
     key = os.environ.get(KEY_VARIABLE)
     for name, value in settings.environment.items():
         hidden = key is not None and value == key
@@ -107,7 +107,7 @@ def _spelled(agent: Agent, settings: Settings, arguments: tuple[str, ...]) -> It
     yield shlex.join([agent.program, *settings.arguments, *arguments])
 
 
-def _write(agent: Agent, settings: Settings, tool: str, name: str) -> None:
+def _write(agent: Agent, settings: AgentSettings, tool: str, name: str) -> None:
     if not settings.file or agent.file is None:
         raise click.UsageError(f"{tool} is told by variables and arguments only: see --print")
     file = (Path(name) if name != _HERE else agent.file).expanduser()
@@ -123,7 +123,7 @@ def _write(agent: Agent, settings: Settings, tool: str, name: str) -> None:
 
 
 def _run(command: list[str], environment: dict[str, str]) -> int:
-    """The exit code of a program that has the terminal to itself. Ctrl-C is the program's."""
+    """Run a program in the foreground, with Ctrl-C passed to it, and return its exit code."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         code = subprocess.run(

@@ -46,7 +46,7 @@ def list_models(as_json: bool) -> None:
 
 
 def _row(model: LocalModel) -> tuple[str, ...]:
-    """A line of the list; what the headers say is left out where they cannot be read."""
+    """Return a line of the list, without details if the headers cannot be read."""
     from ..loading.find.catalog import describe
 
     try:
@@ -102,7 +102,7 @@ def rm(model: str, yes: bool) -> None:
 
 
 def _removable(name: str) -> str:
-    """The model with its size and place. Raises `MLXInferError` where it is not here, or belongs to a package."""
+    """Return the model with size and path. Raises `MLXInferError` if it is not installed or belongs to a package."""
     from ..loading.find.catalog import check_removable, local_models
     from ..loading.find.resolve import ALIASES
 
@@ -111,7 +111,7 @@ def _removable(name: str) -> str:
     for model in found:
         if model.name == name:
             return f"{name} ({human_bytes(model.nbytes)} in {model.path})"
-    if name in ALIASES:  # assembled from packages that have been removed since
+    if name in ALIASES:  # assembled from packages that were removed later
         return name
     near = did_you_mean(name, [model.name for model in found])
     raise ModelNotFoundError(f"there is no model {name!r} to remove{near}: see mlxinfer models list")

@@ -107,7 +107,7 @@ def run(
 
 
 def _read_prompt(argument: str | None, *, quiet: bool = False) -> str:
-    """The argument with the files that it names, then standard input. "-", or no argument, reads standard input even from a terminal."""
+    """Return the argument with the files that it names, followed by standard input. "-" or no argument reads a terminal too."""
     typed, files = (None, []) if argument is None or argument == "-" else with_files(argument)
     piped = ""
     if typed is None or not sys.stdin.isatty():
@@ -141,7 +141,7 @@ def _prompt(llm: LLM, text: str, system: str | None, raw: bool) -> PreparedPromp
 
 
 def _print_answers(llm: LLM, prompt: PreparedPrompt, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
-    """Stream the answer; or print several when they are done, each below a line with its number."""
+    """Stream one answer, or print several finished ones, each below its number."""
     if params.n > 1:
         with screen.waiting():
             completions = llm.generate([prompt], params)
@@ -176,7 +176,7 @@ def _report(completions: list[Completion], params: SamplingParams, context: int,
 
 
 def _total(usages: list[Usage]) -> Usage:
-    """What several answers to one prompt took, which were written together: the prompt was read once, for the first of them."""
+    """Return the total usage of several answers to one prompt; the prompt counts once."""
     first, last = usages[0], max(usage.ttft_s + usage.stats.decode_s for usage in usages)
     tokens = sum(usage.completion_tokens for usage in usages)
     seconds = last - first.ttft_s
@@ -190,7 +190,7 @@ def _total(usages: list[Usage]) -> Usage:
 
 
 def _as_object(completions: list[Completion]) -> dict[str, Any]:
-    """The first answer, with its usage; all of them under `choices` if there are several."""
+    """Return the first answer with its usage; several answers are under `choices`."""
     first = _choice(completions[0])
     usage = asdict(completions[0].usage)
     if len(completions) > 1:

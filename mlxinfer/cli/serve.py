@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..server.settings import ReasoningField, ServerSettings
 
 ADAPTER_ROOM_GB = 0.25
-"""Memory of each model for adapters that clients load, unless --adapter-memory says otherwise."""
+"""Default of --adapter-memory: GB per model for adapters that clients load."""
 
 
 _EXAMPLES = """\b
@@ -187,7 +187,7 @@ def _pair(alias: str) -> tuple[str, str]:
 
 
 def _keep_alive(text: str | None) -> float | None:
-    """Seconds. Raises `click.BadParameter`."""
+    """Parse a duration to seconds. Raises `click.BadParameter`."""
     if text is None:
         return None
     from ..server.model_manager.duration import seconds_of
@@ -249,14 +249,14 @@ def _spelled_keep_alive() -> list[str]:
 
 
 def _absolute(model: str) -> str:
-    """The absolute path of a model that is a path; anything else unchanged."""
+    """Return the absolute path of a model that is a path; anything else unchanged."""
     name, separator, target = model.rpartition("=")
     path = Path(target).expanduser()
     return f"{name}{separator}{path.absolute()}" if path.exists() else model
 
 
 def _spelled(options: dict[str, Any]) -> list[str]:
-    """The options that the user typed, spelled as on the command line."""
+    """Return the options that the user gave, in command-line syntax."""
     context = click.get_current_context()
     spelled = []
     for parameter in context.command.params:

@@ -1,4 +1,4 @@
-"""`mlxinfer serve --nodes`: one model on several machines. Each machine runs this command once, which starts a process that computes."""
+"""Runs `mlxinfer serve --nodes`: one model on several machines. The command on each machine starts a worker process."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from ..server.settings import ServerSettings
 
 _LAST_WORDS_S = 0.5
-"""Seconds that clients have to read that their answers were ended, before the process does."""
+"""Seconds for clients to read the end of their answers before the process exits."""
 
 
 def serve_on_nodes(
     model: str, hostfile: Path, rank: int | None, settings: ServerSettings, aliases: dict[str, str], options: dict[str, Any], split: str
 ) -> None:
-    """Run this machine's rank until the group ends, or all of them by way of `mlx.launch` where none is named. Raises `MLXInferError`s."""
+    """Run this machine's rank until the group ends; without a rank, start all ranks by `mlx.launch`. Raises `MLXInferError`."""
     from ..config import EngineArgs
     from ..distributed.nodes import read_nodes
     from ..distributed.supervise import child_descriptors, end_with_supervisor, say_ready
@@ -50,13 +50,13 @@ def serve_on_nodes(
 
         name_ring(nodes, rank)
         run_member(path, nodes, rank, options.get("memory_gb"), lambda: say_ready(descriptors[0]), adapters=options.get("adapters"))
-        os._exit(0)  # the ring has threads that wait for one another
+        os._exit(0)  # threads of the ring wait for one another
     else:
         _serve(name, EngineArgs(path, **options), nodes, settings, aliases, descriptors, split)
 
 
 def _launch(hostfile: Path) -> None:
-    """Become `mlx.launch`, which starts this command on all machines."""
+    """Replace this process by `mlx.launch`, which starts this command on all machines."""
     from ..distributed.supervise import own_command
     from ..errors import NodesError
 
@@ -67,7 +67,7 @@ def _launch(hostfile: Path) -> None:
 
 
 def _supervise(settings: ServerSettings | None) -> None:
-    """Keep this machine's process running; rank 0's supervisor also holds the server's sockets."""
+    """Restart this machine's worker process when needed; rank 0's supervisor also owns the server's sockets."""
     from contextlib import ExitStack
 
     from ..distributed.supervise import Supervisor, own_command
@@ -104,7 +104,7 @@ def _serve(
     try:
         asyncio.run(llm.ready())
     except (SystemExit, KeyboardInterrupt):
-        os._exit(0)  # the thread that waits for other machines cannot be interrupted
+        os._exit(0)  # the thread waiting for other machines cannot be interrupted
     try:
         sockets = Listeners(lambda: None)
         sockets += [socket(fileno=number) for number in numbers]
@@ -119,7 +119,7 @@ def _serve(
 
 
 def _close(llm: GroupLLM, group: Group) -> None:
-    """With the others; a further signal does not wait for the step that runs."""
+    """Close together with the other ranks; another signal does not wait for the running step."""
     import signal
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)

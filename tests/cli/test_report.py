@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlxinfer import __version__
-from mlxinfer.cli.health import private, report
-from mlxinfer.cli.health.private import settings_of, without_private
+from mlxinfer.cli.health import report
+from mlxinfer.cli.health.report import settings_of, without_private
 
 SECTIONS = ["machine", "versions", "memory", "settings", "server", "attention", "plan", "speed"]
 
@@ -53,7 +53,7 @@ def test_what_only_looks_like_a_name_stays(somebody):
 def test_settings_are_named_and_keys_hidden(somebody):
     found = settings_of(os.environ)
     assert found["MLX_MAX_OPS_PER_BUFFER"] == "50"
-    assert found["MLXINFER_API_KEY"] == private.HIDDEN
+    assert found["MLXINFER_API_KEY"] == report.HIDDEN
     assert "HF_TOKEN" not in found
 
 
@@ -66,7 +66,7 @@ def test_a_report_has_its_parts_and_no_names(call, chat_model, somebody, tmp_pat
     assert f"mlxinfer: {__version__}" in text
     assert text.count("\n- system: ") == 1
     assert "MLX_MAX_OPS_PER_BUFFER=50" in text
-    assert f"MLXINFER_API_KEY={private.HIDDEN}" in text
+    assert f"MLXINFER_API_KEY={report.HIDDEN}" in text
     assert "kv 4: " in text
     assert "prefill 128: " in text
     assert "tokens/s" in text

@@ -1,4 +1,4 @@
-"""Outputs to which `mlxinfer run` writes an answer as it arrives."""
+"""Outputs of `mlxinfer run` for an arriving answer."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _FENCES = ("```", "~~~")
 
 
 class WordStream:
-    """Text that is wrapped between words as it comes. Lines of code blocks stay as they are."""
+    """Wraps arriving text between words, except inside code blocks."""
 
     def __init__(self, width: Callable[[], int]) -> None:
-        """`width` is asked for the columns of the terminal, which may change."""
+        """Create a stream; `width` returns the terminal's columns, which may change."""
         self._width = width
         self._column = 0
         self._spaces = ""
-        """Spaces after the last word, which are dropped where a line is wrapped."""
+        """Spaces after the last word, dropped at a line break."""
         self._word = ""
-        """A word that may go on."""
+        """Last word, which may continue."""
         self._line = ""
-        """The line so far."""
+        """Present line."""
         self._code = False
 
     def feed(self, text: str) -> str:
-        """Text that can be shown now."""
+        """Add text and return the part that can be shown."""
         return "".join(map(self._character, text))
 
     def close(self) -> str:
-        """The rest."""
+        """Return the rest."""
         rest = self._flush() + self._spaces
         self._spaces = ""
         return rest
@@ -55,7 +55,7 @@ class WordStream:
             out = self._flush()
             self._spaces += character
             return out
-        if cell_len(character) > 1:  # of a script without spaces
+        if cell_len(character) > 1:  # a script without spaces
             out = self._flush()
             self._word = character
             return out + self._flush()
@@ -76,11 +76,10 @@ class WordStream:
 
 
 class AnswerScreen:
-    """Text goes to standard output, wrapped if that is a terminal. On a terminal, standard error shows the reasoning, dim, and what is
-    going on before there is any text."""
+    """Writes text to standard output, wrapped on a terminal. Standard error, if a terminal, shows dim reasoning and the progress."""
 
     def __init__(self, progress: Progress, *, quiet: bool = False) -> None:
-        """`quiet` shows only the answer."""
+        """Create a screen; with `quiet` it shows only the answer."""
         self._progress = progress
         self._tty = sys.stdout.isatty()
         self._words = WordStream(lambda: shutil.get_terminal_size().columns)
@@ -91,7 +90,7 @@ class AnswerScreen:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """The line of what is going on, until there is text or the block ends."""
+        """Show the progress until the first text or the end of the block."""
         if self._line is None:
             yield
             return
@@ -102,7 +101,7 @@ class AnswerScreen:
             self._line.end()
 
     def show(self, chunk: Chunk) -> None:
-        """The next piece of the answer."""
+        """Show the next chunk."""
         self._progress.writing = True
         if self._line is not None and (chunk.text or (chunk.reasoning and self._shows)):
             self._line.end()
@@ -117,5 +116,5 @@ class AnswerScreen:
             click.echo(self._words.feed(printable(chunk.text)) if self._tty else chunk.text, nl=False)
 
     def close(self) -> None:
-        """The rest, and a line break if there is none."""
+        """Write the rest and a final line break."""
         click.echo(self._words.close() if self._tty else "", nl=not self._ends_line)

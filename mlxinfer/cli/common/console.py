@@ -1,4 +1,4 @@
-"""What commands say to the user: messages, numbers and bars on standard error; and how they load a model."""
+"""Messages, numbers and progress bars of commands on standard error, and loading of a model."""
 
 from __future__ import annotations
 
@@ -24,33 +24,33 @@ if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 Progress = Callable[[int, int], None]
-"""Is told (bytes done, bytes in all)."""
+"""Called with (bytes done, total bytes)."""
 
 
 def dumb_terminal() -> bool:
-    """Whether the terminal understands no escape sequences: Emacs' shell, logs of build machines."""
+    """Return True for a terminal without escape sequences: Emacs' shell, build logs."""
     return os.environ.get("TERM", "").lower() in ("dumb", "unknown")
 
 
 def colours() -> bool:
-    """Whether colours are wanted (no-color.org). Bold, dim and underlined text is none."""
+    """Return True if colours are allowed (no-color.org). Bold, dim and underlined text does not count."""
     return not os.environ.get("NO_COLOR")
 
 
 def tell(text: str, *, problem: bool = False) -> None:
-    """Say something on standard error: dim, or red if it is a problem. On a terminal, lines are wrapped between words."""
+    """Print a message on standard error, dim or, for a problem, red. Lines are wrapped on a terminal."""
     text = fitted(text, sys.stderr)
     style = {"fg": "red"} if problem and colours() else {"bold": True} if problem else {"dim": True}
     click.secho(text, err=True, color=False if dumb_terminal() else None, **style)
 
 
 def fitted(text: str, stream: TextIO) -> str:
-    """The text wrapped between words if the stream is a terminal."""
+    """Return the text, wrapped between words for a terminal."""
     return wrapped(text, shutil.get_terminal_size().columns) if stream.isatty() else text
 
 
 def wrapped(text: str, width: int) -> str:
-    """Each line wrapped between words; in a table of two columns, under the second one."""
+    """Wrap each line between words; lines of a two-column table continue under the second column."""
     return "\n".join(_wrapped_line(line, max(width, 20)) for line in text.split("\n"))
 
 
@@ -62,7 +62,7 @@ def _wrapped_line(line: str, width: int) -> str:
 
 
 def nearest(typed: str, names: Iterable[str]) -> str | None:
-    """The name that is spelled nearly so; None where no name is near."""
+    """Return the nearest name; None without a near one."""
     by_lower = {name.lower(): name for name in names}
     typed = typed.lower()
     near = [name for name in by_lower if len(typed) > 2 and name.startswith(typed)] or get_close_matches(typed, by_lower, 1, 0.6)
@@ -70,13 +70,13 @@ def nearest(typed: str, names: Iterable[str]) -> str | None:
 
 
 def did_you_mean(typed: str, names: Iterable[str]) -> str:
-    """ " (did you mean NAME?)", or nothing where no name is near."""
+    """Return " (did you mean NAME?)", or "" without a near name."""
     near = nearest(typed, names)
     return f" (did you mean {near}?)" if near else ""
 
 
 _MOST_BYTES = 2_000_000
-"""Above this no file is read as text: it would not fit in a context."""
+"""Maximum bytes of a text file; more would not fit in a context."""
 
 _SWITCH = ("0", "1")
 _ENVIRONMENT: dict[str, tuple[str, Callable[[str], bool]]] = {
@@ -103,7 +103,7 @@ def tell_wrong_environment() -> None:
 
 
 def human_bytes(count: float) -> str:
-    """4_200_000 -> "4.2 MB": decimal units, as file managers on a Mac show them."""
+    """Return "4.2 MB" for 4_200_000: decimal units, as on a Mac."""
     unit = "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if count < 999.5:
@@ -113,12 +113,12 @@ def human_bytes(count: float) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without control characters: what a model writes must not steer the terminal."""
+    """Return the text without control characters, so that a model cannot control the terminal."""
     return "".join(c for c in text if c in "\n\t" or unicodedata.category(c) != "Cc")
 
 
 def as_text(data: bytes, what: str) -> str:
-    """The text in bytes of UTF-8. Raises `PromptError` that names `what` they are where they are something else."""
+    """Decode UTF-8. Raises `PromptError` that names `what` if the bytes are not UTF-8."""
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise PromptError(f"{what} is UTF-16: convert it with iconv -f UTF-16 -t UTF-8")
     if b"\0" in data:
@@ -130,7 +130,7 @@ def as_text(data: bytes, what: str) -> str:
 
 
 def text_of_file(path: Path) -> str:
-    """Raises `PromptError` for a file that cannot be read, is too large or is no text."""
+    """Return a file's text. Raises `PromptError` for a file that is unreadable, too large or not text."""
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise PromptError(f"{path} is too large for a message: {human_bytes(path.stat().st_size)}")
@@ -140,7 +140,7 @@ def text_of_file(path: Path) -> str:
 
 
 def usage_line(usage: Usage) -> str:
-    """Everything that is known about the speed of an answer, on one line."""
+    """Return a line with all figures of an answer's speed."""
     cached = f" ({usage.stats.reused_tokens} cached)" if usage.stats.reused_tokens else ""
     parts = [f"read {_tokens(usage.prompt_tokens)}{cached}", f"wrote {_tokens(usage.completion_tokens)}"]
     parts.append(f"first token after {usage.ttft_s:.2f} s")
@@ -160,13 +160,13 @@ def _tokens(count: int) -> str:
 
 
 def short_usage_line(usage: Usage) -> str:
-    """What matters after every answer of a chat."""
+    """Return a short line for each answer of a chat."""
     speed = f" · {usage.decode_tps:.1f} tok/s" if usage.decode_tps else ""
     return f"{_tokens(usage.completion_tokens)}{speed} · first after {usage.ttft_s:.2f} s"
 
 
 def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
-    """One line per token: its log-probability, and the likeliest alternatives."""
+    """Return one line per token: its log-probability and the likeliest alternatives."""
     lines = []
     for token in logprobs:
         others = "  ".join(f"{text!r} {logprob:.2f}" for _, text, logprob in token.top)
@@ -176,7 +176,7 @@ def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
 
 @contextmanager
 def byte_bar(title: str) -> Iterator[Progress | None]:
-    """A bar that is told (bytes done, bytes in all) and removed at the end; None where standard error is not a terminal."""
+    """Yield a progress callback of a temporary bar; None if standard error is not a terminal."""
     if not sys.stderr.isatty() or dumb_terminal():
         yield None
         return
@@ -191,7 +191,7 @@ def byte_bar(title: str) -> Iterator[Progress | None]:
 
 @contextmanager
 def opened(model: str, options: dict[str, Any], *, quiet: bool = False) -> Iterator[LLM]:
-    """An `LLM`, closed at the end. `quiet` shows neither bar nor notes. Raises `MLXInferError`."""
+    """Open an `LLM` for the block; `quiet` hides bar and notes. Raises `MLXInferError`."""
     with interrupts_end():
         from ... import LLM
 

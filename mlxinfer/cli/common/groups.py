@@ -1,4 +1,4 @@
-"""Groups of commands: alone they print their help, words of other tools are understood, and an unknown name comes with the nearest one."""
+"""Command groups that print their help without a command, accept other tools' names, and suggest the nearest name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .console import nearest
 
 
 class Commands(click.Group):
-    """A group whose `other_names` are accepted and not listed."""
+    """Group that also accepts the unlisted `other_names`."""
 
     other_names: dict[str, str]
-    """Words of other tools to the commands here that do the same."""
+    """Other tools' names to the equivalent commands."""
     advice: dict[str, str]
-    """Words of other tools to what does the same here, which is not a command."""
+    """Other tools' names to advice, if an equivalent command does not exist."""
 
     def __init__(
         self, *arguments: object, other_names: dict[str, str] | None = None, advice: dict[str, str] | None = None, **settings: object

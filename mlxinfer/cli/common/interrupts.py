@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported: it ends the process at once, as an import may swallow the exception or print it."""
+"""Handling of Ctrl-C during imports: it ends the process at once, because an import may swallow or print the exception."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ INTERRUPTED = 130
 
 
 def raise_interrupts() -> None:
-    """Ctrl-C raises KeyboardInterrupt from here on, so that files are closed and terminals restored. Until here it ended the process
-    (`mlxinfer.__main__`)."""
+    """Let Ctrl-C raise KeyboardInterrupt, so that files are closed and terminals restored.
+
+    Before this call it ends the process (`mlxinfer.__main__`).
+    """
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def interrupts_end() -> Iterator[None]:
-    """Ctrl-C ends the process within the block, which imports modules and has nothing to clean up."""
+    """Let Ctrl-C end the process inside the block, which only imports modules."""
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler:
         yield
@@ -34,7 +36,7 @@ def interrupts_end() -> Iterator[None]:
 
 
 def was_interrupted(error: BaseException | None) -> bool:
-    """An exception that came of KeyboardInterrupt: extension modules turn one into an ImportError."""
+    """Return True for an exception caused by KeyboardInterrupt; extension modules convert it to ImportError."""
     while error is not None:
         if isinstance(error, KeyboardInterrupt):
             return True

@@ -1,4 +1,4 @@
-"""Commands that begin with a MODEL: options in groups in the help, and `-m MODEL` as other tools have it."""
+"""Commands with a MODEL argument: grouped options in the help, and other tools' `-m MODEL`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NAMED = ("-m", "--model")
 
 
 class ModelCommand(click.Command):
-    """A command whose first argument is a model."""
+    """Command with a model as its first argument."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _model_first(args))
@@ -29,7 +29,7 @@ class ModelCommand(click.Command):
 
 
 def _model_first(args: list[str]) -> list[str]:
-    """`-m MODEL` or `--model=MODEL` as the first argument, which MODEL is here."""
+    """Move the value of `-m MODEL` or `--model=MODEL` to the first argument."""
     for i, word in enumerate(args):
         if word == "--":
             break

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share. The engine's are made from `EngineArgs`."""
+"""Arguments and options shared by commands. Engine options are generated from `EngineArgs`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) 
 
 
 def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:
-    """`42:-100` to {42: -100.0}."""
+    """Parse `42:-100` to {42: -100.0}."""
     biases = {}
     for value in values:
         token, _, bias = value.partition(":")
@@ -43,7 +43,7 @@ def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...])
 
 
 def adapter_paths(values: tuple[str, ...]) -> dict[str, str]:
-    """Adapters by name: `NAME=PATH` each, or a path whose last part is the name. Raises `click.BadParameter`."""
+    """Parse adapters: `NAME=PATH`, or a path whose last part is the name. Raises `click.BadParameter`."""
     found: dict[str, str] = {}
     for value in values:
         name, separator, path = value.partition("=")
@@ -65,7 +65,7 @@ def _adapters(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
 
 
 def own_adapter(settings: dict[str, Any]) -> str | None:
-    """The adapter of a command that answers with one: what `--adapter` has named. Raises `click.UsageError` for several."""
+    """Return the adapter named by `--adapter`, for commands that use one. Raises `click.UsageError` for several."""
     names = list(settings.get("adapters") or ())
     if len(names) > 1:
         raise click.UsageError("one --adapter answers here: mlxinfer serve, and Python, have several at once")
@@ -73,7 +73,7 @@ def own_adapter(settings: dict[str, Any]) -> str | None:
 
 
 def _checked(owner: type[Any], *required: Any) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """A callback that refuses what the field of `owner` refuses, in its words, and names the option."""
+    """Return a callback that validates by the field of `owner`, with its message and the option's name."""
 
     def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if value is not None and value != ():
@@ -91,7 +91,7 @@ def _sampling_option(*flags: str, **details: Any) -> Callable[[Any], Any]:
 
 
 def _temperature(otherwise: str) -> Callable[[Any], Any]:
-    """`otherwise` is the default where the authors recommend nothing."""
+    """Return the temperature option; `otherwise` is the default without a recommendation of the authors."""
     shown = f"0 always takes the likeliest token.  [default: what the model's authors recommend, else {otherwise}]"
     return _sampling_option("--temperature", "--temp", "-t", type=float, help=shown)
 
@@ -114,12 +114,12 @@ _SAMPLING = [
 
 
 def _with_options(meaning: str) -> str:
-    """A meaning that names other settings, with their options."""
+    """Replace names of settings in a description by their options."""
     return re.sub(r"\bwith (kv|bits)\b", r"with --\1", meaning)
 
 
 def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Callable[[Any], Any]:
-    """`default` replaces the setting's own."""
+    """Return the option of an engine setting; `default` replaces the setting's default."""
     kind, flags = kind_of(one), flags_of(one, how)
     shown = "" if kind == "bool" else f"  [default: {default_text(one, how) if default is None else default}]"
     unit = f", in {_UNITS[how.unit]}" if how.unit in _UNITS else ""
@@ -146,7 +146,7 @@ def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Cal
 
 
 def ignore_option(command: Command) -> Command:
-    """`--ignore-config-key` for commands that read headers only."""
+    """Add `--ignore-config-key` to commands that read headers only."""
     return _all([_engine_option(one, how) for one, how in settings() if one.name == "ignore_config_keys"], command)
 
 
@@ -158,7 +158,7 @@ GROUPS = {
     "Model and memory": frozenset(name for name, (commands, _) in _ENGINE.items() if commands == "all"),
     "Adapters, drafts and cached prefixes": frozenset(name for name, (commands, _) in _ENGINE.items() if commands != "all"),
 }
-"""Names of parameters below the titles that they have in the help."""
+"""Title of each option group in the help to the names of its parameters."""
 
 
 def model_argument(command: Command) -> Command:
@@ -172,32 +172,32 @@ def _all(options: list[Callable[[Any], Any]], command: Command) -> Command:
 
 
 def model_options(command: Command) -> Command:
-    """How to load a model and run it: the settings of `EngineArgs` that every command has."""
+    """Add the settings of `EngineArgs` that every command has."""
     return _all([option for commands, option in _ENGINE.values() if commands == "all"], command)
 
 
 def one_sequence_options(command: Command) -> Command:
-    """`model_options` for commands that answer one request at a time: memory is planned for one sequence, unless the user says more."""
+    """Add `model_options` for commands with one request at a time: memory is planned for one sequence by default."""
     return _all([option for commands, option in (_ENGINE | _ONE_SEQUENCE).values() if commands == "all"], command)
 
 
 def engine_options(command: Command) -> Command:
-    """The settings that only commands which answer requests have."""
+    """Add the settings of commands that answer requests."""
     return _all([option for commands, option in _ENGINE.values() if commands == "answering"], command)
 
 
 def serving_options(command: Command) -> Command:
-    """The settings that only a server has, `engine_options` among them."""
+    """Add the settings of a server, including `engine_options`."""
     return _all([option for commands, option in _ENGINE.values() if commands in ("answering", "serving")], command)
 
 
 def sampling_options(command: Command) -> Command:
-    """The fields of `SamplingParams`; None or empty where not given."""
+    """Add the fields of `SamplingParams`; None or empty if not given."""
     return _all(_SAMPLING, command)
 
 
 def chat_sampling_options(command: Command) -> Command:
-    """The same for a conversation, whose default temperature is another one."""
+    """Add `sampling_options` with the chat's default temperature."""
     return _all([_temperature(f"{CHAT_TEMPERATURE:g}"), *_SAMPLING[1:]], command)
 
 
@@ -206,21 +206,21 @@ def _system(ctx: click.Context, param: click.Parameter, text: str | None) -> str
 
 
 system_option = click.option("--system", "-s", metavar="TEXT|@FILE", callback=_system, help="The system message, or a file with it.")
-"""The system message as text, wherever it was."""
+"""Option whose value is the text of the system message."""
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a command in two: the keywords of `LLM`, and all others."""
+    """Split a command's options into keywords of `LLM` and others."""
     model = {name: value for name, value in options.items() if name in _NAMES}
     return model, {name: value for name, value in options.items() if name not in _NAMES}
 
 
 def chosen_sampling(given: dict[str, Any]) -> SamplingParams:
-    """Collect the options that were given. Raises `SamplingError`."""
+    """Return the given sampling options. Raises `SamplingError`."""
     chosen = {name: value for name, value in given.items() if value is not None and value != ()}
     return SamplingParams(**{"max_tokens": DEFAULT_MAX_TOKENS, **chosen})
 
 
 def sampling(given: dict[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
-    """What was given, and for the rest the model's own defaults. Raises `SamplingError`."""
+    """Return the given sampling options completed by the model's defaults. Raises `SamplingError`."""
     return chosen_sampling(given).resolved(defaults)

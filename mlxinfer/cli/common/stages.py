@@ -1,4 +1,4 @@
-"""The stages of a long command on standard error: one bar on a terminal, and a line now and then where there is none."""
+"""Progress of a long command's stages on standard error: a bar on a terminal, otherwise occasional lines."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ...util.words import counted
 from .console import dumb_terminal, human_bytes, tell
 
 FIRST_S, EVERY_S = 10.0, 30.0
-"""Seconds without a terminal until the first line, and between two lines."""
+"""Seconds before the first line and between lines, without a terminal."""
 
 
 class Stages:
-    """Is told how far each stage has come, and shows one of them at a time. Without a terminal, `now` says when the next line is due."""
+    """Shows the progress of one stage at a time. Without a terminal, `now` is the clock for lines."""
 
     def __init__(self, bar: Any = None, now: Callable[[], float] = time.monotonic) -> None:
-        """`bar` is a `rich` display that is shown from the first stage on; None writes lines."""
+        """Create a display; `bar` is a `rich` display that starts with the first stage, None writes lines."""
         self._bar, self._now = bar, now
         self._task: Any = None
         self._stage = ""
         self._begun, self._first, self._due = 0.0, 0, now() + FIRST_S
 
     def tell(self, stage: str, done: int, total: int, unit: str = "positions") -> None:
-        """Show `done` of `total`, which are bytes or whatever `unit` says."""
+        """Show `done` of `total`, in `unit`."""
         if stage != self._stage:
             self._stage, self._begun, self._first = stage, self._now(), done
             if self._bar is not None:
@@ -38,18 +38,18 @@ class Stages:
             tell(f"{stage}: {_count(done, total, unit)}{self._left(done, total)}")
 
     def of(self, stage: str, unit: str = "bytes") -> Callable[[int, int], None]:
-        """`tell` for one stage."""
+        """Return `tell` for one stage."""
         return lambda done, total: self.tell(stage, done, total, unit)
 
     def _begin_bar(self, stage: str, total: int, count: str) -> None:
         if self._task is None:
             self._task = self._bar.add_task(stage, total=total, count=count)
             self._bar.start()
-        else:  # another stage has another speed: the time that is left is computed anew
+        else:  # each stage has its own speed
             self._bar.reset(self._task, total=total, description=stage, count=count)
 
     def _left(self, done: int, total: int) -> str:
-        """The time that is left at the speed of this stage so far; nothing before a second piece is done."""
+        """Return the remaining time at the stage's present speed, or "" before the second piece."""
         if done <= self._first:
             return ""
         return f", {human_time((self._now() - self._begun) / (done - self._first) * (total - done))} left"
@@ -57,7 +57,7 @@ class Stages:
 
 @contextmanager
 def stages() -> Iterator[Stages]:
-    """`Stages` whose bar is removed at the end. Nothing is shown before the first stage, so that messages may come first."""
+    """Yield `Stages` with a temporary bar, which appears with the first stage so that messages may precede it."""
     if not sys.stderr.isatty() or dumb_terminal():
         yield Stages()
         return
@@ -80,7 +80,7 @@ def stages() -> Iterator[Stages]:
 
 
 def human_time(seconds: float) -> str:
-    """100 -> "about 2 minutes"."""
+    """Return "about 2 minutes" for 100."""
     if seconds < 90:
         return f"about {counted(max(round(seconds), 1), 'second')}"
     if seconds < 90 * 60:

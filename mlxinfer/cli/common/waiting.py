@@ -1,4 +1,4 @@
-"""Progress line of a terminal before the first text; the text erases it."""
+"""Status line of a terminal before the first text, which erases it."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 NOTE_S = 0.25
-"""Seconds between two looks at what is going on."""
+"""Seconds between two updates."""
 
 
 class StatusLine:
-    """A line that says what is going on, as long as the cursor is at the beginning of a line."""
+    """Status line, shown while the cursor is at the start of a line."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """`stream` is where the line is shown; standard output where it is None."""
+        """Create a line on `stream`, by default standard output."""
         self._stream = stream
         self._note: Callable[[], str] = str
         self._shown = ""
-        """The note on the screen."""
+        """Note on the screen."""
         self._fresh = True
-        """The cursor is at the beginning of a line, where a note may stand."""
+        """True if the cursor is at the start of a line."""
         self._lock = Lock()
         self._ended = Event()
 
     def begin(self, note: Callable[[], str]) -> None:
-        """Show what `note` says, from time to time, until `end`."""
+        """Show `note()` periodically until `end`."""
         self._note, self._fresh, self._ended = note, True, Event()
         self.show()
         Thread(target=self._follow, args=(self._ended,), daemon=True).start()
 
     def write(self, text: str) -> None:
-        """Text for standard output, in the place of the line."""
+        """Write text to standard output in place of the line."""
         if text:
             with self._lock:
                 self._erase()
@@ -45,7 +45,7 @@ class StatusLine:
                 _write(sys.stdout, text)
 
     def stop(self) -> None:
-        """Nothing further is shown; what is on the screen stays until the next text, or `end`."""
+        """Stop updates; the note stays until the next text or `end`."""
         self._ended.set()
 
     def end(self) -> None:
@@ -54,12 +54,12 @@ class StatusLine:
             self._erase()
 
     def _follow(self, ended: Event) -> None:
-        with suppress(OSError, ValueError):  # the terminal is gone, which the main thread will find out
+        with suppress(OSError, ValueError):  # the terminal has closed; the main thread reports it
             while not ended.wait(NOTE_S):
                 self.show()
 
     def show(self) -> None:
-        """Look at what is going on, and show it."""
+        """Update the note."""
         with self._lock:
             if self._fresh and not self._ended.is_set():
                 note = self._note()
@@ -79,7 +79,7 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 def reading(llm: LLM) -> tuple[int, int] | None:
-    """(tokens read, tokens in all) of the prompt that the engine is reading; None when it is not reading one."""
+    """Return (tokens read, total tokens) of the prompt during prefill; otherwise None."""
     for sequence in llm.engine.scheduler.running:
         if sequence.num_computed_tokens < len(sequence.prompt):
             return sequence.num_computed_tokens, len(sequence.prompt)
@@ -90,11 +90,11 @@ class Progress:
     """Progress of a request before its first text."""
 
     def __init__(self, reads: Callable[[], tuple[int, int] | None]) -> None:
-        """`reads` is `reading` of a model."""
+        """Create the progress; `reads` is `reading` of a model."""
         self._reads = reads
         self.writing = False
         self._first: tuple[float, int] | None = None
-        """First look at the prompt: seconds of `perf_counter`, and tokens that had been read."""
+        """First observation of the prompt: (seconds of `perf_counter`, tokens read)."""
 
     def note(self) -> str:
         if self.writing:

@@ -1,4 +1,4 @@
-"""What `mlxinfer doctor` finds out."""
+"""Findings of `mlxinfer doctor`."""
 
 from __future__ import annotations
 
@@ -35,43 +35,43 @@ from ..common.console import human_bytes
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
 _BYTES_PER_WEIGHT = {"4 bits": 4.5 / 8, "8 bits": 8.5 / 8, "16 bits": 2.0}
 _CACHE_SHARE = 0.15
-"""Share of the usable memory that is left to cache and activations when the largest model is estimated."""
+"""Fraction of the usable memory reserved for cache and activations in the estimate of the largest model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """This machine."""
+    """Findings about this machine."""
 
     device: str
-    """Name of the processor, and whether it is a GPU or a CPU."""
+    """Name of the processor, with GPU or CPU."""
     cpu_kernels: str
-    """Which CPU kernels are in use, or why none are; empty on a GPU."""
+    """CPU kernels in use, or the reason for none; "" on a GPU."""
     gpu_kernels: str
-    """Which GPU kernels are in use, or why none are; empty on a CPU."""
+    """GPU kernels in use, or the reason for none; "" on a CPU."""
     compute_dtype: str
-    """The default of `--dtype` here."""
+    """Default of `--dtype` on this machine."""
     memory_bytes: int
-    """All memory that the process may be given."""
+    """Memory limit of the process."""
     memory_source: str
-    """What sets that limit: the device, a container."""
+    """Source of that limit, such as the device or a container."""
     usable_bytes: int
     """Memory for weights, cache and activations."""
     largest_model: dict[str, int]
-    """Parameters of the largest model that fits, by how its weights are stored."""
+    """Parameters of the largest model that fits, by weight format."""
     versions: dict[str, str | None]
-    """Package to version; None where it is not installed."""
+    """Package to version; None if not installed."""
     models: dict[str, str | None]
     """Model to path; None for an alias that is not installed."""
     missing: list[str]
-    """What is not here, with the command that gets it."""
+    """Missing parts, each with the command that installs it."""
     float32: str = ""
-    """How exact `--dtype float32` is here; empty where it is as exact as it says."""
+    """Accuracy of `--dtype float32` on this machine; "" if exact."""
     gpu_products: list[str] = field(default_factory=list)
-    """How products of few rows are computed on the GPU, for each format that was tried; empty on a CPU."""
+    """Implementation of small-batch products on the GPU, per tried format; empty on a CPU."""
     packed_copies: str = ""
-    """Where packed matrices are kept, and their size; empty where none are."""
+    """Folder and size of packed copies; "" without any."""
     wired: str = ""
-    """How much memory is wired, so that the system never moves it out; empty on a CPU."""
+    """Wired memory, which the system never pages out; "" on a CPU."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
@@ -151,7 +151,7 @@ def _version(package: str) -> str | None:
 
 
 def _missing(models_here: set[str]) -> list[str]:
-    """What is not here, and what that costs or which command gets it."""
+    """Return missing parts, each with its cost or installation command."""
     lines = []
     if not mx.metal.is_available() and not is_gpu():
         lines.append("no Apple GPU: models run on the CPU")
@@ -173,32 +173,32 @@ _WIDTHS = ("16", "8", "4")
 
 @dataclass(frozen=True, slots=True)
 class ModelDiagnosis:
-    """A model, from the headers of its checkpoint."""
+    """Findings about a model, from its checkpoint's headers."""
 
     name: str
-    """Its name as typed, or that of its file."""
+    """Name as typed, or the file's."""
     model_type: str
-    """Architecture, as its config names it."""
+    """Architecture in the config."""
     dtype: str
-    """What it computes in."""
+    """Dtype of computation."""
     kv: str
-    """Format of the cache."""
+    """Format of the KV cache."""
     token_bytes: float
-    """Bytes of cache for each further token of context; 0 where that is not known."""
+    """Bytes of cache per token of context; 0 if unknown."""
     layers: list[str]
-    """What each group of layers keeps in the cache."""
+    """Cache contents of each group of layers."""
     attention: list[str]
-    """What computes the attention of each group of layers."""
+    """Attention implementation of each group of layers."""
     plan: dict[str, Any] | None = None
-    """A `MemoryPlan`, in bytes; None where the model does not fit, or its sizes are not known."""
+    """Memory plan in bytes; None if the model does not fit or its sizes are unknown."""
     problem: str = ""
-    """Why there is no plan."""
+    """Reason for a missing plan."""
     notes: tuple[str, ...] = ()
-    """Lines about the model that the user should know."""
+    """Notes about the model."""
     context_tokens: dict[str, int] | None = None
-    """Tokens of one sequence that fit in memory, by the bits of the cache; the model itself may allow fewer."""
+    """Tokens of one sequence that fit in memory, by bits of the cache; the model may allow fewer."""
     sizes: list[SizeChange] = field(default_factory=list)
-    """Why the weights take other bytes in memory than in the files."""
+    """Differences between weights in memory and in the files."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}", *self.notes]

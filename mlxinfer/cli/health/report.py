@@ -1,19 +1,23 @@
-"""`mlxinfer doctor --report`: everything about a machine that helps to find out why something fails or is slow there, in one file.
+"""Report of `mlxinfer doctor --report`: one file about a machine for finding faults and slowness.
 
-The file says nothing about whose machine it is, and contains no prompt: see `private.py`.
+The file does not identify the machine's owner and has no prompts.
 """
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import platform
+import re
 import resource
 import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +32,6 @@ from ...loading.load import meta_model
 from ...util.device import is_gpu, memory_limit, wired_limit
 from ..common.console import human_bytes
 from .diagnosis import Diagnosis, diagnose, diagnose_model
-from .private import settings_of, without_private
 
 _FORMATS = ("16", "8", "4")
 _DEMO = "smollm2"
@@ -36,16 +39,23 @@ _FAILURES = (
     *(MLXInferError, ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError),
     subprocess.SubprocessError,
 )
-"""What a part may end with: everything but being interrupted, and running out of memory."""
+"""Errors that a part of the report may raise: all but interrupts and lack of memory."""
 _SYSTEM_SECONDS = 20.0
-"""The longest that a question to the system may take."""
+"""Maximum seconds of a system command."""
 
 
 _TITLE = "# mlxinfer doctor\n"
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
+_SECRET_VALUE = re.compile(r"\b(?:hf|sk|ghp|gho|github_pat)[-_][A-Za-z0-9_-]{8,}")
+_HOMES = re.compile(r"(?:/private)?/(?:Users|home)/[^/\s:;,'\"]+")
+_NETWORK = re.compile(r"\b\w+://[^\s/@]+@")
+HIDDEN = "(hidden)"
+_LEAST_NAME = 2
+"""Minimum letters of a name; a single letter would match everywhere."""
 
 
 def is_report(file: Path) -> bool:
-    """Whether this file was written by an earlier call, and may be replaced."""
+    """Return True for a report of an earlier call, which may be replaced."""
     try:
         with file.open("rb") as opened:
             return opened.read(len(_TITLE)) == _TITLE.encode()
@@ -54,9 +64,9 @@ def is_report(file: Path) -> bool:
 
 
 def report(model: str | None) -> str:
-    """Markdown. `model` is the one to load and to measure; None takes SmolLM2 if it is installed. A part that fails says why."""
+    """Return the report in Markdown. `model` is measured; None means SmolLM2 if installed. A failed part has its error."""
     chosen = model or (_DEMO if any(found.name == _DEMO for found in local_models()) else None)
-    look = cache(diagnose)  # which measures products on a GPU
+    look = cache(diagnose)  # measures products on a GPU
     parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
         ("machine", lambda: _machine(look())),
         ("versions", lambda: _versions(look())),
@@ -74,7 +84,7 @@ def report(model: str | None) -> str:
 
 
 def _safely(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
-    """A report is wanted most where something is broken, so no part may prevent the others."""
+    """Yield a part's lines, or its error: a broken part must not prevent the others."""
     try:
         yield from lines()
     except _FAILURES as error:
@@ -95,7 +105,7 @@ def _machine(found: Diagnosis) -> Iterator[str]:
 
 
 def _gpu_cores() -> str:
-    """As macOS counts them; MLX does not know."""
+    """Return the number of GPU cores by macOS, which MLX does not report."""
     if sys.platform != "darwin":
         return "not known"
     command = ["system_profiler", "SPDisplaysDataType", "-json"]
@@ -156,7 +166,7 @@ def _directory(path: Path) -> str:
 
 
 def _socket_in(directory: Path) -> str:
-    """Whether one can be made: it is, and removed again."""
+    """Create and remove a socket, and return the result."""
     if not directory.is_dir():
         return "not tried, as its directory is missing"
     place = directory / f"try{os.getpid()}.sock"
@@ -172,7 +182,7 @@ def _socket_in(directory: Path) -> str:
 
 
 def _attention(model: str | None) -> Iterator[str]:
-    """What attends in each layer, for each width of the cache: with which kernels, or why not."""
+    """Yield the attention kernels of each layer for each cache width, or the reason for none."""
     if model is None:
         yield f"no model: install {_DEMO}, or name one"
         return
@@ -195,7 +205,7 @@ def _plan(model: str | None) -> Iterator[str]:
 
 
 def _speed(model: str | None) -> Iterator[str]:
-    """A short measurement, on the way that every request takes."""
+    """Yield a short measurement through the normal path of requests."""
     if model is None:
         return
     from ...bench.machine import measure_machine
@@ -218,5 +228,52 @@ def _speed(model: str | None) -> Iterator[str]:
 
 
 def _public(model: str) -> str:
-    """A model's name without the directories it lies in."""
+    """Return a model's name without its directories."""
     return Path(model).name if os.path.exists(os.path.expanduser(model)) else model
+
+
+def without_private(text: str) -> str:
+    """Return the text with the home directory as `~`, and names of user and machine, keys and passwords hidden."""
+    for value in _secrets(os.environ):
+        text = text.replace(value, HIDDEN)
+    text = _SECRET_VALUE.sub(HIDDEN, text)
+    text = _NETWORK.sub(f"{HIDDEN}@", text)
+    for home in _homes():
+        text = re.sub(re.escape(home) + r"(?=[/\s:;,'\")]|$)", "~", text, flags=re.MULTILINE)
+    text = _HOMES.sub("~", text)
+    for name, instead in _names():
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", instead, text, flags=re.IGNORECASE)
+    return text
+
+
+def settings_of(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment variables of MLX and this project; keys only as set or unset."""
+    chosen = {name: value for name, value in sorted(environment.items()) if name.startswith("MLX")}
+    return {name: HIDDEN if _SECRET.search(name) else value for name, value in chosen.items()}
+
+
+def _secrets(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield values of variables whose names suggest keys."""
+    yield from sorted((value for name, value in environment.items() if _SECRET.search(name) and len(value) >= 6), key=len, reverse=True)
+
+
+def _homes() -> list[str]:
+    """Return all spellings of the home directory and the user's temporary directory, longest first."""
+    found = {os.path.expanduser("~"), os.environ.get("HOME", ""), str(Path.home()), os.path.realpath(os.path.expanduser("~"))}
+    found |= {tempfile.gettempdir()} if len(Path(tempfile.gettempdir()).parts) > 3 else set()
+    return sorted((home for home in found if home not in ("", "/")), key=len, reverse=True)
+
+
+def _names() -> list[tuple[str, str]]:
+    """Return (name, placeholder) of the user and the machine."""
+    users = {os.environ.get("USER", ""), os.environ.get("LOGNAME", "")}
+    with suppress(ImportError, KeyError, OSError):  # the user is not in the system's database
+        users.add(getpass.getuser())
+    with suppress(ImportError, KeyError):
+        import pwd
+
+        users |= set(re.split(r"[\s,]+", pwd.getpwuid(os.getuid()).pw_gecos))
+    hosts = {platform.node(), socket.gethostname(), platform.node().partition(".")[0]}
+    pairs = [(name, "USER") for name in users] + [(name, "HOST") for name in hosts]
+    pairs = [(name, instead) for name, instead in pairs if len(name) >= _LEAST_NAME and name not in ("root", "localhost")]
+    return sorted(pairs, key=lambda pair: len(pair[0]), reverse=True)

@@ -1,1 +1,1 @@
-"""The chat in the terminal: the conversation, its commands, reading lines and writing answers."""
+"""Chat in the terminal: conversation, commands, input and output."""

@@ -1,4 +1,4 @@
-"""What comes into a chat from outside, and leaves it: files that a message names, and the clipboard."""
+"""Files named in messages, and the clipboard."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), 
 
 
 def with_files(message: str) -> tuple[str, list[str]]:
-    """A message with the contents of the files that it names as `@path` (in double quotes, if there are spaces in it) below it, and a line
-    about each. What names no file stays as it is. Raises `PromptError` for a file that cannot be read, is too large or is no text."""
+    """Return the message with the contents of files named as `@path` (in double quotes for spaces) below it, and a note per file.
+
+    A `@path` without a file stays text. Raises `PromptError` for a file that is unreadable, too large or not text.
+    """
     told, blocks = [], []
     for quoted, word in _NAMED.findall(message):
         path = _file(quoted or word)
@@ -33,7 +35,7 @@ def with_files(message: str) -> tuple[str, list[str]]:
 
 
 def _file(name: str) -> Path | None:
-    """The file that is named, punctuation at the end of a sentence left aside."""
+    """Return the named file, without punctuation at the end of a sentence; None if it does not exist."""
     for text in (name, name.rstrip(".,;:!?)")):
         path = Path(text).expanduser()
         try:
@@ -45,8 +47,10 @@ def _file(name: str) -> Path | None:
 
 
 def copy_to_clipboard(text: str) -> None:
-    """By the system's own program where there is one, else by asking the terminal (OSC 52), which also works over ssh. Raises
-    `PromptError` where there is neither."""
+    """Copy text by the system's program or, without one, by the terminal (OSC 52), which also works over ssh.
+
+    Raises `PromptError` without either.
+    """
     for command in _CLIPBOARDS:
         if shutil.which(command[0]) and (command[0] == "pbcopy" or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
             done = subprocess.run(command, input=text.encode(), check=False, capture_output=True, timeout=10)

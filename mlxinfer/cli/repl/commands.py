@@ -1,4 +1,4 @@
-"""What a user can tell a chat to do: the commands that begin with a slash."""
+"""Slash commands of the chat."""
 
 from __future__ import annotations
 
@@ -27,34 +27,34 @@ if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 Result = Union[str, Shown, Generator[Chunk, None, None]]
-"""Results of commands: a text, turns of the conversation, or an answer of the model."""
+"""Result of a command: a text, turns of the conversation, or an answer of the model."""
 
 
 class Leave(Exception):
-    """The user wants to go."""
+    """The user leaves the chat."""
 
 
 @dataclass(slots=True)
 class Session:
-    """A conversation and what surrounds it on this screen."""
+    """State of a chat: the conversation and its surroundings."""
 
     conversation: Conversation
-    """The conversation that goes on."""
+    """Present conversation."""
     archive: Archive | None = None
-    """Keeps the conversation after every turn; None where nothing is kept."""
+    """Saves the conversation after each turn; None to save nothing."""
     stats: bool = True
-    """Whether a line about speed follows every answer."""
+    """True if a line about speed follows each answer."""
     runner: ToolRunner | None = None
-    """Runs the calls that the model asks for; None without tools."""
+    """Runs the model's tool calls; None without tools."""
     file: Path | None = None
-    """Where the conversation was saved to or loaded from by the user."""
+    """File that the user saved to or loaded from."""
     switch: Callable[[str], LLM] | None = None
-    """Closes the model and opens another one, by what that is asked for by; None where there is only this one."""
+    """Replaces the model by another one, given by name; None if the model is fixed."""
     folded: bool = True
-    """Whether what a model thinks is shown as one line instead of in full."""
+    """True if reasoning is shown as one line instead of in full."""
 
     def keep(self) -> None:
-        """Write the conversation to the state folder. A disk that refuses is told once and does not end the chat."""
+        """Save the conversation in the state folder. A disk error is reported once and does not end the chat."""
         if self.archive is None:
             return
         try:
@@ -64,7 +64,7 @@ class Session:
             tell(f"this conversation is no longer kept: {error}", problem=True)
 
     def restore(self, saved: Saved, *, archived: Path | None = None) -> Shown:
-        """Continue a saved conversation; `archived` is its file in the state folder. Returns its last exchange."""
+        """Continue a saved conversation, whose file in the state folder is `archived`. Returns its last exchange."""
         self.conversation.restore(saved)
         if self.archive:
             self.archive.renew()
@@ -81,14 +81,14 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What a command does, what follows its name, and its line in the help."""
+    """A slash command."""
 
     run: Callable[[Session, str], Result]
-    """What it does, with what follows its name."""
+    """Function of the session and the argument."""
     argument: str
-    """What follows its name, for the help; "" for nothing."""
+    """Argument in the help; "" for none."""
     help: str
-    """Its line in the help."""
+    """Line in the help."""
 
 
 def _help(session: Session, argument: str) -> str:
@@ -164,7 +164,7 @@ def _load(session: Session, argument: str) -> Shown:
 
 
 def _path(argument: str) -> Path | None:
-    """A file's name, in quotes or with backslashes as in a shell, or as it is."""
+    """Return the path in the argument, which may be quoted or escaped as in a shell."""
     try:
         words = shlex.split(argument)
     except ValueError:
@@ -217,7 +217,7 @@ def _stats_setting(session: Session) -> str:
 
 
 def _value(text: str) -> object:
-    """A number, true, false, a list or an object as in JSON; none; anything else is text."""
+    """Return a JSON value, None for "none", or the text itself."""
     if text == "none":
         return None
     try:
@@ -328,12 +328,12 @@ _COMMAND = re.compile(r"\s*(/(?:[A-Za-z]+!?|\?))(?:\s+(.*))?", re.DOTALL)
 
 
 def is_command(line: str) -> bool:
-    """Whether a line is a command and no message."""
+    """Return True for a command, False for a message."""
     return _COMMAND.fullmatch(line) is not None
 
 
 def obey(session: Session, line: str) -> Result:
-    """Run the command in a line. Raises `MLXInferError` for an unknown or wrong one, `Leave` to end."""
+    """Run a command. Raises `MLXInferError` for an unknown or invalid one, `Leave` to end the chat."""
     found = _COMMAND.fullmatch(line)
     assert found is not None
     name, argument = found.group(1).lower(), (found.group(2) or "").strip()

@@ -1,11 +1,11 @@
-"""A conversation with a model: what was said, how it is sampled, how much of the context it takes. No terminal in here."""
+"""A conversation with a model: turns, sampling parameters and use of the context, without any terminal."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from ...config import chat_params, flags_of, settings
@@ -14,7 +14,6 @@ from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
 from ..common.console import did_you_mean
 from ..common.waiting import reading
-from .said import Said
 from .saved import Saved
 
 if TYPE_CHECKING:
@@ -22,20 +21,68 @@ if TYPE_CHECKING:
     from ...engine.text.chat_prompt import ChatPrompt
 
 FIXED = {"n", "logprobs", "adapter", "structure"}
-"""Sampling fields that have no meaning in a chat, or are chosen at its start."""
+"""Sampling fields that are meaningless in a chat or fixed at its start."""
 
 SETTABLE = tuple(field.name for field in fields(SamplingParams) if field.name not in FIXED)
-"""Sampling fields that /set changes."""
+"""Sampling fields that /set can change."""
 
 
 def check_template(llm: LLM) -> None:
-    """Raise `PromptError` for a model that cannot chat."""
+    """Raise `PromptError` for a model without a chat template."""
     if llm.tokenizer.chat_template is None:
         raise PromptError(f"{llm.name} has no chat template, so it cannot chat: mlxinfer run continues a text with it")
 
 
+@dataclass(slots=True)
+class PartialAnswer:
+    """Collects the chunks of an answer."""
+
+    token_ids: list[int] = field(default_factory=list)
+    """Token ids of the answer."""
+    _content: list[str] = field(default_factory=list)
+    _reasoning: list[str] = field(default_factory=list)
+    _calls: list[tuple[str, str, list[str]]] = field(default_factory=list)
+
+    def add(self, chunk: Chunk) -> None:
+        """Add the next chunk."""
+        self.token_ids += chunk.token_ids
+        self._content.append(chunk.text)
+        if chunk.reasoning:
+            self._reasoning.append(chunk.reasoning)
+        for delta in chunk.tool_calls:
+            if delta.name is not None:
+                self._calls.append((delta.id or "", delta.name, []))
+            self._calls[delta.index][2].append(delta.arguments)
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """Return the answer's tool calls."""
+        return tuple(ToolCall(call_id, name, "".join(pieces)) for call_id, name, pieces in self._calls)
+
+    def turn(self, *, ended: bool) -> dict[str, Any]:
+        """Return the answer as a message; calls of a stopped answer are dropped."""
+        turn: dict[str, Any] = {"role": "assistant", "content": "".join(self._content)}
+        if self._reasoning:
+            turn["reasoning"] = "".join(self._reasoning)
+        if ended and self._calls:
+            functions = [(call.id, {"name": call.name, "arguments": call.arguments}) for call in self.calls]
+            turn["tool_calls"] = [{"id": call_id, "type": "function", "function": function} for call_id, function in functions]
+        return turn
+
+    def goes_on(self, prompt: ChatPrompt, text: str) -> ChatPrompt:
+        """Return the prompt that continues the answer; `text` is its text so far, with special tokens."""
+        form, begun = prompt.format.reasoning, ""
+        if form is not None and form.end.strip() not in text:
+            thinks = bool(self._reasoning) or prompt.begun.rstrip().endswith(form.begin.strip())
+            begun = form.begin if thinks else ""
+        return replace(prompt, token_ids=[*prompt.token_ids, *self.token_ids], begun=begun)
+
+
 class Conversation:
-    """`ask` streams the next answer. Whatever ends it, the text so far stays; a message without an answer becomes the `draft` again."""
+    """A conversation whose `ask` streams the next answer.
+
+    The text so far is kept whatever ends the answer. A message without any answer becomes the `draft` again.
+    """
 
     def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None, source: str = "", tools: Tools | None = None) -> None:
         check_template(llm)
@@ -43,9 +90,9 @@ class Conversation:
         self._source = source
         self._tools = tools or {}
         self._cut: ChatPrompt | None = None
-        """Prompt and answer of the last turn, where more of the answer could follow."""
+        """Prompt with the last answer, if that answer can continue."""
         self.calls: tuple[ToolCall, ...] = ()
-        """The calls that the last answer asks for: `give` brings their results."""
+        """Tool calls of the last answer; `give` receives their results."""
         self.params = params
         self.system = system
         self.turns: list[dict[str, Any]] = []
@@ -53,9 +100,9 @@ class Conversation:
         self.finish_reason: FinishReason | None = None
         self.context_used = 0
         self.draft = ""
-        """A message that has no answer, for the user to edit and send again."""
+        """Message without an answer, for the user to edit and send again."""
         self._retries = 0
-        """Number of times that the last message was answered again."""
+        """Number of retries of the last message."""
 
     @property
     def name(self) -> str:
@@ -71,12 +118,12 @@ class Conversation:
 
     @property
     def last_message(self) -> str | None:
-        """The user's last message; None where there is none."""
+        """User's last message; None without one."""
         return next((turn["content"] for turn in reversed(self.turns) if turn["role"] == "user"), None)
 
     @property
     def effective_params(self) -> SamplingParams:
-        """`params`; where a field was left out what the model's authors recommend, or what suits a conversation."""
+        """`params` with unset fields replaced by the authors' recommendation or the chat's default."""
         return self.params.resolved(chat_params(self._llm.default_params))
 
     @property
@@ -84,8 +131,8 @@ class Conversation:
         return [*_system(self.system), *self.turns]
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
-        """Chunks of the answer. Raises `PromptError` when the conversation no longer fits in the context."""
-        self.draft = text  # before anything is read: it must not be lost if that is stopped at once
+        """Stream the answer to a message. Raises `PromptError` if the conversation exceeds the context."""
+        self.draft = text  # first, so that an immediate stop does not lose it
         self._retries = 0
         return self._reply(text)
 
@@ -93,8 +140,10 @@ class Conversation:
         yield from self._answer(self._prompt([{"role": "user", "content": text}]), text)
 
     def retry(self) -> Generator[Chunk, None, None]:
-        """Another answer to the last message, in place of the one that it has; if it is stopped before its first token, that one stays.
-        A seed that was set is another one for each retry. Raises `PromptError` where there is none."""
+        """Stream a replacement of the last answer, which stays if the replacement stops before its first token.
+
+        Each retry uses a different seed derived from the set one. Raises `PromptError` without a message.
+        """
         if self.last_message is None:
             raise PromptError("Nothing to retry: no message has been sent yet.")
         before, used = list(self.turns), self.context_used
@@ -107,7 +156,7 @@ class Conversation:
                 self.turns, self.context_used, self.draft = before, used, ""
 
     def give(self, results: Sequence[str]) -> Generator[Chunk, None, None]:
-        """The results of `calls`, in order, and the answer to them."""
+        """Add the results of `calls`, in order, and stream the next answer."""
         pairs = zip(self.calls, results, strict=True)
         turns = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": result} for call, result in pairs]
         self.calls = ()
@@ -115,7 +164,7 @@ class Conversation:
         yield from self._answer(self._prompt([]), "")
 
     def _prompt(self, further: list[dict[str, Any]]) -> ChatPrompt:
-        """Raises `PromptError` if it does not fit in the context."""
+        """Return the prompt. Raises `PromptError` if it exceeds the context."""
         messages = [*self.messages, *further]
         try:
             return self._llm.chat_prompt(messages, tools=list(self._tools.values()))
@@ -124,7 +173,7 @@ class Conversation:
             raise
 
     def resume(self) -> Generator[Chunk, None, None]:
-        """More of the last answer, which was stopped or reached `max_tokens`. Raises `PromptError` if it ended by itself."""
+        """Continue an answer that was stopped or reached `max_tokens`. Raises `PromptError` if the answer was complete."""
         if not self._cut:
             raise PromptError(
                 "Nothing to continue: the last answer is complete." if self.turns else "Nothing to continue: there is no answer yet."
@@ -141,11 +190,11 @@ class Conversation:
             )
 
     def _answer(self, prompt: ChatPrompt, text: str | None) -> Generator[Chunk, None, None]:
-        """`text` is the user's message, empty where there is none; None goes on with the last answer."""
+        """Stream an answer; `text` is the user's message, "" for tool results, None to continue the last answer."""
         ids = prompt.token_ids
         self._check_size(len(ids))
         self.usage, self.finish_reason, self.calls = None, "cancelled", ()
-        params, said = self.effective_params, Said()
+        params, said = self.effective_params, PartialAnswer()
         if self._retries and params.seed is not None:
             params = replace(params, seed=params.seed + self._retries)
         try:
@@ -173,11 +222,11 @@ class Conversation:
         self.turns.append(turn)
 
     def reading(self) -> tuple[int, int] | None:
-        """(tokens read, tokens in all) of the prompt that the engine is reading; None when it is not reading one."""
+        """Return (tokens read, total tokens) of the prompt during prefill; otherwise None."""
         return reading(self._llm)
 
     def why_stopped(self) -> str:
-        """Which limit ended the last answer, and what to do; empty where none did."""
+        """Return the limit that ended the last answer and the remedy, or ""."""
         if self.finish_reason != "length":
             return ""
         if self.context_used >= self.context_size:
@@ -189,7 +238,7 @@ class Conversation:
         self.calls = ()
 
     def undo(self) -> str:
-        """Take the last message and its answer back; the message becomes the `draft`. Raises `PromptError` where there is none."""
+        """Remove the last message with its answer; the message becomes the `draft`. Raises `PromptError` without a message."""
         last = max((i for i, turn in enumerate(self.turns) if turn["role"] == "user"), default=None)
         if last is None:
             raise PromptError("Nothing to undo: no message has been sent yet.")
@@ -198,7 +247,7 @@ class Conversation:
         return self.draft
 
     def trim(self, count: int | None = None) -> int:
-        """Drop the `count` oldest messages with their answers, or as many as leave half of the context free. Returns how many."""
+        """Drop the `count` oldest messages with their answers, by default until half of the context is free. Returns the number."""
         starts = [i for i, turn in enumerate(self.turns) if turn["role"] == "user"]
         if count is None:
             half = self.context_size // 2
@@ -208,8 +257,10 @@ class Conversation:
         return count
 
     def make_room(self, text: str) -> int:
-        """Drop the oldest messages with their answers until `text` has room in three quarters of the context. Returns how many; 0, and
-        nothing is dropped, where it never has."""
+        """Drop the oldest messages with their answers until all fits with `text` in three quarters of the context.
+
+        Returns the number; 0 without any change if `text` alone is too long.
+        """
         starts = [i for i, turn in enumerate(self.turns) if turn["role"] == "user"]
         limit, message = self.context_size * 3 // 4, [{"role": "user", "content": text}]
         for count in range(1, len(starts) + 1):
@@ -220,7 +271,7 @@ class Conversation:
         return 0
 
     def use(self, switch: Callable[[str], LLM], name: str) -> None:
-        """Go on with another model. Raises `MLXInferError`, and then goes on with this one."""
+        """Continue with another model. Raises `MLXInferError` and keeps the present one."""
         before, source = self._llm, self._source or self._llm.name
         try:
             self._llm = switch(name)
@@ -233,11 +284,11 @@ class Conversation:
         self._source, self.context_used, self._cut, self.calls = name, used, None, ()
 
     def count_text(self, text: str) -> int:
-        """Tokens of a text by itself."""
+        """Return the number of tokens of a text."""
         return len(self._llm.tokenizer.encode(text))
 
     def token_counts(self) -> list[tuple[str, int]]:
-        """What takes how many tokens of the context, roughly: the parts by themselves, without the template's words between them."""
+        """Return (part, approximate tokens) of the context, without the template's tokens between the parts."""
         found = [("system message", self.count_text(self.system))] if self.system else []
         for turn in self.turns:
             found.append((f"{turn['role']}: {' '.join(turn['content'].split())[:40]}", self.count_text(turn["content"])))
@@ -248,7 +299,7 @@ class Conversation:
         self.turns, self.context_used = turns, self._count(turns)
 
     def _count(self, turns: list[dict[str, Any]]) -> int:
-        """Tokens that these turns take after the system message."""
+        """Return the tokens of these turns after the system message."""
         if not turns:
             return 0
         from ...output_format import messages_for_template
@@ -266,7 +317,7 @@ class Conversation:
         self.params = replace(self.params, **{name: value})
 
     def setting(self, name: str, value: object = None) -> str:
-        """The field that a user means, and wants to have this `value`. Raises `SamplingError` that lists what there is."""
+        """Return the field for a user's name and `value`. Raises `SamplingError` with the list of fields."""
         field = name.lower().replace("-", "_")
         chosen = {"adapter": "--adapter", **{one.name: flags_of(one, how)[0] for one, how in settings()}}
         if field in chosen and field not in SETTABLE:
@@ -276,11 +327,11 @@ class Conversation:
         return field
 
     def snapshot(self) -> Saved:
-        """What a file keeps of this conversation."""
+        """Return the saved form of the conversation."""
         return Saved(list(self.turns), self.system, self.params, self.name, self._source)
 
     def restore(self, saved: Saved) -> None:
-        """Go on with a saved conversation. Raises `MLXInferError` where the model's template refuses it, and then changes nothing."""
+        """Continue a saved conversation. Raises `MLXInferError` without any change if the model's template refuses it."""
         before = self.system
         self.system = saved.system
         try:

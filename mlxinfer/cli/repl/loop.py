@@ -1,4 +1,4 @@
-"""Read, answer, repeat."""
+"""Main loop of the chat."""
 
 from __future__ import annotations
 
@@ -19,17 +19,19 @@ from .shown import Shown
 from .terminal import Keyboard, Writer, bar, writer
 
 FAILED = 2
-"""Exit code of a chat over a pipe in which a message or a command failed."""
+"""Exit code of a piped chat in which a message or a command failed."""
 FIRST_STEPS = """\
 Enter sends, Alt-Enter starts a new line. Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches your history.
 @FILE in a message adds the file's text. /undo removes the last message, /retry answers it again.
 Conversations stay on this machine, for you alone: mlxinfer chat --continue continues the last one, --no-keep keeps none."""
-"""Told the first time, when there is no history of messages yet."""
+"""Introduction for users without a history of messages."""
 
 
 def converse(session: Session, shown: Shown | None = None) -> int:
-    """Until the input ends or the user leaves; `shown` is what a continued conversation has already. Returns the exit code; only errors
-    that end the program come out of here."""
+    """Chat until the input ends or the user leaves, and return the exit code. `shown` are the turns of a continued conversation.
+
+    Raises only errors that end the program.
+    """
     interactive = sys.stdin.isatty() and sys.stdout.isatty()
     new_here = interactive and not (state_folder() / "history").exists()
     chat = Chat(session, _reader(session, interactive), writer(lambda: session.folded), interactive)
@@ -55,7 +57,7 @@ def _reader(session: Session, interactive: bool) -> Reader:
 
 
 class Chat:
-    """The loop: reads a line, obeys or answers it, and says what went wrong."""
+    """Loop that reads a line, runs the command or answers the message, and reports errors."""
 
     def __init__(self, session: Session, reader: Reader, out: Writer, interactive: bool) -> None:
         self.session = session
@@ -66,7 +68,7 @@ class Chat:
         self._code = 0
 
     def run(self) -> int:
-        """Returns the exit code."""
+        """Run the loop and return the exit code."""
         hint_given = False
         while True:
             try:
@@ -98,7 +100,7 @@ class Chat:
             return ""
 
     def _handle(self, line: str) -> None:
-        """A command or a message. Errors are told, and the chat goes on."""
+        """Handle a command or a message. Errors are reported and the chat continues."""
         try:
             if is_command(line):
                 result = obey(self.session, line)
@@ -114,14 +116,14 @@ class Chat:
             self._fail(error)
 
     def show(self, shown: Shown) -> None:
-        """Turns of the conversation; a pipe gets answers alone, unless the user asked for the turns."""
+        """Show turns of the conversation; a pipe gets them only on request."""
         if shown.told:
             tell(shown.told)
         if self._interactive or shown.asked:
             shown.write(self._out)
 
     def _ask(self, line: str) -> None:
-        """Send a message with the files that it names. On a terminal, the oldest messages make room for it where the context is full."""
+        """Send a message with its files. On a terminal, the oldest messages are dropped if the context is full."""
         conversation = self.session.conversation
         text, files = with_files(line)
         for file in files:
@@ -161,7 +163,7 @@ class Chat:
         self._run_calls()
 
     def _run_calls(self) -> None:
-        """Run what the model asks for, as far as the user agrees, and let it go on with the results."""
+        """Run the model's tool calls that the user accepts, and continue with the results."""
         conversation, runner = self.session.conversation, self.session.runner
         if runner is not None and conversation.calls:
             self.keyboard.restore()

@@ -1,4 +1,4 @@
-"""Long texts as a few characters: a message that is pasted, that comes back to the prompt, or that is shown again."""
+"""Folds long texts: pasted, edited again, or shown again."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import re
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 
 LONG_LINES, LONG_CHARACTERS = 12, 2000
-"""Above these a text is folded."""
+"""Lines and characters above which a text is folded."""
 _FIRST = 60
-"""Characters of a folded message that are shown."""
+"""Shown characters of a folded message."""
 
 
 def is_long(text: str) -> bool:
-    """A text that would fill the screen."""
+    """Return True for a text that fills the screen."""
     return text.count("\n") >= LONG_LINES or len(text) > LONG_CHARACTERS
 
 
 def size(text: str) -> str:
-    """ "500 lines", or "2,400 characters" of a text with few lines."""
+    """Return "500 lines", or "2,400 characters" for a text with few lines."""
     lines = text.rstrip("\n").count("\n") + 1
     return f"{lines:,} lines" if lines > LONG_LINES else f"{len(text):,} characters"
 
 
 def folded(text: str) -> str:
-    """A message as it is shown again: the start of a long one, and its size."""
+    """Return a message for display: the start of a long one, and its size."""
     if not is_long(text):
         return text
     first = text.strip().partition("\n")[0]
@@ -32,14 +32,14 @@ def folded(text: str) -> str:
 
 
 class Pastes:
-    """Long texts that stand in the line editor as `[500 lines]`."""
+    """Long texts shown in the line editor as `[500 lines]`."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
-        """Text of each paste."""
+        """Text of each mark."""
 
     def fold(self, text: str) -> str:
-        """Text for the line editor: the pasted text itself, or a mark for a long one."""
+        """Return the text for the line editor: the text itself, or a mark for a long one."""
         if not is_long(text):
             return text
         mark, number = f"[{size(text)}]", 1
@@ -50,18 +50,18 @@ class Pastes:
         return mark
 
     def unfold(self, text: str) -> str:
-        """The text with everything that was folded in its place."""
+        """Return the text with each mark replaced by its paste."""
         if not self._texts:
             return text
         return re.sub("|".join(map(re.escape, self._texts)), lambda found: self._texts[found.group()], text)
 
     def mark_before(self, text: str) -> str:
-        """The mark that a text ends with; "" where there is none."""
+        """Return the mark at the end of a text, or ""."""
         return next((mark for mark in self._texts if text.endswith(mark)), "")
 
 
 class UnfoldedFileHistory(FileHistory):
-    """Messages in a file, with everything that was folded in its place."""
+    """History file with unfolded messages."""
 
     def __init__(self, filename: str, pastes: Pastes) -> None:
         self._pastes = pastes
@@ -72,7 +72,7 @@ class UnfoldedFileHistory(FileHistory):
 
 
 class UnfoldedHistory(InMemoryHistory):
-    """The same in memory."""
+    """History in memory with unfolded messages."""
 
     def __init__(self, pastes: Pastes) -> None:
         self._pastes = pastes

@@ -1,4 +1,4 @@
-"""Where the user's messages come from: a line editor on a terminal, or the lines of a pipe."""
+"""Readers of the user's messages: a line editor on a terminal, or the lines of a pipe."""
 
 from __future__ import annotations
 
@@ -25,23 +25,25 @@ from .pastes import Pastes, UnfoldedFileHistory, UnfoldedHistory
 from .saved import Archive
 
 _ROWS_FOR_MENU = 10
-"""Rows of a terminal that has room for suggestions below the line being typed."""
+"""Minimum rows of a terminal for suggestions below the input line."""
 
 
 QUOTES = '"""'
 
 
 class Reader(Protocol):
-    """Where messages come from."""
+    """Source of messages."""
 
     def read(self, draft: str = "") -> str:
-        """The next message, from `draft` on where it can be edited. Raises EOFError at the end, KeyboardInterrupt for Ctrl-C, and
-        `PromptError` for what cannot be a message."""
+        """Return the next message; `draft` is the initial text of an editor.
+
+        Raises EOFError at the end, KeyboardInterrupt for Ctrl-C, and `PromptError` for an invalid message.
+        """
         ...
 
 
 class PipeReader:
-    """A message a line; several lines between triple quotes. On a terminal that cannot edit lines, after a prompt."""
+    """Reads one message per line, or several lines between triple quotes. Shows a prompt on a terminal without line editing."""
 
     def __init__(self, prompt: str = "") -> None:
         self._prompt = prompt
@@ -71,7 +73,7 @@ class PipeReader:
 
 
 class TerminalReader:
-    """A line editor with history and completion, and a bar below that says how full the context is."""
+    """Line editor with history, completion, and a bar with the use of the context."""
 
     def __init__(self, commands: Iterable[str], bar: Callable[[], str], history: Path) -> None:
         self._pastes = Pastes()
@@ -81,7 +83,7 @@ class TerminalReader:
             prompt_continuation=ANSI("\x1b[2m·\x1b[0m "),
             history=_private_history(history, self._pastes),
             completer=_CommandCompleter(commands),
-            # Rows for suggestions are reserved only while there may be some.
+            # Rows for suggestions are reserved only while suggestions are possible.
             complete_while_typing=Condition(self._suggests),
             enable_suspend=True,
             key_bindings=_keys(self._pastes),
@@ -100,7 +102,7 @@ class TerminalReader:
 
     @property
     def _rows(self) -> int:
-        """Rows of the terminal as the line editor counts them: LINES may be that of another terminal, from which this one was opened."""
+        """Return the terminal's rows as counted by the line editor; LINES may be another terminal's."""
         return self._session.output.get_size().rows
 
 
@@ -112,7 +114,7 @@ def unquoted(text: str) -> str:
 
 
 def _private_history(path: Path, pastes: Pastes) -> History:
-    """The history file, which only its owner may read; in memory where it cannot be written."""
+    """Return the history in a file readable by its owner only, or in memory if the file is not writable."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))
@@ -123,7 +125,7 @@ def _private_history(path: Path, pastes: Pastes) -> History:
 
 
 def _keys(pastes: Pastes) -> KeyBindings:
-    """A long text that is pasted is folded. While the history is searched (Ctrl-R), Enter and Ctrl-C belong to the search."""
+    """Return key bindings: fold long pastes; Enter and Ctrl-C belong to a running history search (Ctrl-R)."""
     keys = KeyBindings()
 
     @keys.add("enter", filter=~is_searching)
@@ -165,8 +167,8 @@ def _mark_before_cursor(pastes: Pastes) -> str:
 
 
 class _CommandCompleter(Completer):
-    """Completes commands and what follows them: names of files after /save, /load and @, of settings after /set, of models after /model,
-    and the numbers of kept conversations after /history."""
+    """Completes commands and their arguments: files after /save, /load and @, settings after /set, models after /model, and numbers of
+    conversations after /history."""
 
     def __init__(self, commands: Iterable[str]) -> None:
         self._commands = sorted(commands)
@@ -208,7 +210,7 @@ CHOICES: dict[str, Callable[[str], Iterator[Completion]]] = {
     "/thinking": lambda text: _beginning_with(text, ("folded", "full")),
     "/system": lambda text: _beginning_with(text, ("none",)),
 }
-"""What may follow a command."""
+"""Completions of arguments by command."""
 
 
 def _beginning_with(text: str, names: Iterable[str]) -> Iterator[Completion]:

@@ -1,4 +1,4 @@
-"""Conversations in files: the ones that /save writes, and the ones that a chat keeps in the state folder after every turn."""
+"""Saved conversations: files of /save, and files in the state folder that a chat updates after each turn."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ from ...errors import MLXInferError
 from ...types import SamplingParams
 
 MOST_KEPT = 200
-"""Conversations in the state folder; the least recently used ones beyond this number are deleted."""
+"""Maximum conversations in the state folder; the least recently used ones are deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What a file holds of a conversation."""
+    """Contents of a saved conversation."""
 
     turns: list[dict[str, Any]]
     """Messages as `{"role": ..., "content": ...}`, without the system message."""
     system: str | None = None
-    """The system message."""
+    """System message."""
     params: SamplingParams | None = None
-    """Sampling parameters; None where the file has none."""
+    """Sampling parameters; None if the file has none."""
     model: str = ""
-    """Name of the model that answered; empty where the file does not say."""
+    """Name of the model; "" if unknown."""
     source: str = ""
-    """What that model can be loaded from: an absolute path, an alias or a hub id."""
+    """Source of the model: an absolute path, an alias or a hub id."""
 
 
 def state_folder() -> Path:
-    """Where programs of this user keep what is not worth a backup. Not created."""
+    """Return the user's state folder (XDG), without creating it."""
     if sys.platform == "darwin":
         return Path.home() / "Library" / "Application Support" / "mlxinfer"
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "mlxinfer"
 
 
 def read(path: Path) -> Saved:
-    """Read a saved conversation, or any JSON object with `messages`. Raises `MLXInferError` that says what is missing."""
+    """Read a saved conversation or any JSON object with `messages`. Raises `MLXInferError` with the missing part."""
     try:
         return _parsed(json.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
@@ -98,10 +98,9 @@ def _params(saved: Any) -> SamplingParams:
 
 
 def save(path: Path, saved: Saved, *, replace: bool = False) -> None:
-    """Write a conversation to a file the user named. Raises `MLXInferError` rather than lose what is there.
+    """Write a conversation to the user's file. Raises `MLXInferError` instead of losing existing data.
 
-    Anything but a saved conversation is never replaced, and a saved conversation only if `replace`. A link stays a link, and the file it
-    points to keeps its permissions.
+    Only a saved conversation is replaced, and only with `replace`. A link stays a link, and its target keeps its permissions.
     """
     if not saved.turns:
         raise MLXInferError("Nothing to save: no message has been sent yet.")
@@ -139,12 +138,12 @@ def _write(path: Path, saved: Saved, mode: int = 0o600) -> None:
 
 
 def messages(turns: list[dict[str, Any]]) -> str:
-    """ "1 message", "2 messages"."""
+    """Return "1 message", "2 messages" and so on."""
     return f"{len(turns)} message{'' if len(turns) == 1 else 's'}"
 
 
 class Archive:
-    """The file in the state folder that holds the running conversation. Nothing is written before there is a turn."""
+    """File of the running conversation in the state folder, created with the first turn."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder or state_folder() / "conversations"
@@ -152,25 +151,25 @@ class Archive:
         self._seen: tuple[int, int] | None = None
 
     def keep(self, saved: Saved) -> None:
-        """Write the conversation as it is now. Raises `MLXInferError`."""
+        """Write the present conversation. Raises `MLXInferError`."""
         if not saved.turns:
             return
-        # Another chat may have continued the same conversation: neither replaces what the other one wrote.
+        # Another chat may have continued the same conversation; neither may overwrite the other's turns.
         if self._path is None or _identity(self._path) != self._seen:
             self._path = self._new_path()
         _write(self._path, saved)
         self._seen = _identity(self._path)
 
     def follow(self, path: Path) -> None:
-        """Go on in a file of this folder."""
+        """Continue in a file of this folder."""
         self._path, self._seen = path, _identity(path)
 
     def renew(self) -> None:
-        """The next conversation gets a file of its own."""
+        """Use a new file for the next conversation."""
         self._path = None
 
     def files(self) -> list[Path]:
-        """All kept conversations, the most recently used one first."""
+        """Return all conversations, most recently used first."""
         found = []
         for path in self._folder.glob("*.json"):
             with suppress(OSError):
@@ -178,14 +177,14 @@ class Archive:
         return [path for _, path in sorted(found, reverse=True)]
 
     def latest(self) -> Path:
-        """Raises `MLXInferError` where there is none."""
+        """Return the most recent conversation. Raises `MLXInferError` without one."""
         files = self.files()
         if not files:
             raise MLXInferError("no conversation has been kept yet, so there is nothing to continue")
         return files[0]
 
     def lines(self, most: int = 20) -> list[str]:
-        """The kept conversations, one a line, numbered from the most recently used one."""
+        """Return one line per conversation, numbered from the most recently used one."""
         return [f"{number:>3}  {_line(path)}" for number, path in enumerate(self.files()[:most], 1)] or [
             "No conversation has been kept yet."
         ]
@@ -220,6 +219,6 @@ def _line(path: Path) -> str:
 
 
 def shortened(text: str, most: int) -> str:
-    """The beginning of a text, on one line."""
+    """Return the start of a text on one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else line[: most - 1].rstrip() + "…"

@@ -1,4 +1,4 @@
-"""Turns of a conversation that are shown again."""
+"""Display of earlier turns of a conversation."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .terminal import Writer
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Part of a conversation that a command shows."""
+    """Turns that a command shows."""
 
     turns: list[dict[str, Any]]
     """Messages as `{"role": ..., "content": ...}`."""
     told: str = ""
-    """A line about them."""
+    """Note about the turns."""
     asked: bool = False
-    """The user asked to see them, so that a pipe gets them too."""
+    """True if the user requested the turns, so that a pipe gets them too."""
 
     def write(self, out: Writer) -> None:
-        """Messages after a prompt, long ones folded; answers as they were shown first."""
+        """Write messages after a prompt, long ones folded, and answers in their original form."""
         for turn in self.turns:
             text = turn["content"]
             if turn["role"] == "user":
@@ -38,6 +38,6 @@ class Shown:
 
 
 def last_exchange(turns: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last message of the user, and everything after it."""
+    """Return the user's last message and all turns after it."""
     last = max((i for i, turn in enumerate(turns) if turn["role"] == "user"), default=0)
     return turns[last:]

@@ -1,4 +1,4 @@
-"""Where answers go: Markdown that is rendered as it comes, or text as it is. And the keyboard meanwhile."""
+"""Output of answers as rendered Markdown or raw text, and the keyboard during an answer."""
 
 from __future__ import annotations
 
@@ -20,36 +20,36 @@ from .conversation import Conversation
 from .markdown import MarkdownStream
 
 _WIDEST = 100
-"""Columns of an answer on a wider terminal."""
+"""Maximum columns of an answer."""
 _THINKING = "thinking… "
 
 
 class Writer(Protocol):
-    """Where answers go."""
+    """Output of answers."""
 
     def begin(self, note: Callable[[], str]) -> None:
-        """An answer follows; until then, `note` says what is going on."""
+        """Start an answer; until its first text, show `note`."""
         ...
 
     def text(self, text: str) -> None: ...
 
     def reasoning(self, text: str) -> None:
-        """Show reasoning, which is not a part of the answer."""
+        """Show reasoning, which is not part of the answer."""
         ...
 
     def end(self) -> None: ...
 
     def message(self, text: str) -> None:
-        """A message of the user that is shown again."""
+        """Show an earlier message of the user."""
         ...
 
     def aside(self, text: str) -> None:
-        """Show an event between message and answer, such as a call of a tool."""
+        """Show an event between message and answer, such as a tool call."""
         ...
 
 
 class PlainWriter:
-    """Writes answers as they are, each ended by a line break."""
+    """Writes raw answers, each followed by a line break."""
 
     def __init__(self, shown: Callable[[str], str] = str) -> None:
         self._shown = shown
@@ -77,9 +77,9 @@ class PlainWriter:
 
 
 class TerminalWriter:
-    """Renders Markdown as it comes. While nothing can be shown yet, a line says what is going on.
+    """Renders Markdown while it arrives, with a status line before the first text.
 
-    What the model thinks is dim; folded, it is one line that shows the newest words and in the end says how long it took.
+    Reasoning is dim; folded, it is one line with the newest words and finally the duration.
     """
 
     def __init__(self, folded: Callable[[], bool] = lambda: False) -> None:
@@ -88,9 +88,9 @@ class TerminalWriter:
         self._note: Callable[[], str] = str
         self._folded = folded
         self._thought = ""
-        """What the model has thought, until it begins with the answer."""
+        """Reasoning before the answer."""
         self._began = 0.0
-        """When it began to think, in seconds of `perf_counter`."""
+        """Start of the reasoning, seconds of `perf_counter`."""
 
     def begin(self, note: Callable[[], str]) -> None:
         self._stream = MarkdownStream(min(shutil.get_terminal_size().columns, _WIDEST), colours=colours())
@@ -125,7 +125,7 @@ class TerminalWriter:
         _write(f"\x1b[2m{printable(text)}\x1b[0m\n")
 
     def _end_thought(self, between: str) -> None:
-        """Close what was thought, with a line break after it and `between` before the answer."""
+        """End the reasoning with a line break, and write `between` before the answer."""
         thought, self._thought = self._thought, ""
         if self._folded():
             words, seconds = len(thought.split()), perf_counter() - self._began
@@ -143,7 +143,7 @@ class TerminalWriter:
 
 
 def newest_words(text: str, width: int) -> str:
-    """The last words of a text, as many as have room in so many columns."""
+    """Return the last words of a text that fit in `width` columns."""
     shown = ""
     for word in reversed(text.split()):
         longer = f"{word} {shown}".rstrip()
@@ -154,21 +154,21 @@ def newest_words(text: str, width: int) -> str:
 
 
 def writer(folded: Callable[[], bool]) -> Writer:
-    """The writer that suits standard output; `folded` says whether what a model thinks is one line."""
+    """Return the writer for standard output; `folded` returns True for one-line reasoning."""
     if not sys.stdout.isatty():
         return PlainWriter()
     return PlainWriter(printable) if dumb_terminal() else TerminalWriter(folded)
 
 
 def meter(conversation: Conversation, cells: int = 12) -> str:
-    """How full the context is: a bar, and numbers."""
+    """Return a bar and numbers for the use of the context."""
     share = _share(conversation)
     filled = min(round(share * cells), cells)
     return f"{'█' * filled}{'░' * (cells - filled)} {_numbers(conversation)}"
 
 
 def bar(conversation: Conversation, width: int) -> str:
-    """The meter with the model's name as far as `width` columns have room for them, and with a warning colour when it gets full."""
+    """Return the meter with the model's name, shortened to `width` columns, in a warning colour if nearly full."""
     meters = [f" {conversation.name}  {meter(conversation)}", f" {meter(conversation)}", f" {_numbers(conversation)}"]
     shown = next((text for text in meters if len(text) <= width), f" {_share(conversation):.0%}")
     share = _share(conversation)
@@ -189,7 +189,7 @@ def _write(text: str) -> None:
 
 
 class Keyboard:
-    """The terminal's input while an answer is written: keys are not echoed into it, and are kept for the next prompt."""
+    """Input during an answer: keys are not echoed, and stay for the next prompt."""
 
     def __init__(self) -> None:
         self._usual: list[Any] | None = None
@@ -198,7 +198,7 @@ class Keyboard:
 
     @contextmanager
     def hushed(self) -> Iterator[None]:
-        """Ends with the terminal as it was. After Ctrl-Z and `fg`, keys are hushed again."""
+        """Suppress echo for the block; also after Ctrl-Z and `fg`."""
         before = signal.signal(signal.SIGCONT, lambda *_: self._hush())
         try:
             self._hush()
@@ -215,12 +215,12 @@ class Keyboard:
         self._apply(attributes)
 
     def restore(self) -> None:
-        """Keys as they were when the chat began."""
+        """Restore the terminal's settings of the chat's start."""
         if self._usual is not None:
             self._apply(self._usual)
 
     def _apply(self, attributes: list[Any]) -> None:
-        # In the background it would stop the process.
+        # In the background this would stop the process.
         with suppress(termios.error, OSError, ValueError):
             if os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp():
                 termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, attributes)

@@ -1,4 +1,4 @@
-"""Functions of the user's own that a model may ask for: each call is shown, and runs only if the user says so."""
+"""The user's functions as tools: each call is shown and runs only with the user's consent."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _LONGEST_SHOWN = 2000
 
 
 def tools_of_file(path: Path) -> Tools:
-    """The public functions with annotations that a Python file defines. The file is run. Raises `PromptError`."""
+    """Run a Python file and return its public annotated functions. Raises `PromptError`."""
     spec = importlib.util.spec_from_file_location("mlxinfer_chat_tools", path)
     if spec is None or spec.loader is None:
         raise PromptError(f"--tools {path}: it is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
+    sys.modules[spec.name] = module  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except Exception as error:
@@ -36,7 +36,7 @@ def tools_of_file(path: Path) -> Tools:
 
 
 def _is_tool(value: Any, module: str) -> bool:
-    """Whether it is a function that was defined there, with annotations."""
+    """Return True for an annotated function defined in the module."""
     if not inspect.isfunction(value) or value.__module__ != module:
         return False
     parameters = inspect.signature(value).parameters
@@ -44,16 +44,16 @@ def _is_tool(value: Any, module: str) -> bool:
 
 
 class ToolRunner:
-    """Runs the calls that the user agrees to."""
+    """Runs tool calls that the user accepts."""
 
     def __init__(self, tools: Tools, ask: Callable[[str], str] = input) -> None:
-        """`ask` shows a question, and returns what the user types."""
+        """Create a runner; `ask` shows a question and returns the user's input."""
         self.tools = tools
         self._ask = ask
         self._always: set[str] = set()
 
     def result(self, call: ToolCall) -> str:
-        """The text that the model gets for a call: the function's result, its error, or that the user declined."""
+        """Return the text of a call's result: the function's result, its error, or a refusal by the user."""
         shown = fitted(f"{call.name}({_arguments(call)})", sys.stderr)
         tell(f"the model asks for {shown}")
         if not self._agrees(call.name):
@@ -68,7 +68,7 @@ class ToolRunner:
         return text
 
     def _agrees(self, name: str) -> bool:
-        """Ctrl-C and Ctrl-D decline."""
+        """Ask the user; Ctrl-C and Ctrl-D decline."""
         if name in self._always:
             return True
         while True:
@@ -86,7 +86,7 @@ class ToolRunner:
 
 
 def _arguments(call: ToolCall) -> str:
-    """As Python would write them, each printable."""
+    """Return the arguments in Python syntax, printable."""
     try:
         values = json.loads(call.arguments)
     except ValueError:
