@@ -84,7 +84,7 @@ class _App:
             await self._refuse(from_engine_error(error), scope, receive, exchange)
         except ClientGone:
             exchange.status = CLIENT_GONE
-        except asyncio.CancelledError:  # only the end of the server cancels requests, and it waits until they are answered
+        except asyncio.CancelledError:  # the server stops, and waits until its requests are answered
             await self._refuse(stopping(), scope, receive, exchange)
         except Exception:
             await self._refuse(server_failed(), scope, receive, exchange)
@@ -94,7 +94,7 @@ class _App:
 
     async def _refuse(self, error: APIError, scope: Scope, receive: Receive, exchange: _Exchange, methods: Sequence[str] = ()) -> None:
         if exchange.status:
-            return  # the response has begun
+            return  # the response has started
         exchange.log["error"] = error.code or error.kind
         dialect = next(dialect for dialect in self._dialects if dialect.claims(scope["path"]))
         response = dialect.error_response(error)
@@ -182,7 +182,7 @@ class _Exchange:
     def finish(self, server: Server) -> None:
         """Write the log line and count the request."""
         scope, state = self._scope, self._scope["state"]
-        # A path without an endpoint may hold anything, so neither the log nor the counters repeat it.
+        # A path without an endpoint may have private text, so neither the log nor the counters repeat it.
         route = state.get("route", "unknown")
         peer = scope.get("client")
         client = f"uid {state.get('uid')}" if is_unix(scope) else peer[0] if peer else ""

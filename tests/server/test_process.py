@@ -331,7 +331,7 @@ def test_more_connections_than_files_leave_the_server_alive_and_its_log_short(st
         crowd[-1].connect(str(server.path))
     for connection in crowd[1:]:
         with suppress(ConnectionResetError):
-            connection.recv(100)  # until it is left
+            connection.recv(100)  # until the block ends
     for connection in crowd:
         connection.close()
     answer = b""
@@ -349,6 +349,6 @@ def test_a_key_that_others_can_read_is_noticed(tmp_path: Path, capsys: pytest.Ca
     file.write_text("a key of the test" + "\n")
     for mode, noticed in ((0o600, False), (0o644, True)):
         file.chmod(mode)
-        with pytest.raises(SystemExit):  # for the model's name
+        with pytest.raises(SystemExit):  # because the model does not exist
             main(["serve", "--api-key-file", str(file), "--no-socket", "--port", "8081", str(tmp_path / "nothing")])
         assert ("chmod 600" in capsys.readouterr().err) == noticed

@@ -62,7 +62,7 @@ def test_streams_end_with_an_error_and_answers_are_refused(tiny_path: Path, capl
         connections = [begun(live, path, stream) for path, stream in asked]
         live.until(lambda stats: stats.running == len(asked))
         for (_, stream), connection in zip(asked, connections, strict=True):
-            if stream:  # it has to have begun
+            if stream:  # the answer must have started
                 assert connection.recv(1, socket.MSG_PEEK)
         live.server.end()
         live.server.end()

@@ -40,7 +40,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
 def api(small: LiveServer) -> Any:
     document = json.loads(small.exchange(request("/openapi.json", method="GET"))[2])
     found = schemathesis.openapi.from_dict(document)
-    # The body of a request may also be too long, and its model be none.
+    # The body of a request may also be too long, and its model unknown.
     found.config.checks.negative_data_rejection.expected_statuses = ["400", "404", "413"]
     return found
 
@@ -52,14 +52,14 @@ def conforms(live: LiveServer, api: Any, examples: int) -> None:
     assert len(operations) >= 8
     for operation, mode in product(operations, schemathesis.GenerationMode):
         if mode is schemathesis.GenerationMode.NEGATIVE and not operation.body:
-            continue  # there is nothing to do wrong
+            continue  # no request can be wrong
         if operation.path == "/models/sse":
-            continue  # it never ends
+            continue  # the stream never ends
 
         @settings(max_examples=examples, **PACE)
         @given(operation.as_strategy(generation_mode=mode))
         def ask(case: Any) -> None:
-            # Else hardly any request would get past the name of its model.
+            # Otherwise hardly any request would have a valid model name.
             if isinstance(case.body, dict) and isinstance(name := case.body.get("model"), str) and len(name) <= 256:
                 case.body["model"] = "tiny"
             case.call_and_validate(base_url=live.url, checks=checks, timeout=120)

@@ -115,7 +115,7 @@ def as_object(arguments: str) -> dict[str, Any] | None:
     """The arguments of a call as an object; None if they are not a JSON object, for example of a call that broke off."""
     try:
         found = json.loads(arguments or "{}")
-        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no infinities, no halves of characters
+        json.dumps(found, ensure_ascii=False, allow_nan=False).encode()  # no infinities, no lone surrogates
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None

@@ -37,7 +37,7 @@ def test_an_allowed_page(open_to_apps: LiveServer, origin: str) -> None:
     assert headers["access-control-allow-methods"] == "GET, POST"
     assert headers["access-control-allow-headers"] == "authorization,content-type"
     assert headers["access-control-allow-private-network"] == "true"
-    for key, status in ((KEY, 200), ("wrong key", 401)):  # a page may read errors too
+    for key, status in ((KEY, 200), ("wrong key", 401)):  # pages can read errors too
         lines = (f"Origin: {origin}", f"Authorization: Bearer {key}")
         found, headers, _ = open_to_apps.exchange(request("/v1/models", b"", *lines, method="GET"))
         assert (found, headers["access-control-allow-origin"], headers["vary"]) == (status, origin, "origin")
@@ -62,7 +62,7 @@ def test_an_allowed_page_needs_a_known_host_and_the_key(open_to_apps: LiveServer
     raw = request("/v1/models", b"", f"Origin: {APP}", method="GET", host="evil.example")
     assert open_to_apps.exchange(raw)[0] == 403
     assert open_to_apps.exchange(request("/v1/models", b"", f"Origin: {APP}", method="GET"))[0] == 401
-    # OPTIONS that is no preflight is as any other request
+    # OPTIONS without preflight headers is like any other request
     assert open_to_apps.exchange(request("/v1/models", b"", f"Origin: {APP}", method="OPTIONS"))[0] == 401
 
 

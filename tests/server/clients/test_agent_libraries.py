@@ -79,7 +79,7 @@ def test_openai_agents(live: LiveServer) -> None:
         client = openai.AsyncOpenAI(base_url=f"{live.url}/v1", api_key="unused", max_retries=0)
         model = kind(model="tiny", openai_client=client)
         settings = agents.ModelSettings(tool_choice="remember", max_tokens=100)
-        more = {"tools": [remember], "tool_use_behavior": "stop_on_first_tool"}  # what a random model says next has no end
+        more = {"tools": [remember], "tool_use_behavior": "stop_on_first_tool"}  # the next answer of a random model would not end
         return await agents.Runner.run(agents.Agent(name="a", model=model, model_settings=settings, **more), "Remember me.")
 
     agents.set_tracing_disabled(True)

@@ -97,7 +97,7 @@ def test_a_call_of_a_tool(live: LiveServer, agent: str, tmp_path: Path) -> None:
     requests, prompts = after.requests - before.requests, after.prompt_tokens - before.prompt_tokens
     new = prompts - (after.reused_tokens - before.reused_tokens)
     assert requests >= 2
-    assert new < prompts / requests + MOST_NEW  # the first prompt, and what came after it
+    assert new < prompts / requests + MOST_NEW  # the first prompt, and the later ones
 
 
 def test_an_edit(live: LiveServer, tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_twenty_turns_read_only_what_is_new(live: LiveServer, agent: str, tmp_pa
         log.removeHandler(access)
     prompts = [(int(f["prompt_tokens"]), int(f["cached_tokens"])) for f in access.fields if "prompt_tokens" in f]
     longest = max(prompt for prompt, _ in prompts)
-    turns = [(prompt, prompt - cached) for prompt, cached in prompts if prompt > longest / 2]  # no titles and the like
+    turns = [(prompt, prompt - cached) for prompt, cached in prompts if prompt > longest / 2]  # without requests for titles
     lines = [f"| {turn} | {prompt} | {prompt - read} | {read} |" for turn, (prompt, read) in enumerate(turns)]
     table = "\n".join([f"{agent}, tokens\n", "| turn | prompt | from the cache | read |", "| ---: | ---: | ---: | ---: |", *lines]) + "\n"
     sys.stdout.write(table)

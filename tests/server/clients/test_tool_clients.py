@@ -317,7 +317,7 @@ def test_ollama_calls_and_goes_on_with_the_result(live: LiveServer) -> None:
     assert (unoffered.content, unoffered.tool_calls) == (SCRIPT, None)
 
 
-# --- what is built on them
+# --- libraries on top of these clients
 
 
 @pytest.mark.long
@@ -366,7 +366,7 @@ def test_litellm(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     assert valid(call.function.name, call.function.arguments)
 
 
-# --- a real model, which the tools are described to
+# --- a real model, whose prompt describes the tools
 
 
 @pytest.fixture(scope="module")

@@ -285,7 +285,7 @@ def test_is_it_there(live: LiveServer) -> None:
         assert (client.head("/").status_code, client.head("/").content) == (200, b"")
         version = client.get("/api/version").json()
         assert set(version) == {"version", "mlxinfer"}
-        assert tuple(map(int, version["version"].split("."))) >= (0, 13, 4)  # what Codex asks for
+        assert tuple(map(int, version["version"].split("."))) >= (0, 13, 4)  # Codex needs 0.13.4
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_loaded_asked_listed_and_unloaded(live, folder):
         "Success: LoRA adapter 'sql' removed successfully.",
     )
     assert send(live, "/v1/load_lora_adapter", {"lora_name": "sql", "lora_path": "team/b"})[0] == 200
-    assert text(live, "sql") == expected["b"]  # the name's new bytes
+    assert text(live, "sql") == expected["b"]  # the new bytes under the same name
     for name in ("sql", "law"):
         assert send(live, "/v1/unload_lora_adapter", {"lora_name": name})[0] == 200
     assert listed(live) == ["tiny"]
@@ -134,7 +134,7 @@ def test_off_unless_allowed(folder):
 def test_one_stays_with_a_model_that_is_unloaded_and_loaded_again(folder, tmp_path):
     models = {name: shutil.copytree(folder / "tiny", tmp_path / name) for name in "pq"}
     with kept_models(models, 500_000_000, adapter_memory_gb=0.02, adapters_dir=folder / "adapters") as kept:
-        assert kept.ask("p", "/v1/load_lora_adapter", lora_name="x", lora_path="a")[0] == 400  # of which of them?
+        assert kept.ask("p", "/v1/load_lora_adapter", lora_name="x", lora_path="a")[0] == 400  # of which model?
         status, _, _ = raw(kept, {"lora_name": "q:x", "lora_path": "a"})
         assert status == 200
         first = kept.ask("q:x")[2]["choices"][0]["text"]

@@ -154,5 +154,5 @@ def test_a_prompt_is_shared_with_those_of_the_same_salt_only(unix_client: OpenAI
 
     alone = [cached(salt) for salt in ("mine", None, "yours", "mine ")]
     again = [cached(salt) for salt in ("mine", None, "yours", "mine ", "")]
-    assert max(alone) < 64  # a template's own beginning is shorter than a page
+    assert max(alone) < 64  # the start of the template is shorter than a page
     assert min(again) > 64

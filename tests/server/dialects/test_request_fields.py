@@ -66,7 +66,7 @@ def test_faults_without_end_are_counted() -> None:
 def test_a_notice_is_written_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(log, "_NOTICED", set())
     monkeypatch.setattr(logging.getLogger("mlxinfer"), "propagate", True)
-    monkeypatch.setattr(logging.getLogger("mlxinfer"), "handlers", [])  # whoever ran before may have left some
+    monkeypatch.setattr(logging.getLogger("mlxinfer"), "handlers", [])  # earlier tests may have left some
     with caplog.at_level(logging.INFO, "mlxinfer"):
         for _ in range(3):
             log.notice_once("store is taken without effect: nothing is kept", route="/v1/responses")

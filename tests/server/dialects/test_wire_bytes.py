@@ -134,7 +134,7 @@ def test_pings_while_anthropics_client_waits(one_at_a_time: LiveServer) -> None:
     ping = b'event: ping\ndata: {"type":"ping"}\n\n'
     body = answered_late(one_at_a_time, messages(stream=True), b"event: ping")
     names = re.findall(r"^event: (\w+)$", body.decode(), re.MULTILINE)
-    assert names[:2] == ["message_start", "ping"]  # what kind of block comes first is not known yet
+    assert names[:2] == ["message_start", "ping"]  # the kind of the first block is not known yet
     assert names.count("content_block_start") == 1
     assert [name for name in names if name != "ping"][-3:] == ["content_block_stop", "message_delta", "message_stop"]
     assert ping in body

@@ -79,7 +79,7 @@ def until(condition: Callable[[], bool], what: Callable[[], object], seconds: fl
 
 def survives(live: LiveServer, document: dict[str, Any], errors: list[str], seed: int, count: int) -> Report:
     expected = answer(live)
-    asyncio.run(play(live, cases(seed + 1, 60, document), ENDED_S))  # threads and buffers that are there to stay
+    asyncio.run(play(live, cases(seed + 1, 60, document), ENDED_S))  # lasting threads and buffers
     settled(live)
     process = psutil.Process()
     files, threads, memory = process.num_fds(), process.num_threads(), process.memory_info().rss
@@ -95,7 +95,7 @@ def survives(live: LiveServer, document: dict[str, Any], errors: list[str], seed
     assert not errors, (len(errors), errors[:3])
     settled(live)
     until(lambda: process.num_fds() <= files, lambda: (files, process.open_files(), process.net_connections("all")))
-    assert process.num_threads() <= threads + 32  # asyncio's own pool, which grows up to that
+    assert process.num_threads() <= threads + 32  # asyncio's own pool, which grows up to this size
     assert process.memory_info().rss - memory < GROWTH
     assert live.stats().restarts == 0
     answered = sum((report.answered for report in reports), start=type(reports[0].answered)())

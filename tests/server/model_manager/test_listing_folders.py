@@ -31,7 +31,7 @@ def test_a_name_that_cannot_be_public_leaves_the_others(tmp_path: Path) -> None:
 def test_of_two_files_with_one_name_the_log_says_which_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "a b.gguf").write_bytes(b"1")
     (tmp_path / "a-b.gguf").write_bytes(b"2")
-    os.link(tmp_path / "a b.gguf", tmp_path / "a+b.gguf")  # the same file: nothing is left out
+    os.link(tmp_path / "a b.gguf", tmp_path / "a+b.gguf")  # a link to the same file is not left out
     found = listing()
     found.add_folder(tmp_path)
     models = found.models({}, ())

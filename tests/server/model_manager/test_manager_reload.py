@@ -50,7 +50,7 @@ def test_it_comes_back_after_longer_and_longer_waits() -> None:
             assert slot.failure is not None
             waits.append(slot.failure.retry_at - slot.deaths[-1])
             with pytest.raises(APIError, match="its engine has ended"):
-                await within(manager.acquire(slot))  # not before its time, whoever asks
+                await within(manager.acquire(slot))  # not during the back-off
             await within(until(slot, "ready"))
             assert (slot.broken, slot.loads) == (False, deaths + 1)
         assert waits == pytest.approx([0.05, 0.1, 0.2], abs=0.02)
@@ -142,7 +142,7 @@ def test_health_and_the_stream_of_states_over_http(tmp_path: Path) -> None:
         assert [each["status"] for each in told] == ["loading", "loaded", "unloaded", "loading", "loaded", "unloaded"]
         assert [each.get("failed", False) for each in told] == [False, False, True, False, False, False]
         assert "failed again after a restart" in told[2]["reason"]
-    with connection:  # the server has ended although somebody listened
+    with connection:  # the server stops although a client listens
         while connection.recv(4096):
             pass
 

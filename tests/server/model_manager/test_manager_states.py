@@ -83,7 +83,7 @@ def test_keep_alive(llama: Client, keep_alive: Any, seconds: float) -> None:
 
 def test_a_request_starts_the_time_anew_and_leaves_it_as_it_was(kept: Kept, llama: Client) -> None:
     assert llama.chat(model="a", messages=MESSAGES, options=SHORT, keep_alive="10m").done
-    kept.until(lambda: kept.slots["a"].idle)  # an answer is complete a moment before the server lets go of the model
+    kept.until(lambda: kept.slots["a"].idle)  # an answer is complete a moment before the server releases the model
     first = kept.slots["a"].idle_until
     assert llama.chat(model="a", messages=MESSAGES, options=SHORT).done
     kept.until(lambda: kept.slots["a"].idle)
@@ -165,7 +165,7 @@ def test_a_model_that_cannot_be_loaded(kept: Kept, client: OpenAI) -> None:
     assert (found.value.status_code, found.value.body["message"], found.value.body["code"]) == (503, said, "model_not_loaded")
     assert 1 <= int(found.value.response.headers["retry-after"]) <= 5
     kept.watch.faults.clear()
-    assert kept.ask("a")[0] == 503  # its time has not come
+    assert kept.ask("a")[0] == 503  # still in its back-off
     assert kept.watch.events == [("open", "a")]
     status = kept.get("/v1/models/a")["status"]
     assert status == {"value": "unloaded", "failed": True, "reason": "model.safetensors: the header is cut off"}

@@ -136,7 +136,7 @@ def test_settings_are_what_is_asked(chat: Chat) -> None:
     chat.setting("max_tokens", "2")
     chat.ask("Again")
     assert set(asked[1]) == {"model", "messages", "stream", "stream_options", "max_tokens", "temperature"}
-    assert asked[1]["temperature"] == 0.7  # of a conversation with a model whose authors recommend nothing
+    assert asked[1]["temperature"] == 0.7  # of a model without recommended settings
 
 
 def test_calls_are_shown_and_answered(chat: Chat) -> None:
@@ -285,7 +285,7 @@ def test_a_connection_that_breaks(chat: Chat, page_server: LiveServer) -> None:
     chat.page.wait_for_selector(".turn.assistant.running .md > *")
     drop_connections(page_server)
     assert chat.problem() == "The server went away before the answer was complete."
-    assert chat.answered()  # what had come stays
+    assert chat.answered()  # the received part stays
     chat.page.select_option("#model", "scripted")
     chat.page.click(".problem >> text=Retry")
     chat.page.wait_for_selector(".md td")
@@ -303,7 +303,7 @@ def test_a_server_that_goes_away(opened: OpenPage, page_models: dict[str, Callab
     chat.page.wait_for_selector("text=The server cannot be reached.")
     assert chat.page.is_visible(".turn .problem >> text=Retry")
     chat.page.wait_for_selector("#banner:not([hidden])", state="attached")
-    assert not chat.page.is_visible("#banner")  # the answer says it already
+    assert not chat.page.is_visible("#banner")  # the answer has this text already
     assert chat.kept()[0]["turns"][0]["content"] == "Write for ever"
 
 
@@ -335,7 +335,7 @@ def test_a_real_model(opened: OpenPage) -> None:
         seen = set()
         while chat.page.locator(".turn.assistant[aria-busy=false]").count() == 0:
             seen.add(chat.page.locator(".turn.assistant .md").last.text_content())
-        assert len(seen) > 2  # it came in pieces
+        assert len(seen) > 2  # it arrived in pieces
         assert "Paris" in chat.answered()
         assert re.search(r"\d+ tokens · [\d.]+ tokens/s · first after .* prompt tokens", chat.page.inner_text(".meta"))
         chat.page.wait_for_selector(".meter[data-meter=speed] .line[d*=L]", state="attached")

@@ -93,7 +93,7 @@ CASES = {
     "costs $5 and *$10*, $5-$10, \\$3": "<p>costs $5 and <em>$10</em>, $5-$10, $3</p>",
     r"\( open *a*": r"<p>\( open <em>a</em></p>",
     r"`\(a\)`": r"<p><code>\(a\)</code></p>",
-    # What must not come alive.
+    # Text that must not become active.
     "<img src=x onerror=alert(1)>\n\n<script>alert(1)</script>": (
         "<p>&lt;img src=x onerror=alert(1)&gt;</p><p>&lt;script&gt;alert(1)&lt;/script&gt;</p>"
     ),

@@ -8,7 +8,7 @@ import pytest
 
 from mlxinfer._version import __version__
 
-# vLLM's names that its production stack and gateways read.
+# vLLM's names, which its production stack and gateways read.
 SCRAPED = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",

@@ -104,7 +104,7 @@ def test_what_a_subscriber_reads(endpoints, context):
 def test_what_was_missed_can_be_asked_for(endpoints, context):
     with KVEventPublisher(*endpoints) as publisher:
         for number in range(1, 6):
-            publisher.put(f"model {number}", page(number))  # batches of their own
+            publisher.put(f"model {number}", page(number))  # separate batches
         with context.socket(zmq.DEALER) as ask:
             ask.connect(endpoints[1])
             found = []
@@ -134,7 +134,7 @@ def test_addresses_of_everybody_are_refused_and_others_warned_of(caplog, endpoin
             KVEventPublisher(endpoint)
         with pytest.raises(ServerError, match="the tokens of all prompts"):
             KVEventPublisher(endpoints[0], endpoint)
-    with pytest.raises(ServerError, match="no KV events can be sent"):  # an address for documentation, which is nobody's
+    with pytest.raises(ServerError, match="no KV events can be sent"):  # an address reserved for documentation
         KVEventPublisher("tcp://203.0.113.1:5557")
     assert "whoever reaches tcp://203.0.113.1:5557 can read them" in caplog.text
 

@@ -80,7 +80,7 @@ def test_what_is_moved_is_little_more_than_it_must_be(tmp_path: Path) -> None:
         moved = source(llm).received_bytes
         assert bound < moved < 1.05 * bound
         llm.generate([*PROMPT, 5], GREEDY)
-        llm.generate(PROMPT[::-1][:200], GREEDY)  # too short to ask anybody
+        llm.generate(PROMPT[::-1][:200], GREEDY)  # too short for a request to the other server
         assert source(llm).received_bytes == moved
 
 
@@ -147,7 +147,7 @@ QUIET = ("no names", "cut")
 """Lies that are not logged: the pages could have been evicted meanwhile."""
 
 
-@pytest.mark.timeout(180)  # a fault that is not expected leaves the request waiting
+@pytest.mark.timeout(180)  # after an unexpected fault the request would wait for ever
 def test_who_lies_or_dies_costs_a_recomputation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tiny_directory(tmp_path / "tiny", eos=False, context=2048)
     expected = alone(path)

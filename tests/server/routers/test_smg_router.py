@@ -75,7 +75,7 @@ def converse(port, *, leaving=0.0, between=lambda done: None, system=300, count=
                 found["prompt"] += answer["usage"]["prompt_tokens"]
                 found["cached"] += answer["usage"]["prompt_tokens_details"]["cached_tokens"]
             elif status != 200:
-                assert answer, status  # an error is in words
+                assert answer, status  # an error is text
         between(sum(count for status, count in found.items() if not isinstance(status, str) or status == "left"))
 
     with ThreadPoolExecutor(4) as pool:
@@ -153,7 +153,7 @@ def test_with_room_for_half_of_the_conversations_it_matters_most(tiny_path, capf
         with routed(tiny_path, policy, options=HALF) as (port, _, _):
             found[policy] = converse(port, **run)
     with routed(tiny_path, "cache_aware") as (_, ports, _):
-        found["alone"] = converse(ports[0], **run)  # with room for all of them
+        found["alone"] = converse(ports[0], **run)  # with memory for all conversations
     capfd.readouterr()
     assert all(counts[200] == 300 for counts in found.values())
     assert found["cache_aware"]["cached"] >= 0.9 * found["alone"]["cached"]  # 0.98, measured

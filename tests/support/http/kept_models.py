@@ -61,7 +61,7 @@ class WatchedMemory(MemoryRoom):
     def __init__(self, limit: int, watch: Watch) -> None:
         super().__init__(limit)
         self._watch = watch
-        gc.collect()  # what earlier tests left may go at any moment
+        gc.collect()  # objects of earlier tests may be freed at any moment
         self._active = active_memory()
         watch.before = BUDGET.planned
 
