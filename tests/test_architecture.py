@@ -137,7 +137,6 @@ def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
 # Circles that are still to be opened.
 KNOWN_CIRCLES = {
     "mlxinfer.cache.kv_events",
-    "mlxinfer.notebook.formats",
 }
 
 

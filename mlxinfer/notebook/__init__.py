@@ -1,6 +1,6 @@
-"""Helpers for Jupyter: answers that stream into a cell, `%%chat`, tables, and pictures of answers, of a model's inside, and of the engine.
+"""Helpers for Jupyter: streaming answers, `%%chat`, tables, and plots of answers, models and the engine.
 
-`%load_ext mlxinfer` adds the magics, and shows models, answers and statistics as HTML.
+`%load_ext mlxinfer` adds the magics and the HTML display of models, answers and statistics.
 """
 
 from .cache_errors import CacheErrors, cache_errors

@@ -1,4 +1,4 @@
-"""What quantizing a cache does to the keys and values themselves, layer by layer and page by page."""
+"""Errors of keys and values in a quantized cache, per layer and page."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ..errors import SettingError
 from ..interpret.places import KV
 from ..util.dataclass import dataclass
 from ..util.words import counted
-from .formats import table
 from .frames import frame
+from .html import table
 
 if TYPE_CHECKING:
     from ..interpret.trace import Trace
@@ -24,29 +24,29 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PageError:
-    """What one page of one layer loses."""
+    """Errors of one page of one layer."""
 
     layer: int
-    """The layer."""
+    """Index of the layer."""
     page: int
-    """Which page of the prompt, from 0."""
+    """Index of the page in the prompt, from 0."""
     keys: float
-    """Error of its keys, relative to their length: the root of the mean squares, over all heads and channels. 0 at 16 bits."""
+    """Relative RMS error of the keys over all heads and channels; 0 at 16 bits."""
     values: float
-    """The same of its values."""
+    """Relative RMS error of the values."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheErrors:
-    """What the pages of one prompt lose in a format."""
+    """Errors of a prompt's pages in a format."""
 
     kv: str
-    """The format, as `LLM(kv=...)` takes it."""
+    """Format, a value of `LLM(kv=...)`."""
     rows: list[PageError]
-    """By layer and then by page; full pages only."""
+    """Errors by layer and page; full pages only."""
 
     def by_layer(self) -> dict[int, tuple[float, float]]:
-        """The mean of each layer's pages: relative errors of keys and of values."""
+        """Return the mean relative errors (keys, values) of each layer."""
         found: dict[int, list[PageError]] = {}
         for row in self.rows:
             found.setdefault(row.layer, []).append(row)
@@ -55,7 +55,7 @@ class CacheErrors:
         }
 
     def to_pandas(self) -> Any:
-        """The rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
+        """Return the rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
         return frame({"kv": self.kv} | asdict(row) for row in self.rows)
 
     def _lines(self) -> Iterator[tuple[str, ...]]:
@@ -71,10 +71,10 @@ class CacheErrors:
 
 
 def cache_errors(trace: Trace, kv: str = "4", *, first16: bool = False) -> CacheErrors:
-    """Seal the pages of a traced prompt in another format, and compare. The trace needs "kv" (`llm.trace(prompt, what="kv")`).
+    """Quantize the pages of a traced prompt and compare. The trace needs "kv" (`llm.trace(prompt, what="kv")`).
 
-    Computed with the quantizer that the cache uses, from keys as they are cached: normed and rotated. Raises `SettingError` for a prompt
-    without a full page of 64 tokens and for a trace without "kv", and `UnsupportedModelError` for a format that does not exist.
+    Uses the cache's quantizer on normed and rotated keys. Raises `SettingError` for a prompt without a full page of 64 tokens or a trace
+    without "kv", `UnsupportedModelError` for an unknown format.
     """
     form = KVFormat.parse(kv, first16=first16)
     pages = len(trace) // PAGE
@@ -95,7 +95,7 @@ def cache_errors(trace: Trace, kv: str = "4", *, first16: bool = False) -> Cache
 
 
 def _pages(array: mx.array, count: int) -> mx.array:
-    """`[T, heads, dim]` to `[heads, count, 64, dim]`."""
+    """Reshape `[T, heads, dim]` to `[heads, count, 64, dim]`."""
     whole = array[: count * PAGE].swapaxes(0, 1)
     return mx.unflatten(whole, 1, (count, PAGE))
 
@@ -110,7 +110,7 @@ def _sealed_values(values: mx.array, bits: int) -> mx.array:
 
 
 def _relative(exact: mx.array, found: mx.array) -> list[float]:
-    """`[heads, pages, 64, dim]` twice: an error for each page."""
+    """Return one error per page of two arrays `[heads, pages, 64, dim]`."""
     lost, size = (mx.square(x).sum(axis=(0, 2, 3)) for x in (found - exact, exact))
     errors: Any = mx.sqrt(lost / mx.maximum(size, 1e-30)).tolist()
     return [float(error) for error in errors]

@@ -1,4 +1,4 @@
-"""Which pages a model's cache holds at the moment and for whom, and what quantizing them loses. Looks only: nothing is changed."""
+"""Read-only view of the pages in a model's cache and their users."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..cache.store import LayerStore
 from ..errors import MLXInferError
 from ..util.dataclass import dataclass
 from ..util.words import counted
-from .formats import table
 from .frames import frame
+from .html import table
 
 if TYPE_CHECKING:
     from ..cache.paged import PagedCache
@@ -26,43 +26,43 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CachePage:
-    """A sealed page: 64 tokens in all layers that have one window."""
+    """A sealed page: 64 tokens in all layers with one window size."""
 
     page: int
-    """Its id in the pool of its group; `~place` where first pages have a pool of their own."""
+    """Id in the group's pool; `~place` for a separate pool of first pages."""
     number: int
-    """Which page of its sequence it is, from 0."""
+    """Index of the page in its sequence, from 0."""
     users: int
-    """Running sequences that hold it; 0 for one that only the prefix cache keeps."""
+    """Number of running sequences that use the page; 0 for a page of the prefix cache only."""
     kept: bool
-    """Whether the prefix cache has it, for whoever begins alike."""
+    """True if the prefix cache has the page."""
     token_ids: tuple[int, ...]
-    """Its 64 tokens; empty where the prefix cache does not have it."""
+    """The page's 64 tokens; empty if the prefix cache does not have it."""
     nbytes: int
-    """Bytes in all layers of its group."""
+    """Bytes in all layers of the group."""
 
     @property
     def state(self) -> str:
-        """ "kept" where no sequence uses it, "shared" where several do, else "sealed"."""
+        """State: "kept" without a user, "shared" with several, otherwise "sealed"."""
         return "kept" if not self.users else "shared" if self.users > 1 else "sealed"
 
 
 @dataclass(frozen=True, slots=True)
 class CacheGroup:
-    """The layers with one window: they hold the same pages."""
+    """Layers with one window size, which share page ids."""
 
     window: int | None
-    """Tokens back that these layers see; None for all."""
+    """Window in tokens; None for all."""
     layers: tuple[int, ...]
-    """Their numbers."""
+    """Indices of the layers."""
     formats: tuple[KVFormat, ...]
-    """How each of them stores its sealed pages: 16 bits where its heads cannot be quantized."""
+    """Format of each layer's sealed pages; 16 bits if its heads cannot be quantized."""
     capacity: int
-    """Pages that there can be at once."""
+    """Maximum number of pages."""
     open_bytes: int
-    """Bytes of one open page in all these layers."""
+    """Bytes of one open page in all layers of the group."""
     pages: tuple[CachePage, ...]
-    """What there is now, by number and then by id."""
+    """Present pages by number and id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,43 +70,43 @@ class CachedSequence:
     """A running sequence."""
 
     slot: int
-    """Its place in the cache."""
+    """Slot in the cache."""
     tokens: int
-    """Tokens whose keys and values are there, or being computed."""
+    """Tokens with keys and values, including those being computed."""
     reused: int
-    """Tokens that it found in the prefix cache when it began."""
+    """Tokens reused from the prefix cache at the start."""
     first: tuple[int, ...]
-    """By group, the number of the first page that it holds: those before have left the window."""
+    """Number of the first page per group; earlier ones have left the window."""
     pages: tuple[tuple[int, ...], ...]
-    """By group, the ids of its pages from there on."""
+    """Page ids per group, from `first`."""
 
     @property
     def open_tokens(self) -> int:
-        """Tokens in its open page, which is neither quantized nor shared."""
+        """Tokens in the open page, which is neither quantized nor shared."""
         return self.tokens % PAGE
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMap:
-    """All that a cache of keys and values holds at one moment."""
+    """Contents of a KV cache at one moment."""
 
     groups: tuple[CacheGroup, ...]
-    """One for each window size; none for a model without attention layers of ours."""
+    """One group per window size; empty for a model without native attention layers."""
     sequences: tuple[CachedSequence, ...]
-    """Those that run, by slot."""
+    """Running sequences by slot."""
     snapshots: int
-    """Open pages and recurrent states that are kept for reuse."""
+    """Number of open pages and recurrent states cached for reuse."""
     snapshot_bytes: int
-    """Their bytes."""
+    """Bytes of the snapshots."""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the sealed pages, of the open ones of running sequences, and of snapshots; not what is reserved for later ones."""
+        """Bytes of sealed pages, open pages of running sequences and snapshots, without reserved memory."""
         sealed = sum(page.nbytes for group in self.groups for page in group.pages)
         return sealed + len(self.sequences) * sum(group.open_bytes for group in self.groups) + self.snapshot_bytes
 
     def to_pandas(self) -> Any:
-        """A row for each sealed page, as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
+        """Return a `pandas.DataFrame` with a row per sealed page. Raises `MLXInferError` without pandas."""
         return frame(self._rows())
 
     def _rows(self) -> list[dict[str, object]]:
@@ -142,7 +142,7 @@ class CacheMap:
 
 
 def engine_of(llm: LLM, asker: str) -> Engine:
-    """The engine of a model, for `asker` to look at. Raises `MLXInferError` if it is closed, and for an `AsyncLLM`."""
+    """Return the engine of a model for `asker`. Raises `MLXInferError` if it is closed, and for an `AsyncLLM`."""
     engine: Engine | None = getattr(llm, "engine", None)
     if engine is None:
         raise MLXInferError(f"{asker} needs an LLM: the engine of an AsyncLLM belongs to a thread of its own")
@@ -150,8 +150,11 @@ def engine_of(llm: LLM, asker: str) -> Engine:
 
 
 def cache_map(llm: LLM) -> CacheMap:
-    """What the cache of a model holds now: between two pieces of a stream, or after an answer. No other thread may use the model
-    meanwhile. Raises `MLXInferError` if it is closed, and for an `AsyncLLM`, whose engine belongs to another thread."""
+    """Return the present contents of a model's cache, between two chunks of a stream or after an answer.
+
+    Other threads must not use the model during the call. Raises `MLXInferError` if the model is closed, and for an `AsyncLLM`, whose engine
+    belongs to another thread.
+    """
     engine = engine_of(llm, "cache_map")
     pool = engine.cache.pool
     nodes = list(pool.index.nodes()) if pool.index else []
@@ -163,7 +166,7 @@ def cache_map(llm: LLM) -> CacheMap:
 
 
 def _group(cache: PagedCache, index: int, nodes: list[Node], slots: list[int], kv: KVFormat) -> CacheGroup:
-    """Sequences that have ended and whose last step is still to be collected do not count: they hold their pages for that only."""
+    """Return a group's pages, without finished sequences whose last step is still to be collected."""
     group, stores = cache.pool.groups[index], {id(store.spec): store for store, _ in cache.attention}
     held = [stores[id(cache.layers[layer])] for layer in group.layers]
     plain = sum(LayerStore.page_bytes(store.spec, store.dtype) for store in held)

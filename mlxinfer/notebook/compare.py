@@ -1,4 +1,4 @@
-"""The same prompts through several models, or one model with several settings, side by side."""
+"""Comparison of several models, or of one model with several settings, on the same prompts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from ..engine.llm import LLM
 from ..errors import PromptError, SettingError
 from ..evaluation.probabilities import kl_divergence, logprobs_of
 from ..types import SamplingParams
-from .formats import MUTED, table
 from .frames import frame
+from .html import MUTED, table
 
 Compared = Union[str, Path, LLM, Mapping[str, Any]]
-"""What is compared: what a model is asked for by, an open one, or the keywords of `LLM`, such as `{"path_or_id": "smollm2", "kv": "4"}`."""
+"""A model to compare: a name, an open model, or keywords of `LLM` such as `{"path_or_id": "smollm2", "kv": "4"}`."""
 
 
 _PROMPT_SHOWN = 120
@@ -29,37 +29,37 @@ _PROMPT_SHOWN = 120
 
 @dataclass(frozen=True, slots=True)
 class ComparedAnswer:
-    """What one model made of one prompt."""
+    """One model's answer to one prompt."""
 
     model: str
-    """Name, and the settings that differ from the defaults."""
+    """Name, with settings that differ from the defaults."""
     prompt: str
-    """The prompt."""
+    """Prompt."""
     answer: str
-    """Its own answer."""
+    """Answer of this model."""
     logprob: float
-    """Mean log-probability, in nats per token, that it gives the first model's answer."""
+    """Mean log-probability of the first model's answer, in nats per token."""
     kl: float
-    """Mean KL divergence from the first model's probabilities, in nats, over prompt and the first model's answer."""
+    """Mean KL divergence from the first model over prompt and its answer, in nats."""
     top1: float
-    """Share of these positions at which both find the same token likeliest, 0 to 1."""
+    """Fraction of positions with the same likeliest token, 0 to 1."""
     tokens_per_second: float
-    """Speed of its answer after the first token, of a model that has been running before."""
+    """Decode speed of a warm model."""
     megabytes: float
-    """Its weights."""
+    """Size of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All answers, by prompt and then by model."""
+    """All answers by prompt and model."""
 
     rows: list[ComparedAnswer]
-    """One for each pair of prompt and model."""
+    """One row per pair of prompt and model."""
     notes: tuple[str, ...] = ()
-    """Messages for the user, such as that nothing of a quantized cache was used."""
+    """Notes, for example about a quantized cache that was not used."""
 
     def to_pandas(self) -> Any:
-        """The rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
+        """Return the rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
         return frame(asdict(row) for row in self.rows)
 
     def _lines(self) -> Iterator[tuple[str, ...]]:
@@ -68,7 +68,7 @@ class Comparison:
             yield row.prompt, row.model, row.answer, f"{row.logprob:.3f}", *loss, f"{row.tokens_per_second:.1f}", f"{row.megabytes:,.0f}"
 
     def _repr_html_(self) -> str:
-        """Each prompt once, and of a long one only its end, from which the models go on."""
+        """Show each prompt once, and only the end of a long one."""
         lines, before = [], None
         for prompt, *others in self._lines():
             shown = f"… {prompt[-_PROMPT_SHOWN:]}" if len(prompt) > _PROMPT_SHOWN else prompt
@@ -83,10 +83,10 @@ class Comparison:
 
 
 def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: SamplingParams | None = None) -> Comparison:
-    """Let each model answer each prompt, and measure how far it is from the first one: on the first one's answer, token by token.
+    """Let each model answer each prompt, and measure its distance from the first model on the first model's answer.
 
-    Models are opened one after the other and closed again, unless they are open already. All must have the first one's vocabulary. Greedy
-    unless `params` say otherwise. Raises `MLXInferError`s.
+    Models are opened and closed in turn, except open ones. All must share the first model's vocabulary. Decoding is greedy unless `params`
+    differ. Raises `MLXInferError`.
     """
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
     if not texts:
@@ -115,7 +115,7 @@ def compare(models: Iterable[Compared], prompts: str | Sequence[str], params: Sa
 
 
 def _unused_format(llm: LLM, name: str, lengths: list[int]) -> list[str]:
-    """A note where no page of a quantized cache was full before the last token of a prompt with its answer."""
+    """Return a note if no page of a quantized cache was full before the last token."""
     short = sum(length <= PAGE * (1 + llm.kv.first16) for length in lengths)
     if not llm.kv.quantized or not short:
         return []
@@ -126,12 +126,12 @@ def _unused_format(llm: LLM, name: str, lengths: list[int]) -> list[str]:
 
 
 def _warm_up(llm: LLM, text: str) -> None:
-    """The first steps after loading are slow, and would count as the model's speed. One token is no prefix that an answer could find."""
+    """Run the slow first steps after loading, which would distort the speed. One token is too short for prefix reuse."""
     llm.generate([llm.tokenizer.encode(text)[:1]], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True))
 
 
 def _distance(llm: LLM, tokens: list[int], prompt: int, expected: mx.array) -> tuple[float, float, float]:
-    """Mean log-probability of the answer, KL divergence and share of equal likeliest tokens."""
+    """Return (mean log-probability of the answer, KL divergence, fraction of equal likeliest tokens)."""
     found = _logprobs(llm, tokens)
     if found.shape != expected.shape:
         raise SettingError(f"{llm.name} has {found.shape[-1]} tokens and the first model {expected.shape[-1]}: they cannot be compared")

@@ -1,4 +1,4 @@
-"""Stream an answer into a notebook cell."""
+"""Streams an answer into a notebook cell."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 Messages = Sequence[Mapping[str, Any]]
 
 _REDRAW_S = 0.1
-"""Time between two updates of a cell: the front end draws each of them."""
+"""Seconds between two updates of a cell; the front end draws each update."""
 
 
 def stream(llm: LLM, prompt: Union[str, Messages], params: SamplingParams | None = None, *, markdown: bool = False) -> Completion:
-    """Answer a prompt, or a list of messages, into the output of the running cell, as text or as `markdown`.
+    """Stream the answer to a prompt or messages into the running cell, as text or `markdown`.
 
-    Interrupting the cell stops the generation: the text so far stays, and is returned with `finish_reason` "cancelled". Outside of IPython
-    the text is printed. Raises what `LLM.stream` raises, and `MLXInferError` for an `AsyncLLM`.
+    Interrupting the cell stops the generation; the text so far is returned with `finish_reason` "cancelled". Outside of IPython the text is
+    printed. Raises as `LLM.stream` does, and `MLXInferError` for an `AsyncLLM`.
     """
     chunks = llm.stream(prompt, params) if isinstance(prompt, str) else llm.stream_chat(prompt, params)
     if isasyncgen(chunks):
@@ -43,7 +43,7 @@ def stream(llm: LLM, prompt: Union[str, Messages], params: SamplingParams | None
     completion = _completion(collected)
     try:
         cell.end(completion)
-    except KeyboardInterrupt:  # too late to stop anything: what was said stays
+    except KeyboardInterrupt:  # the answer is complete
         cell.end(completion)
     return completion
 
@@ -58,7 +58,7 @@ def _completion(chunks: list[Chunk]) -> Completion:
 
 
 class _Cell:
-    """One display that is drawn anew as the text grows; plain printing where there is no IPython kernel."""
+    """Display that is redrawn as the text grows; plain printing without an IPython kernel."""
 
     def __init__(self, *, markdown: bool = False) -> None:
         self._markdown = markdown
@@ -96,7 +96,7 @@ class _Cell:
 
 
 def _display_handle() -> Any:
-    """A display of the running IPython kernel, or None."""
+    """Return a display of the running IPython kernel, or None."""
     try:
         from IPython import display, get_ipython
     except ImportError:

@@ -1,9 +1,9 @@
-"""How models, answers and statistics look as the result of a cell: self-contained HTML in the notebook's own colours, light or dark."""
+"""HTML display of models, answers and statistics as results of a cell."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from html import escape
 from math import exp
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import SettingError
 from ..types import Completion, EngineStats, TokenLogprob
 from ..util.words import counted
+from .html import MUTED, TEXT, shaded, table
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
@@ -19,13 +20,10 @@ if TYPE_CHECKING:
 
 _SPECIAL = re.compile(r"<[^<>\s]+>|\[[A-Z_]+\]")
 """Pattern of special tokens, such as `<|im_end|>`, `</s>` and `[INST]`."""
-MUTED = "opacity:0.65;font-size:85%"
-TEXT = "white-space:pre-wrap;max-width:50em;line-height:1.6"
-CELL = "text-align:left;padding:1px 1em 1px 0;vertical-align:top"
 
 
 def register(shell: Any) -> None:
-    """Have an IPython shell show mlxinfer's objects as HTML. Plain text stays what it is."""
+    """Register the HTML display of mlxinfer's objects in an IPython shell. Their plain text is unchanged."""
     html = shell.display_formatter.formatters["text/html"]
     html.for_type(list, _list_html)
     for (module, name), made in _by_type().items():
@@ -33,7 +31,7 @@ def register(shell: Any) -> None:
 
 
 def _by_type() -> dict[tuple[str, str], Callable[[Any], str | None]]:
-    """What makes HTML of an object, by the module and the name of its class, which need not be imported."""
+    """Return HTML functions by (module, class name), so that classes need not be imported."""
     return {
         ("mlxinfer.types", "Completion"): completion_html,
         ("mlxinfer.types", "EngineStats"): stats_html,
@@ -61,18 +59,20 @@ def _lens_html(lens: Any) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Html:
-    """HTML as the result of a cell, in any front end."""
+    """HTML as a cell's result in any front end."""
 
     html: str
-    """Self-contained, in the notebook's own colours."""
+    """Self-contained HTML in the notebook's colours."""
 
     def _repr_html_(self) -> str:
         return self.html
 
 
 def show(value: Any) -> Html:
-    """What an answer, a list of answers, a model, its statistics, a conversion or an evaluation looks like. For front ends without
-    `%load_ext`, such as marimo. Raises `SettingError` for anything else."""
+    """Return the HTML of an answer, a list of answers, a model, statistics, a conversion or an evaluation.
+
+    For front ends without `%load_ext`, such as marimo. Raises `SettingError` for anything else.
+    """
     own, kind = getattr(value, "_repr_html_", None), type(value)
     made = _list_html if isinstance(value, list) else _by_type().get((kind.__module__, kind.__name__))
     found = own() if own else made(value) if made else None
@@ -82,7 +82,7 @@ def show(value: Any) -> Html:
 
 
 def evaluation_html(found: Any) -> str:
-    """What each student of a comparison loses, with standard errors."""
+    """Return the loss of each student of a comparison, with standard errors."""
     rows = [_figures_line(each) for each in (found.teacher, *found.students)]
     notes = "".join(f'<div style="{MUTED}">{escape(note)}</div>' for note in found.notes)
     return f"<div>{table(('model', 'MB', 'bits per weight', 'KL', 'same top token', 'perplexity'), rows)}{notes}</div>"
@@ -96,7 +96,7 @@ def _figures_line(each: Any) -> tuple[str, ...]:
 
 
 def kv_html(found: Any) -> str:
-    """What each format of the cache loses, and which of them `auto` stands for."""
+    """Return the loss of each cache format, and the choice of `auto`."""
     rows = [
         (f"{each.kv} (auto)" if each.kv == found.auto else each.kv, f"{each.kl_mean:.4g}{_error(each.kl_stderr)}", f"{each.top1:.1%}")
         for each in found.formats
@@ -109,7 +109,7 @@ def _error(stderr: float | None) -> str:
 
 
 def completion_html(completion: Completion) -> str:
-    """The answer, its tokens coloured by probability (with `SamplingParams(logprobs=...)`), the alternatives in their tooltips."""
+    """Return an answer with tokens shaded by probability (with `SamplingParams(logprobs=...)`) and alternatives in tooltips."""
     usage = completion.usage
     parts = [counted(usage.completion_tokens, "token"), completion.finish_reason]
     parts += [f"{usage.decode_tps:.1f} tokens/s"] if usage.decode_tps else []
@@ -122,8 +122,10 @@ def completion_html(completion: Completion) -> str:
 
 
 def _spoken(completion: Completion) -> list[TokenLogprob]:
-    """The tokens of the answer's text, without those that mark its end or surround reasoning and calls. Where the text is not to be found
-    in the tokens, as characters lie in several of them, special tokens are left out by their looks."""
+    """Return the tokens of the answer's text, without end tokens and tokens around reasoning and calls.
+
+    If the text is not found in the tokens, because characters span several, special tokens are dropped by their spelling.
+    """
     tokens, text = completion.logprobs or [], completion.text
     start = "".join(token.text for token in tokens).rfind(text) if text else -1
     if start < 0:
@@ -142,17 +144,8 @@ def _token(token: TokenLogprob) -> str:
     return shaded(token.text, exp(token.logprob), others)
 
 
-def shaded(text: str, chance: float | None, more: str = "") -> str:
-    """A token shaded the more, the less likely it was: what the model was sure of stays plain, and so does None. `more` is HTML for its
-    tooltip."""
-    if chance is None:
-        return escape(text)
-    shade = f"background:rgba(224,108,52,{0.55 * (1 - chance):.2f});border-radius:3px" if chance < 0.95 else ""
-    return f'<span style="{shade}" title="{chance:.1%}{more}">{escape(text)}</span>'
-
-
 def _list_html(values: list[Any]) -> str | None:
-    """Completions side by side; None, which shows the text, for any other list."""
+    """Return completions side by side; None for any other list, which shows its text."""
     if not values or not all(isinstance(value, Completion) for value in values):
         return None
     columns = "".join(f'<div style="flex:1 1 18em;min-width:14em">{completion_html(value)}</div>' for value in values)
@@ -160,13 +153,13 @@ def _list_html(values: list[Any]) -> str | None:
 
 
 def stats_html(stats: EngineStats) -> str:
-    """All numbers that are not zero."""
+    """Return all numbers except zeros."""
     rows = [(each.name.replace("_", " "), _number(getattr(stats, each.name))) for each in fields(stats) if getattr(stats, each.name)]
     return table(("", ""), rows)
 
 
 def model_html(llm: LLM | AsyncLLM) -> str:
-    """A model in a few lines: what it is, and what it takes."""
+    """Return a model's properties and memory in a few lines."""
     if getattr(llm, "ended", False):
         return f'<div style="{MUTED}">a closed {type(llm).__name__}</div>'
     plan = llm.plan
@@ -181,7 +174,7 @@ def model_html(llm: LLM | AsyncLLM) -> str:
 
 
 def conversion_html(report: Any) -> str:
-    """What a conversion wrote and lost, with its tensors folded away."""
+    """Return the output and loss of a conversion, with folded tensors."""
     rows = [
         ("written", f"{report.nbytes / 1e6:,.1f} MB, {report.bits_per_weight:.2f} bits per weight"),
         ("source", f"{report.source_nbytes / 1e6:,.1f} MB"),
@@ -193,16 +186,6 @@ def conversion_html(report: Any) -> str:
     tensors = [(t.name, " × ".join(map(str, t.shape)), t.action, t.stored, f"{t.error:.4f}" if t.error else "") for t in report.tensors]
     details = table(("tensor", "shape", "action", "stored", "error"), tensors)
     return f"<div>{table(('', ''), rows)}<details><summary>{counted(len(tensors), 'tensor')}</summary>{details}</details></div>"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Rows of text as an HTML table, which is escaped."""
-
-    def line(cells: Sequence[str], kind: str) -> str:
-        return "<tr>" + "".join(f'<{kind} style="{CELL}">{escape(cell)}</{kind}>' for cell in cells) + "</tr>"
-
-    top = line(head, "th") if any(head) else ""
-    return f"<table>{top}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Tables for pandas, which is an extra."""
+"""Conversion of results to pandas, an optional dependency."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..util.installing import install_line
 
 
 def frame(rows: Iterable[Mapping[str, object]]) -> Any:
-    """These rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
+    """Return rows as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
     try:
         import pandas  # type: ignore[import-untyped]
     except ImportError as error:
@@ -23,12 +23,12 @@ def frame(rows: Iterable[Mapping[str, object]]) -> Any:
 
 
 def to_pandas(values: Any) -> Any:
-    """What has a table, as a `pandas.DataFrame`:
+    """Return a result as a `pandas.DataFrame`:
 
-    - an answer made with `SamplingParams(logprobs=N)`: a row for each token
-    - a `LogitLens`: a row for each layer and token
-    - a list of results, such as `llm.score(...)` or what an evaluation found: a row for each
-    - what has a method `to_pandas` of its own, such as a `Comparison`
+    - an answer with `SamplingParams(logprobs=N)`: a row per token
+    - a `LogitLens`: a row per layer and token
+    - a list of results, such as `llm.score(...)` or an evaluation's: a row per result
+    - an object with a method `to_pandas`, such as a `Comparison`
 
     Raises `SettingError` for anything else, and `MLXInferError` without pandas.
     """

@@ -1,4 +1,4 @@
-"""`%load_ext mlxinfer`: `%chat` and `%%chat` talk to a model in the cells of a notebook, as one conversation."""
+"""Magics of `%load_ext mlxinfer`: `%chat` and `%%chat` continue one conversation over a notebook's cells."""
 
 from __future__ import annotations
 
@@ -39,15 +39,17 @@ def _options(magic: str) -> _Options:
 
 
 class Conversation:
-    """The one conversation of a notebook, with its model."""
+    """Conversation of a notebook, with its model."""
 
     def __init__(self) -> None:
         self.llm: LLM | None = None
         self.messages: list[dict[str, Any]] = []
 
     def chat(self, line: str, cell: str | None = None) -> None:
-        """`%chat [OPTIONS] TEXT`, or `%%chat [OPTIONS]` with the text in the cell. Shows the answer as it comes; `messages` keeps it.
-        Raises `MLXInferError`s."""
+        """Run `%chat [OPTIONS] TEXT`, or `%%chat [OPTIONS]` with the text in the cell: stream the answer and append it to `messages`.
+
+        Raises `MLXInferError`.
+        """
         magic = "%chat" if cell is None else "%%chat"
         try:
             options, text = _divided(line) if cell is None else (shlex.split(line), cell)
@@ -66,7 +68,7 @@ class Conversation:
             self._ask(text.strip(), SamplingParams(max_tokens=given.max_tokens or 1024, temperature=given.temperature))
 
     def use(self, model: str | LLM) -> None:
-        """Go on with another model: an `LLM`, or what it is asked for by. Raises `MLXInferError`."""
+        """Continue with another model: an `LLM` or a name. Raises `MLXInferError`."""
         from ..engine.llm import LLM
 
         opened = LLM(model) if isinstance(model, str) else model
@@ -82,8 +84,10 @@ class Conversation:
 
 
 def _divided(line: str) -> tuple[list[str], str]:
-    """The options at the beginning of a line, and the text after them: the first word that is neither an option nor its value, or what
-    follows `--`. Raises ValueError for a quote that is not closed."""
+    """Split a line into options and text, which starts after `--` or with the first word that is neither an option nor its value.
+
+    Raises ValueError for an unclosed quote.
+    """
     options: list[str] = []
     rest = line.lstrip()
     while re.match(r"--?[A-Za-z]", rest):
@@ -96,7 +100,7 @@ def _divided(line: str) -> tuple[list[str], str]:
 
 
 def _word(text: str) -> tuple[str, str]:
-    """The first word of a text, quotes taken off as a shell does, and the rest. The text is read only up to the end of the word."""
+    """Return (first word without quotes, rest) in shell syntax, reading the text only to the word's end."""
     characters = StringIO(text)
     lexer = shlex.shlex(characters, posix=True)
     lexer.whitespace_split, lexer.commenters = True, ""
@@ -104,22 +108,24 @@ def _word(text: str) -> tuple[str, str]:
 
 
 def _asks(lines: list[str]) -> list[str]:
-    """Lines `%chat ...?` as calls: IPython would take the question mark for a request for help on the last word."""
+    """Convert lines `%chat ...?` to calls, because IPython treats a final question mark as a request for help."""
     return [
         f"get_ipython().run_line_magic('chat', {line[6:].strip()!r})\n" if re.fullmatch(r"%chat .*\?\s*", line) else line for line in lines
     ]
 
 
 def load(shell: Any) -> None:
-    """Add the magics and the looks of mlxinfer's objects to an IPython shell."""
+    """Add the magics and the HTML display to an IPython shell."""
     from .formats import register
 
     conversation = Conversation()
 
     def chat(line: str, cell: str | None = None) -> None:
-        """Ask the model: `%chat How are you?`, or `%%chat --system "Answer in French." --temperature 0` above the text. Both take options.
-        The cells of a notebook are one conversation; `--new` begins another, `--model NAME` changes the model. ■ stops the answer, and
-        keeps it."""
+        """Ask the model: `%chat How are you?`, or `%%chat --system "Answer in French." --temperature 0` above the text.
+
+        Both accept options. The cells of a notebook are one conversation; `--new` starts another, `--model NAME` changes the model. ■ stops
+        the answer and keeps its text.
+        """
         try:
             conversation.chat(line, cell)
         except MLXInferError as error:

@@ -1,4 +1,4 @@
-"""What an engine did, step by step: which request got how many rows, when each began, wrote its first token, and ended."""
+"""Recording of an engine's steps: rows per request, and times of start, first token and end."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ..errors import MLXInferError
 from ..util.dataclass import dataclass
 from ..util.words import counted
 from .cache_map import engine_of
-from .formats import table
 from .frames import frame
+from .html import table
 
 if TYPE_CHECKING:
     from ..engine.core.sequence import Sequence
@@ -21,63 +21,63 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """The part of one request in one step."""
+class StepShare:
+    """Part of one request in one step."""
 
     step: int
-    """Which step, from 0."""
+    """Index of the step, from 0."""
     request: int
-    """Which request, in the order in which they were made, from 0; samples of one prompt count each."""
+    """Index of the request by creation, from 0; each sample of a prompt counts."""
     began: float
-    """When the device could begin with the step, in seconds since the recording began."""
+    """Earliest start of the step on the device, in seconds since the recording started."""
     ended: float
-    """When its results were read."""
+    """Time at which the results were read."""
     prompt: int
-    """Tokens of the prompt that it read."""
+    """Prompt tokens read in the step."""
     answer: int
-    """Rows that brought the answer on: one, and one for each draft that was verified."""
+    """StepShare of the answer: one, plus one per verified draft."""
     tokens: int
-    """Tokens that the answer got: fewer than rows where drafts were wrong."""
+    """Tokens added to the answer; fewer than rows if drafts were rejected."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimelineRequest:
-    """What became of one request."""
+    """Course of one request."""
 
     prompt_tokens: int
-    """Tokens of its prompt."""
+    """Prompt tokens."""
     reused: int
-    """Tokens of these that the prefix cache had."""
+    """Prompt tokens reused from the prefix cache."""
     added: float
-    """When it was made, in seconds since the recording began; negative for one made before."""
+    """Creation, in seconds since the recording started; negative for earlier requests."""
     started: float
-    """When it got its place."""
+    """Time of admission."""
     first_token: float
-    """When its first token was read; 0 without one."""
+    """Time of the first token; 0 without one."""
     last_token: float
-    """When its latest token was read; 0 without one."""
+    """Time of the last token; 0 without one."""
     answer_tokens: int
-    """Tokens of its answer."""
+    """Answer tokens."""
     finish_reason: str
-    """Why it ended; empty where it still ran when the recording ended."""
+    """Reason for the end; "" if the request outlived the recording."""
     preemptions: int
-    """How often it gave its pages to others."""
+    """Number of preemptions."""
 
 
 class Timeline:
-    """All steps of a recording. `rows` and `requests` are complete when its block has ended."""
+    """Steps of a recording; `rows` and `requests` are complete after its block."""
 
     def __init__(self, began: float) -> None:
-        self.rows: list[Rows] = []
-        """By step, and within one as the scheduler chose them."""
+        self.rows: list[StepShare] = []
+        """Parts by step, and within a step in the scheduler's order."""
         self.waiting: list[tuple[float, int]] = []
-        """When a step ended, in seconds, and how many requests had no place then."""
+        """(end of a step in seconds, number of waiting requests)."""
         self._began = began
         self._sequences: dict[int, Sequence] = {}
         self._steps = 0
 
     def note(self, report: StepReport) -> None:
-        """Take what the engine tells of a step."""
+        """Add the engine's report of a step."""
         got: dict[int, int] = {}
         for event in report.events:
             if isinstance(event, Token):
@@ -90,12 +90,12 @@ class Timeline:
             answer = work.count if answers > 0 else 0
             answers -= work.count
             prompt = 0 if answer else work.count
-            self.rows.append(Rows(self._steps, id(sequence), began, ended, prompt, answer, got.get(id(sequence), 0)))
+            self.rows.append(StepShare(self._steps, id(sequence), began, ended, prompt, answer, got.get(id(sequence), 0)))
         self.waiting.append((ended, report.waiting))
         self._steps += 1
 
     def close(self) -> None:
-        """Number the requests by the time at which they were made."""
+        """Number the requests by creation."""
         ordered = sorted(self._sequences.values(), key=lambda s: s.times.added)
         numbers = {id(sequence): number for number, sequence in enumerate(ordered)}
         self.rows = [replace(row, request=numbers[row.request]) for row in self.rows]
@@ -103,12 +103,12 @@ class Timeline:
 
     @property
     def steps(self) -> int:
-        """Steps that were computed."""
+        """Number of computed steps."""
         return self._steps
 
     @property
     def requests(self) -> list[TimelineRequest]:
-        """What became of each request, in the order of their numbers."""
+        """Course of each request, by index."""
         return [self._request(sequence) for sequence in self._sequences.values()]
 
     def _request(self, sequence: Sequence) -> TimelineRequest:
@@ -129,7 +129,7 @@ class Timeline:
         )
 
     def to_pandas(self) -> Any:
-        """A row for each request in each step, as a `pandas.DataFrame`. Raises `MLXInferError` without pandas."""
+        """Return a `pandas.DataFrame` with a row per request and step. Raises `MLXInferError` without pandas."""
         return frame(asdict(row) for row in self.rows)
 
     def _lines(self) -> Iterator[tuple[str, ...]]:
@@ -147,9 +147,9 @@ class Timeline:
 
 @contextmanager
 def recorded(llm: LLM) -> Iterator[Timeline]:
-    """Record what the engine of a model does inside the block: `with recorded(llm) as timeline: llm.generate(prompts)`.
+    """Record the engine inside of a block: `with recorded(llm) as timeline: llm.generate(prompts)`.
 
-    Outside of such blocks it costs one comparison per step. Raises `MLXInferError` for an `AsyncLLM`, and inside another recording.
+    Outside of a block this costs one comparison per step. Raises `MLXInferError` for an `AsyncLLM`, and inside another recording.
     """
     from time import perf_counter
 

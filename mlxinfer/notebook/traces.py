@@ -1,4 +1,4 @@
-"""HTML of a trace and a logit lens as results of a cell, without matplotlib."""
+"""HTML of traces and logit lenses, without matplotlib."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import mlx.core as mx
 
 from ..errors import MLXInferError
 from ..interpret.trace import LogitLens, Trace
-from .formats import CELL, MUTED, TEXT, shaded, table
+from .html import CELL, MUTED, TEXT, shaded, table
 
 LAST = 12
-"""Tokens of a prompt that a lens shows: the last ones."""
+"""Number of last prompt tokens in a lens."""
 
 
 def trace_html(trace: Trace) -> str:
-    """The prompt, with tokens shaded the more, the less likely they were (needs "logits"), and what was traced."""
+    """Return the prompt, shaded by probability (needs "logits"), and a table of the traced values."""
     chances = _chances(trace)
     tokens = "".join(shaded(text, chance) for text, chance in zip(trace.tokens, chances, strict=True))
     rows = [_held(what, trace[what]) for what in trace]
@@ -25,7 +25,7 @@ def trace_html(trace: Trace) -> str:
 
 
 def _chances(trace: Trace) -> list[float | None]:
-    """The probability of each token; None for the first one, and where no logits were traced or the model is closed."""
+    """Return the probability of each token; None for the first one, without traced logits, or for a closed model."""
     if "logits" in trace and len(trace) > 1:
         try:
             return [None, *(exp(-value) for value in cast("list[float]", trace.surprisal().tolist()))]
@@ -48,8 +48,7 @@ def _shape(array: mx.array) -> str:
 
 
 def lens_html(lens: LogitLens) -> str:
-    """The likeliest next token after each layer (rows, the model's own answer on top) and each of the last tokens of the prompt (columns),
-    shaded by its probability."""
+    """Return the likeliest next token after each layer (rows, last layer on top) at the last prompt tokens (columns), shaded."""
     chances = cast("list[list[float]]", lens.probability.tolist())
     head = ("layer", *map(_label, lens.tokens[-LAST:]))
     lines = []
@@ -67,5 +66,5 @@ def _chance_cell(text: str, chance: float) -> str:
 
 
 def _label(text: str) -> str:
-    """A token without the space before it; one of spaces only as marks, and control characters as their escapes."""
+    """Return a token without its leading space; spaces alone become marks, control characters escapes."""
     return repr(text.strip())[1:-1] if text.strip() else repr(text)[1:-1].replace(" ", "␣")

@@ -42,7 +42,7 @@ def test_a_number_in_a_table_is_a_difference_unless_it_is_a_speed() -> None:
     from nbformat.v4 import new_output
 
     from mlxinfer.notebook.compare import ComparedAnswer, Comparison
-    from mlxinfer.notebook.formats import table
+    from mlxinfer.notebook.html import table
 
     settled = _settled()
 

@@ -1,4 +1,4 @@
-"""Pictures of what an engine holds and does: the pages of its cache, what quantizing them loses, and its steps."""
+"""Plots of an engine: pages of its cache, errors of quantized pages, and steps."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ _OPEN = "#9cc3f2"
 
 
 def cache_picture(held: CacheMap, group: int = 0) -> Picture:
-    """The pages of running sequences, a row each, and below them those that only the prefix cache keeps, in the layers of one `group`.
+    """Plot the pages of one `group`: a row per running sequence, and below the pages of the prefix cache only.
 
-    Numbers are page ids, so the same number in two rows is one page in memory. A frame marks first pages that stay at 16 bits, and the open
-    page is as full as its sequence has filled it. Raises `SettingError` for a group that there is not, and `MLXInferError` without
-    matplotlib.
+    Numbers are page ids; equal numbers are one page in memory. A frame marks first pages at 16 bits, and the open page shows its fill.
+    Raises `SettingError` for an unknown group, and `MLXInferError` without matplotlib.
     """
     if not 0 <= group < len(held.groups):
         raise SettingError(f"the cache has {len(held.groups)} groups of layers, from 0 on, and no group {group}")
@@ -68,7 +67,7 @@ def _box(axes: Any, row: int, page: CachePage, place: int) -> None:
 
 
 def _lanes(pages: Iterable[CachePage]) -> list[list[CachePage]]:
-    """Pages of the prefix cache in as few rows as have room for all branches."""
+    """Return the prefix cache's pages in as few rows as all branches need."""
     lanes: list[list[CachePage]] = []
     for page in pages:
         free = next((lane for lane in lanes if lane[-1].number < page.number), None)
@@ -98,8 +97,7 @@ def _legend(axes: Any, pages: Sequence[CachePage], *, opened: bool) -> None:
 
 
 def cache_errors_picture(errors: CacheErrors) -> Picture:
-    """What each page of each layer loses: keys on the left, values on the right, errors relative to their length. Raises `MLXInferError`
-    without matplotlib."""
+    """Plot the relative errors of each page and layer: keys left, values right. Raises `MLXInferError` without matplotlib."""
     layers, pages = sorted({row.layer for row in errors.rows}), max(row.page for row in errors.rows) + 1
     found = np.zeros((2, len(layers), pages))
     for row in errors.rows:
@@ -118,8 +116,10 @@ def cache_errors_picture(errors: CacheErrors) -> Picture:
 
 
 def timeline_picture(timeline: Timeline) -> Picture:
-    """The steps of a recording from left to right: above, what each request got of them (a grey line while it waited, a mark at its first
-    token), below, the rows of each step. Raises `SettingError` for a recording without a step, and `MLXInferError` without matplotlib."""
+    """Plot a recording from left to right: each request's parts above, the rows per step below.
+
+    A grey line is waiting, a mark the first token. Raises `SettingError` for a recording without steps, `MLXInferError` without matplotlib.
+    """
     requests, rows = timeline.requests, timeline.rows
     if not rows:
         raise SettingError("nothing was recorded: make requests inside `with recorded(llm) as timeline:`")

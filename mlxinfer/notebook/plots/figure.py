@@ -1,4 +1,4 @@
-"""A matplotlib figure as the result of a cell."""
+"""Matplotlib figures as results of a cell."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ BLUE, YELLOW, RED, GREY = "#3b7dd8", "#e0a030", "#d04a3a", "#b8bcc2"
 
 
 def new_figure(width: float, height: float, *, rows: int = 1, heights: Sequence[float] = (1.0,)) -> tuple[Figure, Any]:
-    """A figure of so many inches with one axis, or an array of `rows` below each other. On white, whatever the notebook's theme: the
-    colours are chosen for it. Raises `MLXInferError` without matplotlib."""
+    """Create a figure of `width` by `height` inches with one axis, or an array of `rows` axes.
+
+    The background is white in any theme, to match the colours. Raises `MLXInferError` without matplotlib.
+    """
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
@@ -29,10 +31,10 @@ def new_figure(width: float, height: float, *, rows: int = 1, heights: Sequence[
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A matplotlib `figure` that shows itself as the result of a cell, without pyplot's global state."""
+    """A matplotlib figure displayed as a cell's result, without pyplot's global state."""
 
     figure: Figure
-    """matplotlib's figure."""
+    """The matplotlib figure."""
 
     def _repr_png_(self) -> bytes:
         png = BytesIO()

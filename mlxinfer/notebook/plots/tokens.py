@@ -1,4 +1,4 @@
-"""Pictures for notebooks: probabilities of tokens, and what a trace shows of a model's inside."""
+"""Plots of token probabilities and traces."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ MOST_TOKENS = 64
 
 
 def logprobs_picture(completion: Completion) -> Picture:
-    """A bar per generated token (the first 64): the probability the model gave it, next to the likeliest token that it did not take.
+    """Plot the probability of each generated token (the first 64) and of the likeliest other token.
 
-    The completion must have been made with `SamplingParams(logprobs=2)` or more.
-    Raises `MLXInferError` if it was not, or without matplotlib.
+    The completion needs `SamplingParams(logprobs=2)` or more. Raises `MLXInferError` otherwise, or without matplotlib.
     """
     if not completion.logprobs:
         raise MLXInferError("this completion has no log-probabilities: generate it with logprobs=2")
@@ -40,9 +39,11 @@ def logprobs_picture(completion: Completion) -> Picture:
 
 
 def lens_picture(trace: Union[Trace, LogitLens], *, last: int = 12) -> Picture:
-    """The likeliest next token after each layer, coloured by its probability, at the `last` tokens of a prompt: the lowest row is the
-    embedding, the highest the model's answer. Takes a trace or its lens. Raises as `Trace.logit_lens` does, and `MLXInferError` without
-    matplotlib."""
+    """Plot the likeliest next token after each layer at the `last` prompt tokens, coloured by probability.
+
+    The lowest row is the embedding, the highest the model's output. Accepts a trace or its lens. Raises as `Trace.logit_lens` does, and
+    `MLXInferError` without matplotlib.
+    """
     lens = trace if isinstance(trace, LogitLens) else trace.logit_lens()
     count = min(last, len(lens.tokens))
     figure, axes = new_figure(1.2 + 0.95 * count, 0.7 + 0.22 * len(lens.layers))
@@ -61,8 +62,10 @@ def lens_picture(trace: Union[Trace, LogitLens], *, last: int = 12) -> Picture:
 
 
 def attention_picture(trace: Trace, layer: int, head: int) -> Picture:
-    """How much each token (rows) attends to each (columns), in one head. Needs "attention" in the trace. Raises `SettingError` for a layer
-    or head that it does not have, and `MLXInferError` without matplotlib."""
+    """Plot the attention of one head from each token (rows) to each token (columns). The trace needs "attention".
+
+    Raises `SettingError` for an unknown layer or head, and `MLXInferError` without matplotlib.
+    """
     patterns = trace["attention"]
     if layer not in patterns or not 0 <= head < patterns[layer].shape[0]:
         raise SettingError(f"the trace has no attention of layer {layer}, head {head}")
@@ -78,8 +81,10 @@ def attention_picture(trace: Trace, layer: int, head: int) -> Picture:
 
 
 def surprise_picture(trace: Trace) -> Picture:
-    """How surprising each token of the prompt was, and how unsure the model of the next. Needs "logits" in the trace. Raises
-    `MLXInferError` without matplotlib."""
+    """Plot the surprisal of each prompt token and the entropy of the next one. The trace needs "logits".
+
+    Raises `MLXInferError` without matplotlib.
+    """
     surprisal, entropy = np.array(trace.surprisal()), np.array(trace.entropy())
     figure, axes = new_figure(min(max(4.0, 0.32 * len(trace)), 14.0), 2.6)
     axes.bar(range(1, len(trace)), surprisal, color=RED, width=0.7, label="surprisal of the token")
@@ -93,7 +98,7 @@ def surprise_picture(trace: Trace) -> Picture:
 
 
 def attribution_picture(trace: Trace, token: int | None = None, position: int = -1) -> Picture:
-    """What each part of the model adds to the logit of a token: see `Trace.attribution`, whose errors it raises."""
+    """Plot each part's contribution to a token's logit. Raises as `Trace.attribution` does."""
     shares = trace.attribution(token, position)
     figure, axes = new_figure(7.0, 2.6)
     layers = range((len(shares) - 1) // 2)
@@ -109,8 +114,10 @@ def attribution_picture(trace: Trace, token: int | None = None, position: int = 
 
 
 def heat_picture(values: mx.array, *, rows: str, columns: str, title: str = "", tokens: Sequence[str] = ()) -> Picture:
-    """A matrix of numbers `[rows, columns]` around zero, such as the effect of a patch at each layer and position; `rows` and `columns` say
-    what they are, and `tokens` are what the columns stand for, such as `trace.tokens`. Raises `MLXInferError` without matplotlib."""
+    """Plot a matrix `[rows, columns]` around zero, such as the effect of a patch at each layer and position.
+
+    `rows` and `columns` are axis labels; `tokens` label the columns, for example `trace.tokens`. Raises `MLXInferError` without matplotlib.
+    """
     numbers = np.array(values)
     most = float(np.abs(numbers).max()) or 1.0
     figure, axes = new_figure(2 + 0.3 * numbers.shape[1], 1.2 + 0.16 * numbers.shape[0])
@@ -133,7 +140,7 @@ def _runner_up(token: TokenLogprob) -> str:
 
 
 def _label(text: str) -> str:
-    """A token as a label: quoted to make spaces visible, and without a `$` that matplotlib would take for a formula."""
+    """Return a token as a label: quoted to show spaces, with `$` escaped, which matplotlib treats as a formula."""
     return repr(text).replace("$", r"\$")
 
 
