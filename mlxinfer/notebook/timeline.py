@@ -35,7 +35,7 @@ class StepShare:
     prompt: int
     """Prompt tokens read in the step."""
     answer: int
-    """StepShare of the answer: one, plus one per verified draft."""
+    """Rows of the answer: one, plus one per verified draft."""
     tokens: int
     """Tokens added to the answer; fewer than rows if drafts were rejected."""
 
