@@ -135,9 +135,7 @@ def _circles(imports: dict[str, set[str]]) -> list[list[str]]:
 
 
 # Circles that are still to be opened.
-KNOWN_CIRCLES = {
-    "mlxinfer.cache.kv_events",
-}
+KNOWN_CIRCLES = {}
 
 
 def test_modules_import_one_another_in_one_direction() -> None:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Union
+from typing import Union
 
 from ..util.dataclass import dataclass
-
-if TYPE_CHECKING:
-    from .prefix_tree import Node
+from .prefix_tree import Node, PrefixIndex, Snapshot
 
 GPU, DISK = "GPU", "DISK"
 """vLLM's media: memory that attention reads, whatever computes it, and files."""
@@ -65,14 +63,33 @@ def block_hash(digest: bytes) -> int:
     return int.from_bytes(digest[:_HASH_BYTES], "big")
 
 
-def stored(node: Node, group: int, salt: str) -> BlockStored:
-    """The event of a page in memory."""
-    parent = node.parent if node.parent is not None and node.parent.parent is not None else None
-    return BlockStored(
-        block_hash(node.digest), block_hash(parent.digest) if parent else None, tuple(array("i", node.block)), GPU, group, salt
-    )
+class PrefixEvents:
+    """Implements `PrefixListener`: reports the pages of a prefix index to a sink, the present ones first."""
 
+    def __init__(self, index: PrefixIndex, sink: KVEventSink) -> None:
+        self._index, self._sink = index, sink
+        self._unsalted = index.root_digest()
+        sink(AllBlocksCleared())
+        for node in index.nodes():
+            for group, page in enumerate(node.pages):
+                if page is not None:
+                    self.page_stored(node, group)
 
-def removed(node: Node, group: int) -> BlockRemoved:
-    """The event of a page that memory no longer holds."""
-    return BlockRemoved(block_hash(node.digest), GPU, group)
+    def page_stored(self, node: Node, group: int) -> None:
+        """Report a page in memory."""
+        parent = node.parent if node.parent is not None and node.parent.parent is not None else None
+        own, before, tokens = block_hash(node.digest), block_hash(parent.digest) if parent else None, tuple(array("i", node.block))
+        self._sink(BlockStored(own, before, tokens, GPU, group, self._salt(node)))
+
+    def page_removed(self, node: Node, group: int) -> None:
+        """Report an evicted page."""
+        self._sink(BlockRemoved(block_hash(node.digest), GPU, group))
+
+    def snapshot_stored(self, snapshot: Snapshot) -> None:
+        """Ignore snapshots, which routers do not know."""
+
+    def _salt(self, node: Node) -> str:
+        if self._index.only_unsalted:
+            return ""
+        root = node.chain()[0]
+        return "" if root.digest == self._unsalted else root.digest.hex()

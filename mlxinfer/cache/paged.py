@@ -12,7 +12,7 @@ from .attention.native import AttentionBackend, NativeStep, StepAttention
 from .attention.reference import PlainStep
 from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, BidirectionalSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment, whole_spec
-from .kv_events import AllBlocksCleared, KVEventSink
+from .kv_events import AllBlocksCleared, KVEventSink, PrefixEvents
 from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
 from .pool import PageDemand, PagePool, Places, PoolUsage
@@ -255,7 +255,8 @@ class PagedCache:
         if self.pool.index is None:
             sink(AllBlocksCleared())
             return
-        self.pool.index.send_events(sink)
+        self.pool.index.listeners = [each for each in self.pool.index.listeners if not isinstance(each, PrefixEvents)]
+        self.pool.index.listeners.append(PrefixEvents(self.pool.index, sink))
         if self._disk:
             self._disk.send_events(sink)
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import field
 from functools import partial
 from hashlib import blake2b
+from typing import Protocol
 
 from ..util.dataclass import dataclass
-from .kv_events import AllBlocksCleared, KVEventSink, removed, stored
 from .pages import PAGE, AttentionGroup, PageAllocator
 
 FORMAT_VERSION = 1
@@ -81,6 +81,22 @@ class Snapshot:
         return self.node.depth * PAGE + len(self.tail) // ITEM
 
 
+class PrefixListener(Protocol):
+    """Receives each change of a `PrefixIndex`, in order."""
+
+    def page_stored(self, node: Node, group: int) -> None:
+        """Handle a newly cached page of a group."""
+        ...
+
+    def page_removed(self, node: Node, group: int) -> None:
+        """Handle an evicted page of a group."""
+        ...
+
+    def snapshot_stored(self, snapshot: Snapshot) -> None:
+        """Handle a new snapshot."""
+        ...
+
+
 class PrefixIndex:
     """Nodes by their tokens and by digest: blake2b of the parent's digest and the tokens. A root's digest covers everything else that the
     content of pages depends on.
@@ -100,10 +116,7 @@ class PrefixIndex:
         """Bytes of all snapshots."""
         self.version = 0
         """Changes whenever something is evicted."""
-        self.on_page: Callable[[Node, int], None] | None = None
-        self.on_snapshot: Callable[[Snapshot], None] | None = None
-        """Called for everything newly cached; a page as its node and group."""
-        self._events: KVEventSink | None = None
+        self.listeners: list[PrefixListener] = []
         self._identity = fingerprint
         self._roots: dict[str, Node] = {}
         self._nodes: dict[bytes, Node] = {}
@@ -135,6 +148,11 @@ class PrefixIndex:
     def known_root(self, cache_salt: str = "") -> Node | None:
         return self._roots.get(cache_salt)
 
+    @property
+    def only_unsalted(self) -> bool:
+        """True if the only root is the one without a salt."""
+        return len(self._roots) == 1 and "" in self._roots
+
     def node(self, digest: bytes) -> Node | None:
         return self._nodes.get(digest)
 
@@ -145,24 +163,6 @@ class PrefixIndex:
             node = waiting.pop()
             yield node
             waiting.extend(node.children.values())
-
-    # --- telling
-
-    def send_events(self, sink: KVEventSink) -> None:
-        """Tell `sink` what is cached now, as if all of it had just been stored, and from now on every change."""
-        self._events = sink
-        sink(AllBlocksCleared())
-        for node in self.nodes():
-            for group, page in enumerate(node.pages):
-                if page is not None:
-                    sink(stored(node, group, self._salt(node)))
-
-    def _salt(self, node: Node) -> str:
-        unsalted = self._roots.get("")
-        if unsalted is not None and len(self._roots) == 1:
-            return ""
-        root = node.chain()[0]
-        return "" if root is unsalted else root.digest.hex()
 
     # --- keeping
 
@@ -182,10 +182,8 @@ class PrefixIndex:
         allocator.keep(place)
         node.pages[group] = page
         self._owners[group][page] = node
-        if self.on_page:
-            self.on_page(node, group)
-        if self._events:
-            self._events(stored(node, group, self._salt(node)))
+        for listener in self.listeners:
+            listener.page_stored(node, group)
 
     def covers(self, node: Node, tail: bytes) -> Snapshot | None:
         """An existing snapshot that makes one for these tokens redundant."""
@@ -209,8 +207,8 @@ class PrefixIndex:
         node.snapshots.append(snapshot)
         self.snapshots[snapshot] = None
         self.nbytes += nbytes
-        if self.on_snapshot:
-            self.on_snapshot(snapshot)
+        for listener in self.listeners:
+            listener.snapshot_stored(snapshot)
         return snapshot
 
     def touch(self, snapshot: Snapshot) -> None:
@@ -294,8 +292,8 @@ class PrefixIndex:
             allocator, place = self.groups[number].owner(page)
             allocator.forget(place)
             self.version += 1
-            if self._events:
-                self._events(removed(node, number))
+            for listener in self.listeners:
+                listener.page_removed(node, number)
 
     def _forget_snapshot(self, snapshot: Snapshot) -> None:
         del self.snapshots[snapshot]

@@ -30,10 +30,10 @@ Goal = tuple[int, int, "bytes | None"]
 class Prefetch:
     """Finds what to read for one prompt."""
 
-    def __init__(self, index: PrefixIndex, tier: PageSource, entries: CacheLayout, tokens: Sequence[int], cache_salt: str) -> None:
+    def __init__(self, index: PrefixIndex, storage: PageSource, layout: CacheLayout, tokens: Sequence[int], cache_salt: str) -> None:
         self._index = index
-        self._tier = tier
-        self._entries = entries
+        self._storage = storage
+        self._layout = layout
         self._data = token_bytes(tokens)
         self._limit = len(tokens) - 1
         self.root = index.root_digest(cache_salt)
@@ -70,7 +70,7 @@ class Prefetch:
     def _tails(self, depth: int) -> Iterator[bytes]:
         """Tails of the snapshots after a node that agree with the prompt in full."""
         digest = self._digests[depth]
-        for name in self._tier.behind(self.root, digest):
+        for name in self._storage.behind(self.root, digest):
             count = tail_length(name)
             if count is not None:
                 tail = self._data[depth * BLOCK : depth * BLOCK + count * ITEM]
@@ -90,8 +90,8 @@ class Prefetch:
         return node is not None and node.pages[group] is not None
 
     def _on_disk(self, depth: int, group: int) -> bool:
-        name = self._entries.page_name(self._digests[depth], self._digests[depth - 1], group)
-        return self._tier.has(self.root, name)
+        name = self._layout.page_name(self._digests[depth], self._digests[depth - 1], group)
+        return self._storage.has(self.root, name)
 
     def _complete(self, position: int, depth: int) -> bool:
         return all(run >= depth - g.oldest(position) for g, run in zip(self._index.groups, self._runs[depth], strict=True))
@@ -119,12 +119,12 @@ class Prefetch:
             depths = [d for d in range(group.oldest(position) + 1, depth + 1) if not self._in_memory(d, number)]
             for d in depths:
                 digests, block = (self._digests[d - 1], self._digests[d]), self._data[(d - 1) * BLOCK : d * BLOCK]
-                entry = self._entries.page(self.root, digests, block, d, number)
+                entry = self._layout.page(self.root, digests, block, d, number)
                 if not batches or not _joins(batches[-1], entry):
                     batches.append([])
                 batches[-1].append(entry)
         if tail is not None:
-            batches.append([self._entries.snapshot(self.root, self._digests[depth], tail)])
+            batches.append([self._layout.snapshot(self.root, self._digests[depth], tail)])
         return batches
 
 
@@ -153,33 +153,33 @@ class _Fetch:
 
 
 class PrefixPrefetcher:
-    """Belongs to the thread that owns the cache, and has a `tier` of its own. `reserve(group, pages)` makes a group's pools large enough
+    """Belongs to the thread that owns the cache, and has a `storage` of its own. `reserve(group, pages)` makes a group's pools large enough
     for its pages in use and `pages` more."""
 
-    def __init__(self, index: PrefixIndex, tier: PageSource, entries: CacheLayout, reserve: Callable[[int, int], None]) -> None:
+    def __init__(self, index: PrefixIndex, storage: PageSource, layout: CacheLayout, reserve: Callable[[int, int], None]) -> None:
         self._index = index
-        self._tier = tier
-        self._entries = entries
+        self._storage = storage
+        self._layout = layout
         self._reserve = reserve
         self._fetches: dict[Request, _Fetch] = {}
         self._done: set[Request] = set()
-        self._spill = WriteBack(index, tier, entries) if isinstance(tier, DiskStorage) else None
-        tier.opened(index.root_digest())
+        self._write_back = WriteBack(index, storage, layout) if isinstance(storage, DiskStorage) else None
+        storage.opened(index.root_digest())
 
     def send_events(self, sink: KVEventSink) -> None:
         """Tell of pages on disk, from now on."""
-        self._tier.send_events(DiskEvents(sink, self._entries.parts, self._index.root_digest()))
+        self._storage.send_events(DiskEvents(sink, self._layout.parts, self._index.root_digest()))
 
     @property
     def arrived(self) -> bool:
         """Whether `prefetch` would change the pools: no step may then be in flight."""
-        return self._tier.arrived
+        return self._storage.arrived
 
     def prefetch(self, tokens: Sequence[int], cache_salt: str, *, store: bool) -> bool:
         """See `PagedCache.prefetch`."""
         if store:
             self._take_over()
-        if self._tier.off:
+        if self._storage.off:
             self._fetches.clear()
             return False
         data = token_bytes(tokens)
@@ -188,13 +188,13 @@ class PrefixPrefetcher:
             return True
         if request in self._done:
             return False
-        if not self._tier.opened(self._index.root_digest(cache_salt), tokens, lambda: find(self._index, tokens, cache_salt).reused):
+        if not self._storage.opened(self._index.root_digest(cache_salt), tokens, lambda: find(self._index, tokens, cache_salt).reused):
             return True
-        return self._start(request, Prefetch(self._index, self._tier, self._entries, tokens, cache_salt), cache_salt)
+        return self._start(request, Prefetch(self._index, self._storage, self._layout, tokens, cache_salt), cache_salt)
 
     def wait(self, timeout_s: float) -> None:
         """See `PagedCache.wait`."""
-        self._tier.wait(timeout_s)
+        self._storage.wait(timeout_s)
 
     def used(self, match: Match) -> None:
         """Note that a sequence was opened with this match: mark its files as recently used, and look again for prompts that had nothing to
@@ -205,9 +205,9 @@ class PrefixPrefetcher:
         root = match.node.chain()[0].digest
         if match.node.parent:
             for group in range(len(match.node.pages)):
-                self._tier.mark_used(root, self._entries.page_name(match.node.digest, match.node.parent.digest, group))
+                self._storage.mark_used(root, self._layout.page_name(match.node.digest, match.node.parent.digest, group))
         if match.snapshot:
-            self._tier.mark_used(root, self._entries.snapshot_of(root, match.snapshot).file)
+            self._storage.mark_used(root, self._layout.snapshot_of(root, match.snapshot).file)
 
     def _start(self, request: Request, wanted: Prefetch, cache_salt: str) -> bool:
         depth, batches = wanted.batches()
@@ -219,21 +219,21 @@ class PrefixPrefetcher:
         leaf = self._index.root(cache_salt)
         for block in wanted.blocks(depth):
             leaf = self._index.child(leaf, block)
-        missing = Counter(group for batch in batches for e in batch if (group := self._entries.group_of(e)) is not None)
+        missing = Counter(group for batch in batches for e in batch if (group := self._layout.group_of(e)) is not None)
         self._fetches[request] = fetch = _Fetch(request, leaf, missing)
-        self._tier.read(batches, fetch)
+        self._storage.read(batches, fetch)
         return True
 
     def _take_over(self) -> None:
         """Store one batch of what has arrived."""
-        arrival = self._tier.take()
+        arrival = self._storage.take()
         if arrival is None:
             return
         if not arrival.entries:
             if isinstance(arrival.ticket, _Fetch):
                 self._finish(arrival.ticket)
             return
-        group = self._entries.group_of(arrival.entries[0])
+        group = self._layout.group_of(arrival.entries[0])
         if group is None:
             self._put_snapshot(arrival.entries[0], arrival.data[0])
         else:
@@ -262,7 +262,7 @@ class PrefixPrefetcher:
         self._reserve(number, max(expected - len(pages), 0))
         if len(missing) < len(entries):
             data = data[missing]
-        self._entries.put(number, pages, entries, data)
+        self._layout.put(number, pages, entries, data)
         for i, page in zip(missing, pages, strict=True):
             # Making room may have evicted the node itself.
             node = self._index.node(entries[i].digest)
@@ -273,18 +273,18 @@ class PrefixPrefetcher:
     def _put_snapshot(self, entry: Entry, data: np.ndarray) -> None:
         node, tail = self._index.node(entry.parent), token_bytes(entry.tokens)
         if node is not None and self._index.covers(node, tail) is None:
-            rows = self._entries.rows(entry, data)
+            rows = self._layout.rows(entry, data)
             self._index.put_snapshot(node, tail, rows, rows.nbytes)
 
     def tidy(self, *, idle: bool = True, store: bool = True) -> bool:
         """See `PagedCache.tidy`."""
         if store:
             self._take_over()
-        return self._spill is not None and self._spill.run(idle=idle)
+        return self._write_back is not None and self._write_back.run(idle=idle)
 
     def close(self, timeout_s: float) -> None:
         """Write what is waiting, as far as the time allows, and stop using the disk."""
         deadline = monotonic() + timeout_s
-        if self._spill is not None:
-            self._spill.finish(deadline)
-        self._tier.close(max(deadline - monotonic(), _LEAST_S))
+        if self._write_back is not None:
+            self._write_back.finish(deadline)
+        self._storage.close(max(deadline - monotonic(), _LEAST_S))

@@ -20,21 +20,21 @@ _TURN_S = 0.005
 
 
 class WriteBack:
-    """Belongs to the thread that owns the cache."""
+    """Implements `PrefixListener`: queues new pages and snapshots for the disk. Belongs to the cache's thread."""
 
-    def __init__(self, index: PrefixIndex, tier: DiskStorage, entries: CacheLayout) -> None:
+    def __init__(self, index: PrefixIndex, storage: DiskStorage, layout: CacheLayout) -> None:
         self._index = index
-        self._tier = tier
-        self._entries = entries
+        self._storage = storage
+        self._layout = layout
         self._pages: deque[tuple[Node, int]] = deque()
         self._snapshots: deque[Snapshot] = deque()
         self._written: set[tuple[bytes, int]] = set()
         self._rest_until = 0.0
-        index.on_page, index.on_snapshot = self._page_kept, self._snapshot_kept
+        index.listeners.append(self)
 
     def run(self, *, idle: bool) -> bool:
         """Copy a bounded amount; True while more is left. Unless `idle`, most calls return at once."""
-        if self._tier.off:
+        if self._storage.off:
             self._pages.clear()
             self._snapshots.clear()
         if not self._pages and not self._snapshots:
@@ -48,23 +48,23 @@ class WriteBack:
     def finish(self, deadline: float) -> None:
         """Copy everything, until the deadline at most; later additions to the index are ignored."""
         while self.run(idle=True) and monotonic() < deadline:
-            if not self._tier.takes(_AT_ONCE):
+            if not self._storage.takes(_AT_ONCE):
                 sleep(_TURN_S)
-        self._index.on_page = self._index.on_snapshot = None
+        self._index.listeners.remove(self)
 
     def _copy(self) -> None:
         budget = _AT_ONCE
         while budget > 0 and self._pages:
             node, group = self._pages[0]
-            nbytes = self._entries.page_bytes(node.depth, group)
-            if not self._tier.takes(nbytes) or not self._tier.opened(node.chain()[0].digest):
+            nbytes = self._layout.page_bytes(node.depth, group)
+            if not self._storage.takes(nbytes) or not self._storage.opened(node.chain()[0].digest):
                 return
             del self._pages[0]
-            budget -= nbytes if self._spill_page(node, group) else 0
-        while budget > 0 and self._snapshots and self._tier.takes(self._snapshots[0].nbytes):
-            budget -= self._spill_snapshot(self._snapshots.popleft())
+            budget -= nbytes if self._write_page(node, group) else 0
+        while budget > 0 and self._snapshots and self._storage.takes(self._snapshots[0].nbytes):
+            budget -= self._write_snapshot(self._snapshots.popleft())
 
-    def _spill_page(self, node: Node, group: int) -> bool:
+    def _write_page(self, node: Node, group: int) -> bool:
         """Whether the page was copied. Earlier pages, without which it is useless, come first."""
         root = node.chain()[0].digest
         missing = self._not_there(root, node, group)
@@ -79,8 +79,8 @@ class WriteBack:
         self._written.add((node.digest, group))
         parent, behind = node.parent, None
         if parent and parent.parent and self._index.groups[group].window is None:
-            behind = self._entries.page_name(parent.digest, parent.parent.digest, group)
-        self._tier.write(self._entries.page_of(root, node, group), self._entries.copied_page(node, group), behind=behind)
+            behind = self._layout.page_name(parent.digest, parent.parent.digest, group)
+        self._storage.write(self._layout.page_of(root, node, group), self._layout.copied_page(node, group), behind=behind)
         return True
 
     def _not_there(self, root: bytes, node: Node, group: int) -> list[Node]:
@@ -88,28 +88,33 @@ class WriteBack:
         missing: list[Node] = []
         at: Node | None = node
         while at is not None and at.parent is not None:
-            if self._tier.has(root, self._entries.page_name(at.digest, at.parent.digest, group)):
+            if self._storage.has(root, self._layout.page_name(at.digest, at.parent.digest, group)):
                 break
             missing.append(at)
             at = at.parent if self._index.groups[group].window is None else None
         return missing
 
-    def _spill_snapshot(self, snapshot: Snapshot) -> int:
+    def _write_snapshot(self, snapshot: Snapshot) -> int:
         """Bytes copied."""
         root = snapshot.node.chain()[0].digest
         if snapshot not in self._index.snapshots:
             return 0
-        entry = self._entries.snapshot_of(root, snapshot)
-        if self._tier.has(root, entry.file):
+        entry = self._layout.snapshot_of(root, snapshot)
+        if self._storage.has(root, entry.file):
             return 0
-        self._tier.write(entry, self._entries.copied_snapshot(snapshot))
+        self._storage.write(entry, self._layout.copied_snapshot(snapshot))
         return snapshot.nbytes
 
-    def _page_kept(self, node: Node, group: int) -> None:
+    def page_stored(self, node: Node, group: int) -> None:
+        """Queue a page."""
         self._written.discard((node.digest, group))
-        if len(self._pages) < _MOST and not self._tier.off:
+        if len(self._pages) < _MOST and not self._storage.off:
             self._pages.append((node, group))
 
-    def _snapshot_kept(self, snapshot: Snapshot) -> None:
-        if len(self._snapshots) < _MOST and not self._tier.off:
+    def page_removed(self, node: Node, group: int) -> None:
+        """Ignore evictions: a queued page that is gone is skipped."""
+
+    def snapshot_stored(self, snapshot: Snapshot) -> None:
+        """Queue a snapshot."""
+        if len(self._snapshots) < _MOST and not self._storage.off:
             self._snapshots.append(snapshot)
