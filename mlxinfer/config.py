@@ -396,4 +396,6 @@ def chat_params(defaults: SamplingParams) -> SamplingParams:
 
 
 if __name__ == "__main__":
-    print(settings_table(), end="")  # noqa: T201
+    from .util.environment import environment_table
+
+    print(settings_table(), environment_table(), sep="\n", end="")  # noqa: T201

@@ -17,6 +17,7 @@ from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.config import CHAT_TEMPERATURE, OLDER_NAMES, EngineArgs, chat_params, default_params, settings, settings_table
 from mlxinfer.engine.request_keywords import GenerateKeywords, RequestKeywords, RequestOptions
 from mlxinfer.errors import PromptError, SamplingError, SettingError, UnknownKeywordError
+from mlxinfer.util.environment import environment_table
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6)
 HELLO = [{"role": "user", "content": "hi"}]
@@ -67,8 +68,10 @@ def test_the_keywords_of_requests_are_the_options():
         assert options[name].annotation == getattr(kind, "__forward_arg__", kind)
 
 
-def test_the_table_in_the_documentation_is_the_list():
-    assert settings_table() in (DOCS / "settings.md").read_text(encoding="utf-8")
+def test_the_tables_in_the_documentation_are_the_lists():
+    page = (DOCS / "settings.md").read_text(encoding="utf-8")
+    assert settings_table() in page
+    assert environment_table() in page
 
 
 @pytest.mark.parametrize("door", [LLM, AsyncLLM])

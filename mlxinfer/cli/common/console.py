@@ -18,6 +18,7 @@ import click
 
 from ...errors import PromptError
 from ...types import TokenLogprob, Usage
+from ...util.environment import VARIABLES
 from .interrupts import interrupts_end
 
 if TYPE_CHECKING:
@@ -78,25 +79,13 @@ def did_you_mean(typed: str, names: Iterable[str]) -> str:
 _MOST_BYTES = 2_000_000
 """Maximum bytes of a text file; more would not fit in a context."""
 
-_SWITCH = ("0", "1")
-_ENVIRONMENT: dict[str, tuple[str, Callable[[str], bool]]] = {
-    "MLXINFER_THREADS": ("a number from 1 to 256", lambda text: text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 256),
-    "MLXINFER_PACKED_GB": ("a number of gigabytes, 0 for none", lambda text: re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text) is not None),
-    "MLXINFER_CPU_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
-    "MLXINFER_METAL_KERNELS": ("0 (off) or 1", _SWITCH.__contains__),
-    "MLXINFER_COMPILED_STEPS": ("0 (off) or 1", _SWITCH.__contains__),
-    "MLXINFER_CPU_ISA": ("portable, avx2, avx512, dotprod or i8mm", ("portable", "avx2", "avx512", "dotprod", "i8mm").__contains__),
-    "MLXINFER_CPU_PRECISION": ("int8, int16 or float32", ("int8", "int16", "float32").__contains__),
-}
-"""What each variable takes, and whether a text is that. Variables that hold a path or a key are not checked."""
-
 
 def tell_wrong_environment() -> None:
     """Say which MLXINFER_ variables have a value that means nothing and is ignored."""
-    for name, (meaning, valid) in _ENVIRONMENT.items():
-        value = os.environ.get(name, "").strip()
-        if value and not valid(value):
-            tell(f"note: {name}={value!r} is ignored: it takes {meaning}")
+    for variable in VARIABLES:
+        value = os.environ.get(variable.name, "").strip()
+        if value and variable.is_valid is not None and not variable.is_valid(value):
+            tell(f"note: {variable.name}={value!r} is ignored: it takes {variable.takes}")
     threads, processors = os.environ.get("MLXINFER_THREADS", "").strip(), os.cpu_count() or 1
     if threads.isascii() and threads.isdigit() and processors < int(threads[:9]) <= 256:
         tell(f"note: MLXINFER_THREADS={threads}, but there are {processors} processors: more threads than that are slower")
