@@ -51,8 +51,8 @@ def producer(path: Path, *, kv_producer: bool = True, kv: str = "16", context: i
 def source(llm: LLM) -> PeerStorage:
     disk = llm.engine.cache._disk
     assert disk is not None
-    assert isinstance(disk._tier, PeerStorage)
-    return disk._tier
+    assert isinstance(disk._storage, PeerStorage)
+    return disk._storage
 
 
 def alone(path: Path, kv: str = "16", params: SamplingParams = GREEDY) -> list[int]:
