@@ -3,8 +3,8 @@ class Mlxinfer < Formula
   desc "Inference for Apple silicon: chat, Python library and local server"
   homepage "https://pypi.org/project/mlxinfer/"
   # Not released yet: `generate.py release WHEEL` writes this wheel's address and digest here.
-  url "https://files.pythonhosted.org/packages/py3/m/mlxinfer/mlxinfer-0.1.0-py3-none-any.whl", using: :nounzip
-  version "0.1.0"
+  url "https://files.pythonhosted.org/packages/py3/m/mlxinfer/mlxinfer-0.2.0-py3-none-any.whl", using: :nounzip
+  version "0.2.0"
   sha256 "0000000000000000000000000000000000000000000000000000000000000000"
   license "Apache-2.0"
 
