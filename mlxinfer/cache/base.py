@@ -1,7 +1,7 @@
-"""The contract between a model and its cache. The model asks; it never inspects.
+"""Interface between a model and its cache. The model never inspects the cache.
 
-A step is one flat row of T tokens: the segments of all sequences that take part, one after another, without padding.
-The cache knows which page or state belongs to which sequence, makes the masks, and ensures that a query reaches only its own sequence.
+A step is one flat row of T tokens: the concatenated segments of all scheduled sequences, without padding. The cache assigns pages and
+states to sequences, creates the masks, and lets a query attend only to its own sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .pages import PAGE as PAGE
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """A layer whose past is keys and values."""
+    """Spec of a layer with keys and values."""
 
     kv_heads: int
     """Number of KV heads."""
@@ -27,31 +27,31 @@ class AttentionSpec:
     value_dim: int
     """Channels of a value head."""
     window: int | None = None
-    """Tokens that a query attends to, its own included; None: all."""
+    """Window: tokens that a query attends to, including its own; None for all."""
     query_heads: int = 0
-    """Number of query heads, which share the KV heads evenly; 0 where it does not matter."""
+    """Number of query heads, which share the KV heads evenly; 0 if irrelevant."""
     shared: bool = False
-    """Whether other layers read its pages as well, by `Step.attend_again`: these have no spec of their own."""
+    """True if layers without a spec also read the pages, by `Step.attend_again`."""
     skips_first: bool = False
-    """Whether later tokens do not see a sequence's first one (heads that draft: nothing comes before it that they could join it with)."""
+    """True if later tokens do not attend to a sequence's first one (draft heads, which need a token before it)."""
     values_in_keys: bool = False
-    """Whether a value is the first `value_dim` channels of its key (latent attention): pages then hold keys alone, unless the CPU kernels
-    read them, which have values in another layout."""
+    """True if a value is the first `value_dim` channels of its key (latent attention). Pages then have keys only, except for the CPU
+    kernels, whose values have another layout."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecurrentSpec:
-    """A layer whose past is a state of fixed size."""
+    """Spec of a layer with a state of fixed size."""
 
     shapes: tuple[tuple[int, ...], ...]
-    """Shapes of the state's arrays for one sequence: float32, initially zero."""
+    """Shapes of a sequence's state arrays: float32, initially zero."""
     optional: bool = False
-    """Whether a sequence may resume with zeros where its state was not kept: nothing but drafts depends on it."""
+    """True if a sequence may resume with zeros instead of its state, because only drafts depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BidirectionalSpec:
-    """A layer whose tokens attend to what follows them as well: it keeps nothing, and sees each text whole, in one step."""
+    """Spec of a bidirectional layer, which stores nothing and receives each text whole in one step."""
 
     kv_heads: int
     """Number of KV heads."""
@@ -60,25 +60,25 @@ class BidirectionalSpec:
     value_dim: int
     """Channels of a value head."""
     window: int | None = None
-    """Tokens at a distance below this are seen, before and after; None: all."""
+    """Tokens at a distance below this are attended to, before and after; None for all."""
     query_heads: int = 0
     """Number of query heads, which share the KV heads evenly."""
 
 
 class OpaqueState(Protocol):
-    """The state of one sequence in a model that manages its own cache."""
+    """State of one sequence in a model with its own cache."""
 
     def arrays(self) -> list[mx.array]:
-        """All arrays of the state, to be evaluated with the step."""
+        """Return all arrays of the state, to evaluate with the step."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueSpec:
-    """A whole model that manages its own cache (mlx-lm's architectures), one sequence at a time."""
+    """Spec of a whole model with its own cache (mlx-lm's architectures), one sequence at a time."""
 
     make: Callable[[], OpaqueState]
-    """Makes the empty state of a new sequence."""
+    """Creates the empty state of a new sequence."""
 
 
 RecurrentUpdate = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
@@ -87,65 +87,64 @@ RecurrentUpdate = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tup
 
 @dataclass(frozen=True, slots=True)
 class Elsewhere:
-    """A layer that another machine computes, and whose pages and states it keeps: here they are only counted."""
+    """Spec of a layer on another machine, whose pages and states are only counted here."""
 
     spec: Union[AttentionSpec, RecurrentSpec]
-    """What it stores there."""
+    """Spec on that machine."""
 
 
 LayerSpec = Union[AttentionSpec, BidirectionalSpec, RecurrentSpec, OpaqueSpec, Elsewhere]
 
 
 def whole_spec(spec: LayerSpec) -> Union[AttentionSpec, BidirectionalSpec, RecurrentSpec, OpaqueSpec]:
-    """What a layer stores, wherever it is."""
+    """Return the spec of a layer, wherever it is."""
     return spec.spec if isinstance(spec, Elsewhere) else spec
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sequence's part of a step: rows `start` to `start + count` hold its tokens `past` to `past + count`."""
+    """One sequence's part of a step: rows `start` to `start + count` are its tokens `past` to `past + count`."""
 
     slot: int
-    """The sequence's slot in the cache."""
+    """Slot of the sequence in the cache."""
     start: int
-    """Its first row in the step."""
+    """First row in the step."""
     count: int
     """Tokens computed in this step."""
     past: int
     """Tokens computed before this step."""
     total: int
-    """Tokens known when the current prompt was admitted, at least `past + count`. Rope variants that depend on the length (dynamic,
-    longrope) read it, so that chunking never changes a result."""
+    """Tokens known at admission of the prompt, at least `past + count`. Rope variants that depend on the length (dynamic, longrope) use it,
+    so that chunking does not change results."""
     drafts: int = 0
-    """How many of the last tokens are drafts, which may have to be taken back (`PagedCache.verified`)."""
+    """Number of last tokens that are drafts and may be rolled back (`PagedCache.verified`)."""
     read: int = 0
-    """How many of the last rows are read once the step is computed, to sample from them or to return them: others need not come back from
-    machines that compute the last layers."""
+    """Number of last rows that are sampled or returned; machines with the last layers need not send the others."""
 
     @property
     def filled(self) -> int:
-        """Pages that become full in this step."""
+        """Number of pages that become full in this step."""
         return (self.past + self.count) // PAGE - self.past // PAGE
 
 
 class Rotation(Protocol):
-    """Rotary position embedding for the rows of one step, made once and used by every layer: `[T, heads, dim]` to the same shape."""
+    """Rotary position embedding of a step's rows, shared by all layers: maps `[T, heads, dim]` to the same shape."""
 
     @property
     def frequencies(self) -> Sequence[Sequence[float]]:
-        """Radians per position, `[dims / 2]` for each segment."""
+        """Radians per position, `[dims / 2]` per segment."""
         ...
 
     @property
     def waves(self) -> mx.array:
-        """float32 `[T, 2, dims / 2]`: cosines and sines of each row's angles."""
+        """Cosines and sines of each row's angles, float32 `[T, 2, dims / 2]`."""
         ...
 
     def __call__(self, x: mx.array) -> mx.array: ...
 
 
 class HeadNorm(Protocol):
-    """`x / rms(x) * weight` along the last axis."""
+    """RMS norm `x / rms(x) * weight` along the last axis."""
 
     weight: mx.array
     eps: float
@@ -155,7 +154,7 @@ class HeadNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadSteps:
-    """What is applied to each query and key head, in this order, before attention."""
+    """Operations on query and key heads before attention, in this order."""
 
     q_norm: HeadNorm | None = None
     """Norm of the query heads."""
@@ -167,45 +166,50 @@ class HeadSteps:
 
 @dataclass(frozen=True, slots=True)
 class AttentionParams:
-    """The constants of a layer's attention."""
+    """Constants of a layer's attention."""
 
     scale: float
     """Factor applied to the scores before the softmax."""
     softcap: float | None = None
     """Cap c: scores become `c * tanh(scores / c)`."""
     sinks: mx.array | None = None
-    """`[Hq]`: one logit per head that takes part in the softmax but has no value (gpt-oss)."""
+    """Sinks `[Hq]`: a logit per head that takes part in the softmax without a value (gpt-oss)."""
 
 
 class Step(Protocol):
-    """The cache as one step of the model sees it. Valid for that step only."""
+    """View of the cache for one step of the model."""
 
     segments: tuple[Segment, ...]
 
     @property
     def positions(self) -> mx.array:
-        """int32 `[T]`: the position of each row in its own sequence."""
+        """Position of each row in its sequence, int32 `[T]`."""
         ...
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
-        """Append keys k `[T, Hkv, Dk]` and values v `[T, Hkv, Dv]`, then attend causally with queries q `[T, Hq, Dk]` within the layer's
-        window. Returns `[T, Hq, Dv]`."""
+        """Append keys k `[T, Hkv, Dk]` and values v `[T, Hkv, Dv]`, then attend causally with queries q `[T, Hq, Dk]` in the window.
+
+        Returns `[T, Hq, Dv]`.
+        """
         ...
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
-        """`attend` for raw projections: one to three arrays `[T, n]` that hold queries, keys and values in this order and still need their
-        `heads` steps. Returns `[T, Hq * Dv]`."""
+        """Attend with raw projections: one to three arrays `[T, n]` with queries, keys and values, before their `heads` steps.
+
+        Returns `[T, Hq * Dv]`.
+        """
         ...
 
     def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
-        """Attend with further queries q `[T, Hq, Dk]` to what a layer whose spec is `shared` holds, after its own `attend` in this step. In
-        a step that only reads (`PagedCache.reading`), to what any layer holds of the tokens before each segment. Appends nothing.
-        Returns `[T, Hq, Dv]`."""
+        """Attend with queries q `[T, Hq, Dk]` to the pages of a `shared` layer after its `attend` in this step, without appending.
+
+        In a read-only step (`PagedCache.reading`), attend to any layer's tokens before each segment. Returns `[T, Hq, Dv]`.
+        """
         ...
 
     @property
     def runs_blocks(self) -> bool:
-        """Whether `run_blocks` can be called."""
+        """True if `run_blocks` can be called."""
         ...
 
     def run_blocks(
@@ -217,15 +221,20 @@ class Step(Protocol):
         recurrent: Sequence[int] = (),
         given: mx.array | None = None,
     ) -> mx.array:
-        """Run x `[T, hidden]` through whole blocks of the CPU kernels; `layers` are their attention layers, where one comes again its
-        pages are read only; `recurrent` those with states; `given` `[T, n]` the blocks' own inputs. Returns `[T, hidden]`."""
+        """Run x `[T, hidden]` through whole blocks of the CPU kernels. Returns `[T, hidden]`.
+
+        `layers` are the blocks' attention layers; the pages of a repeated layer are only read. `recurrent` are the layers with states, and
+        `given` `[T, n]` the per-layer inputs.
+        """
         ...
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:
-        """Run a recurrent layer over `inputs` `[T, C]`: `update(x [B, L, C], states [B, ...]) -> (y [B, L, D], states)` is called once per
-        group of segments of equal length. Returns `[T, D]`."""
+        """Run a recurrent layer over `inputs` `[T, C]`. Returns `[T, D]`.
+
+        `update(x [B, L, C], states [B, ...]) -> (y [B, L, D], states)` is called once per group of segments of equal length.
+        """
         ...
 
     def opaque(self, segment: Segment) -> OpaqueState:
-        """The state of this segment's sequence, made by `OpaqueSpec.make`; the model changes it in place."""
+        """Return the state of the segment's sequence, created by `OpaqueSpec.make`; the model modifies it in place."""
         ...

@@ -1,4 +1,4 @@
-"""Steps of models whose tokens look both ways: each text is whole in a step, nothing is kept, and texts never see one another."""
+"""Steps of bidirectional models: each text is whole in a step, nothing is stored, and texts do not attend to one another."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .base import AttentionParams, AttentionSpec, BidirectionalSpec, HeadSteps, 
 from .step import CacheStep
 
 _TOGETHER = 256
-"""Rows of short texts that attend in one operation, with a mask that keeps them apart: one launch instead of one for each."""
+"""Maximum rows of short texts that attend in one operation under a mask, instead of one launch per text."""
 
 
 class BidirectionalStep(CacheStep):
     """A `base.Step` over whole texts."""
 
     def __init__(self, segments: tuple[Segment, ...], specs: Mapping[int, BidirectionalSpec]) -> None:
-        """`specs` by layer. Every segment begins at its text's first token and ends at its last."""
+        """Create a step; `specs` are by layer. Every segment is a whole text."""
         super().__init__(segments, {}, {}, {}, runs_blocks=False)
         assert not any(segment.past for segment in segments)
         self.needs_commit = False
@@ -47,7 +47,7 @@ class BidirectionalStep(CacheStep):
         raise NotImplementedError("no layer reads what another one keeps where nothing is kept")
 
     def _mask(self, number: int, window: int | None) -> mx.array:
-        """Which keys each query of a group sees, bool `[L, L]`: those of its own text within the window."""
+        """Return the mask of a group, bool `[L, L]`: keys of the query's text within the window."""
         group = self._groups[number]
         longest = max(segment.count for segment in group)
         key = number, None if window is None or longest <= window else window
@@ -57,7 +57,7 @@ class BidirectionalStep(CacheStep):
 
 
 def _groups(segments: Sequence[Segment]) -> Iterator[list[Segment]]:
-    """Neighbours that attend together, at most `_TOGETHER` rows unless a single one has more."""
+    """Return groups of consecutive texts of at most `_TOGETHER` rows; a longer text is a group alone."""
     group: list[Segment] = []
     for segment in segments:
         if group and segment.start + segment.count - group[0].start > _TOGETHER:
@@ -78,7 +78,7 @@ def _mask(group: Sequence[Segment], window: int | None) -> mx.array:
 
 
 def _attend(q: mx.array, k: mx.array, v: mx.array, params: AttentionParams, mask: mx.array) -> mx.array:
-    """Queries `[Hq, L, Dk]` to `[Hq, L, Dv]`, as many rows at a time as their scores allow."""
+    """Attend with queries `[Hq, L, Dk]` in pieces whose scores fit in memory. Returns `[Hq, L, Dv]`."""
     rows = q.shape[1]
     count = rows_at_once(q.shape[0], rows, rows, fused=False)
     answers: list[mx.array] = []

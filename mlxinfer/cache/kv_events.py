@@ -1,6 +1,6 @@
-"""What the prefix cache holds, told page by page as it changes: vLLM's KV events (https://docs.vllm.ai, "KV Events Subscriber").
+"""vLLM's KV events for the prefix cache (https://docs.vllm.ai, "KV Events Subscriber"). Without MLX.
 
-A router that follows them from `AllBlocksCleared` on knows which prompts a worker would not have to read again. Without MLX.
+A router that follows the events from `AllBlocksCleared` knows which prompts a worker has cached.
 """
 
 from __future__ import annotations
@@ -13,53 +13,53 @@ from ..util.dataclass import dataclass
 from .prefix_tree import Node, PrefixIndex, Snapshot
 
 GPU, DISK = "GPU", "DISK"
-"""vLLM's media: memory that attention reads, whatever computes it, and files."""
+"""vLLM's media: memory that attention reads, on any device, and files."""
 _HASH_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class BlockStored:
-    """A page can be reused from now on."""
+    """A page is available for reuse."""
 
     block_hash: int
-    """The first 64 bits of the digest that covers this page's tokens and all before them."""
+    """First 64 bits of the digest over this page's tokens and all before."""
     parent_block_hash: int | None
-    """That of the page before; None for a prompt's first page."""
+    """Hash of the previous page; None for a prompt's first page."""
     token_ids: tuple[int, ...]
-    """The page's tokens, 64 of them."""
+    """The page's 64 tokens."""
     medium: str
     """`GPU` or `DISK`."""
     group: int
-    """Layers with the same window are a group, and have pages of their own. A page can be reused where all groups hold it; of a group with
-    a window, the pages within that are enough."""
+    """Group of layers with one window size, which has separate pages. Reuse needs the page in all groups; in a group with a window, only
+    pages within the window."""
     salt: str
-    """What the pages depend on besides their tokens, as a digest; empty for nothing."""
+    """Digest of the cache salt; "" without one."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockRemoved:
-    """A page is gone."""
+    """A page was evicted."""
 
     block_hash: int
-    """As in `BlockStored`."""
+    """See `BlockStored`."""
     medium: str
-    """As in `BlockStored`."""
+    """See `BlockStored`."""
     group: int
-    """As in `BlockStored`."""
+    """See `BlockStored`."""
 
 
 @dataclass(frozen=True, slots=True)
 class AllBlocksCleared:
-    """Nothing is held any more: the beginning, and whenever the cache starts empty again."""
+    """The cache is empty: at the start and after each reset."""
 
 
 KVEvent = Union[BlockStored, BlockRemoved, AllBlocksCleared]
 KVEventSink = Callable[[KVEvent], None]
-"""Takes events in their order, quickly, from any thread."""
+"""Receives events in order from any thread, without blocking."""
 
 
 def block_hash(digest: bytes) -> int:
-    """An unsigned number of 64 bits, as vLLM sends them."""
+    """Return the unsigned 64-bit number that vLLM sends."""
     return int.from_bytes(digest[:_HASH_BYTES], "big")
 
 

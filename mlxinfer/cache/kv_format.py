@@ -1,4 +1,4 @@
-"""The format in which a cache stores each layer, and why, as lines for the user."""
+"""KV cache formats, and notes about each layer's format."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..util.dataclass import dataclass
 from .base import AttentionSpec, BidirectionalSpec, LayerSpec, RecurrentSpec
 
 _STEP = 8
-"""Head sizes must be a multiple of this: eight codes are whole bytes at any bit width."""
+"""Divisor of quantizable head sizes, because eight codes are whole bytes at any bit width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,7 @@ class KVFormat:
     k_bits: int = 16
     """Bits per key, one of `kernels_metal.formats.BITS`; 16 is the compute dtype."""
     v_bits: int = 16
-    """Bits per value, likewise."""
+    """Bits per value, from the same set."""
     first16: bool = False
     """Keep the first page of every sequence at 16 bits, because attention often concentrates there."""
 
@@ -35,7 +35,7 @@ class KVFormat:
 
     @classmethod
     def parse(cls, text: str | int, *, first16: bool = False) -> KVFormat:
-        """From "16", "8", "4"... for both, or "k8v4" for each. Raises `UnsupportedModelError`."""
+        """Parse "16", "8", "4"... for keys and values, or "k8v4" for each. Raises `UnsupportedModelError`."""
         found = re.fullmatch(r"([0-9]{1,2})|k([0-9]{1,2})v([0-9]{1,2})", str(text).strip().lower())
         if not found:
             raise UnsupportedModelError(
@@ -49,21 +49,21 @@ class KVFormat:
 
     @property
     def quantized(self) -> bool:
-        """Whether keys or values have fewer than 16 bits."""
+        """True if keys or values have fewer than 16 bits."""
         return (self.k_bits, self.v_bits) != (16, 16)
 
     @property
     def name(self) -> str:
-        """The text that `parse` reads."""
+        """Text that `parse` accepts."""
         return str(self.k_bits) if self.k_bits == self.v_bits else f"k{self.k_bits}v{self.v_bits}"
 
     def for_layer(self, spec: AttentionSpec) -> KVFormat:
-        """The format of this layer: 16 bits where its heads cannot be quantized."""
+        """Return the format of a layer; 16 bits if its heads cannot be quantized."""
         return self if self.can_quantize(spec) else replace(self, k_bits=16, v_bits=16)
 
     @staticmethod
     def can_quantize(spec: AttentionSpec) -> bool:
-        """Whether the head sizes allow quantization."""
+        """Return True if the head sizes allow quantization."""
         return spec.key_dim % _STEP == 0 and spec.value_dim % _STEP == 0
 
 
@@ -72,8 +72,8 @@ def _listed() -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
-    """What a quantized cache loses, compared with the same model and a 16-bit cache."""
+class MeasuredLoss:
+    """MeasuredLoss of a quantized cache compared with the same model and a 16-bit cache."""
 
     model: str
     """Name of the model."""
@@ -83,20 +83,20 @@ class Loss:
     """Share of positions with the same most likely token."""
 
 
-MEASURED: dict[str, tuple[Loss, ...]] = {
-    "8": (Loss("SmolLM2 135M", 3.3e-05, 0.999), Loss("Gemma 3 270M", 2.4e-05, 0.997)),
-    "k8v4": (Loss("SmolLM2 135M", 0.0021, 0.979), Loss("Gemma 3 270M", 0.0024, 0.978)),
-    "k6v4": (Loss("SmolLM2 135M", 0.0025, 0.974), Loss("Gemma 3 270M", 0.0028, 0.971)),
-    "k5v4": (Loss("SmolLM2 135M", 0.0037, 0.971), Loss("Gemma 3 270M", 0.0035, 0.971)),
-    "4": (Loss("SmolLM2 135M", 0.008, 0.959), Loss("Gemma 3 270M", 0.0071, 0.961)),
-    "3": (Loss("SmolLM2 135M", 0.04, 0.894), Loss("Gemma 3 270M", 0.032, 0.912)),
-    "2": (Loss("SmolLM2 135M", 0.39, 0.700), Loss("Gemma 3 270M", 0.23, 0.770)),
+MEASURED: dict[str, tuple[MeasuredLoss, ...]] = {
+    "8": (MeasuredLoss("SmolLM2 135M", 3.3e-05, 0.999), MeasuredLoss("Gemma 3 270M", 2.4e-05, 0.997)),
+    "k8v4": (MeasuredLoss("SmolLM2 135M", 0.0021, 0.979), MeasuredLoss("Gemma 3 270M", 0.0024, 0.978)),
+    "k6v4": (MeasuredLoss("SmolLM2 135M", 0.0025, 0.974), MeasuredLoss("Gemma 3 270M", 0.0028, 0.971)),
+    "k5v4": (MeasuredLoss("SmolLM2 135M", 0.0037, 0.971), MeasuredLoss("Gemma 3 270M", 0.0035, 0.971)),
+    "4": (MeasuredLoss("SmolLM2 135M", 0.008, 0.959), MeasuredLoss("Gemma 3 270M", 0.0071, 0.961)),
+    "3": (MeasuredLoss("SmolLM2 135M", 0.04, 0.894), MeasuredLoss("Gemma 3 270M", 0.032, 0.912)),
+    "2": (MeasuredLoss("SmolLM2 135M", 0.39, 0.700), MeasuredLoss("Gemma 3 270M", 0.23, 0.770)),
 }
-"""By `KVFormat.name`, over 1024 tokens of text: results of `python -m benchmarks kv-quality`, and no estimates."""
+"""Results of `python -m benchmarks kv-quality` over 1,024 tokens of text, by `KVFormat.name`."""
 
 
 def loss_line(kv: KVFormat) -> str | None:
-    """The measured loss of a format; None for 16 bits."""
+    """Return the measured loss of a format; None for 16 bits."""
     if not kv.quantized:
         return None
     losses = MEASURED.get(kv.name)
@@ -107,12 +107,12 @@ def loss_line(kv: KVFormat) -> str | None:
 
 
 def layer_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
-    """How the layers are stored: one line per group of layers stored alike."""
+    """Return one line per group of layers with equal storage."""
     return by_layers({index: _kept(spec, kv, dtype) for index, spec in enumerate(layers)})
 
 
 def by_layers(found: Mapping[int, str]) -> list[str]:
-    """One line `layers 0-4, 6: text` for each distinct text."""
+    """Return one line `layers 0-4, 6: text` per distinct text."""
     alike: dict[str, list[int]] = {}
     for index, text in found.items():
         alike.setdefault(text, []).append(index)
@@ -120,7 +120,7 @@ def by_layers(found: Mapping[int, str]) -> list[str]:
 
 
 def unquantized_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
-    """The layers that stay unquantized although `kv` asks for fewer bits."""
+    """Return the layers that stay at 16 bits although `kv` has fewer."""
     if not kv.quantized or all(isinstance(s, AttentionSpec) and kv.can_quantize(s) for s in layers):
         return []
     return [f"cache of {line}" for line in layer_lines(layers, kv, dtype)]
@@ -153,7 +153,7 @@ def _name(dtype: mx.Dtype) -> str:
 
 
 def _ranges(indices: Iterable[int]) -> str:
-    """`0-4, 6, 8-9`."""
+    """Return numbers as `0-4, 6, 8-9`."""
     runs: list[list[int]] = []
     for index in indices:
         if runs and index == runs[-1][1] + 1:

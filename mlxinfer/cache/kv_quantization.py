@@ -1,10 +1,10 @@
-"""The quantizer of sealed pages and its inverse, in plain MLX; every kernel must agree with it.
+"""Quantizer of sealed pages and its inverse in plain MLX, the reference of all kernels.
 
-Keys share a scale per channel over the 64 tokens of a page, because a few channels are much larger than the others; values share one per
-token, in groups along the head (KIVI, arXiv 2402.02750). Codes span `bias` to `bias + scale * (2^bits - 1)`, both float16. For keys this is
-the range of the group, rounded outwards. For values it is narrower by a quarter of a step at each end, which makes the steps smaller at
-little cost to the extremes; measured, keys lose by this, because attention looks for their extremes. A value is `bias + scale * code`,
-computed in float32.
+Keys share a scale per channel over the 64 tokens of a page, because a few channels are much larger than the others. Values share a scale
+per token, in groups along the head (KIVI, arXiv:2402.02750). Codes span `bias` to `bias + scale * (2^bits - 1)`, both float16. For keys
+this is the group's range, rounded outwards. For values it is narrower by a quarter of a step at each end: the steps are smaller, at little
+cost to the extremes. Keys lose by this in measurements, because attention depends on their extremes. A value is `bias + scale * code` in
+float32.
 
 Codes are a dense bit stream along the last axis, lowest bits first, each row padded to whole uint32 words.
 """
@@ -23,14 +23,14 @@ from .kv_format import KVFormat
 
 _LARGEST = 65504.0
 _LEAST_SCALE = 2.0**-24
-"""Largest and smallest float16: a constant group must not divide by zero."""
+"""Largest and smallest float16; the smallest prevents division by zero for constant groups."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sealing:
-    """A quantizer of full pages: this module's or a kernel's."""
+    """Quantizer of full pages: this module's or a kernel's."""
 
     keys: Callable[[mx.array, int], list[mx.array]]
     """`seal_keys`, or an equivalent."""
@@ -39,12 +39,12 @@ class Sealing:
 
 
 def keys_alone(spec: AttentionSpec) -> bool:
-    """Whether pages hold no values, because these are a part of the keys, and no kernel reads them apart."""
+    """Return True if pages have no values, because values are part of the keys and no kernel reads them separately."""
     return spec.values_in_keys and not kernels_cpu.in_use()
 
 
 def page_arrays(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[tuple[Shape, mx.Dtype]]:
-    """Shape and dtype of the arrays that store one page of one KV head: those of keys, then those of values, where pages have these."""
+    """Return (shape, dtype) of the arrays of one page and KV head: of keys, then of values if stored."""
     keys, values = spec.key_dim, spec.value_dim
     found: list[tuple[Shape, mx.Dtype]] = [((keys, PAGE), dtype)]
     if form.k_bits < 16:
@@ -107,8 +107,11 @@ def _values(codes: mx.array, scales: mx.array, dtype: mx.Dtype) -> mx.array:
 
 
 def _quantized(x: mx.array, bits: int, inset: float) -> tuple[mx.array, mx.array, mx.array]:
-    """uint32 codes, and the float16 scale and bias of each group along the last axis. `inset` is the share of a group's range by which
-    codes stay away from its ends. It is a power of two, hence exact, so that every implementation yields the same codes."""
+    """Return uint32 codes, and float16 scale and bias of each group along the last axis.
+
+    `inset` is the fraction of a group's range excluded at each end. It is an exact power of two, so that all implementations yield the same
+    codes.
+    """
     levels = 2**bits - 1
     x = x.astype(mx.float32)
     least, most = (mx.clip(end, -_LARGEST, _LARGEST) for end in (x.min(axis=-1), x.max(axis=-1)))
@@ -122,7 +125,7 @@ def _quantized(x: mx.array, bits: int, inset: float) -> tuple[mx.array, mx.array
 
 
 def _rounded_down(x: mx.array) -> mx.array:
-    """The largest float16 not above x; x must be in the float16 range."""
+    """Return the largest float16 not above x; x must be in the float16 range."""
     near = x.astype(mx.float16)
     bits = near.view(mx.uint16)
     below = mx.where(near > 0, bits - 1, bits + 1)
@@ -142,7 +145,7 @@ def _packed(codes: mx.array, bits: int) -> mx.array:
 
 
 def _unpacked(words: mx.array, bits: int, count: int) -> mx.array:
-    """Codes as uint8 `[..., count]`. A code lies in one byte of the stream or in two consecutive ones."""
+    """Unpack codes to uint8 `[..., count]`. A code lies in one byte of the stream or in two consecutive ones."""
     stream = words.view(mx.uint8)[..., : count * bits // 8]
     stream = mx.unflatten(stream, -1, (count // 8, bits))
     codes = []

@@ -1,4 +1,4 @@
-"""The cache of all running sequences: slots, page tables per window, and storage per layer."""
+"""Cache of all running sequences: slots, page tables per window, and storage per layer."""
 
 from __future__ import annotations
 
@@ -50,11 +50,13 @@ class PagedCache:
         snapshot_bytes: int = 0,
         disk: PageSource | None = None,
     ) -> None:
-        """`kv_cache_tokens` bounds the tokens of all sequences and of the prefix cache together; `chunk` is the most tokens of one sequence
-        in a step. `layer_kv` are the formats of single layers where they differ from `kv`, for measurements. `backend` chooses the
-        attention backend of a layer; `fingerprint` identifies the weights. The prefix cache holds up to `prefix_cache_tokens` tokens, and
-        `snapshot_bytes` bytes of open pages and recurrent states; 0 for both turns it off. `disk` keeps it across restarts, or has what
-        other machines have read."""
+        """Create a cache for these layers.
+
+        `kv_cache_tokens` bounds the tokens of all sequences and the prefix cache; `chunk` is the maximum of tokens per sequence and step.
+        `layer_kv` overrides `kv` for single layers, for measurements. `backend` selects a layer's attention backend. `fingerprint`
+        identifies the weights. The prefix cache has up to `prefix_cache_tokens` tokens, and `snapshot_bytes` of open pages and recurrent
+        states; 0 for both disables it. `disk` stores it across restarts, or fetches pages of other machines.
+        """
         kv = kv or KVFormat()
         self.layers = tuple(layers)
         self._dtype = dtype
@@ -85,12 +87,12 @@ class PagedCache:
 
     @property
     def _keeps_states(self) -> bool:
-        """Whether sequences cannot resume without their layers' states."""
+        """True if sequences cannot resume without recurrent states."""
         return any(isinstance(s, RecurrentSpec) and not s.optional for s in map(whole_spec, self.layers))
 
     @cached_property
     def handout(self) -> Handout | None:
-        """What gives pages to other machines; None without a prefix cache."""
+        """Export of pages to other machines; None without a prefix cache."""
         from .disk.kv_export import Handout
 
         return None if self.pool.index is None else Handout(self.pool.index, self._as_files())
@@ -107,55 +109,59 @@ class PagedCache:
 
     @staticmethod
     def token_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
-        """Bytes per further token of context, in the layers without a window."""
+        """Return the bytes per token of context, in layers without a window."""
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is None]
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @staticmethod
     def reuse_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> float:
-        """Bytes per token of the prefix cache in the layers with a window, whose pages a running sequence soon frees."""
+        """Return the bytes per token of the prefix cache in layers with a window, whose pages running sequences soon free."""
         specs = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
         return sum(LayerStore.page_bytes(s, dtype, kv) for s in specs) / PAGE
 
     @staticmethod
     def sequence_bytes(layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat | None = None) -> int:
-        """Bytes per sequence in addition to its tokens: the open page, and the first page where that stays at 16 bits."""
+        """Return the bytes per sequence besides its tokens: the open page, and a first page at 16 bits."""
         pages = 2 if kv and kv.first16 else 1
         return pages * sum(LayerStore.page_bytes(s, dtype) for s in layers if isinstance(s, AttentionSpec))
 
     @property
     def attention(self) -> list[tuple[LayerStore, AttentionBackend]]:
-        """The storage and the backend of each attention layer."""
+        """Storage and backend of each attention layer."""
         return [(self._stores[layer], backend) for (_, backend), layers in self._backends.items() for layer in layers]
 
     @property
     def recurrent(self) -> list[RecurrentStore]:
-        """The states of each recurrent layer."""
+        """States of each recurrent layer."""
         return list(self._recurrent.values())
 
     @property
     def can_fork(self) -> bool:
-        """Whether sequences can share state, as forks and the prefix cache need."""
+        """True if sequences can share state, which forks and the prefix cache need."""
         return not any(isinstance(s, (OpaqueSpec, BidirectionalSpec)) for s in self.layers)
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence could grow to `tokens` tokens in an otherwise empty cache."""
+        """Return True if a sequence of `tokens` tokens fits in an otherwise empty cache."""
         return self.pool.fits(tokens)
 
     def room(self, growth: Sequence[PageDemand]) -> bool:
-        """Whether the next step can have pages for all of these: free ones, or ones that only the prefix cache holds."""
+        """Return True if the next step can get pages for all of these, free or evictable."""
         return self.pool.room(growth)
 
     def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
-        """How many of `tokens` are cached (never the last one), and why not more. `cache_salt` stands for everything else that the pages
-        depend on. The match is valid until the cache changes."""
+        """Return the cached prefix of `tokens` (never the last one) and the reason for its end.
+
+        Pages also depend on `cache_salt`. The match is valid until the cache changes.
+        """
         if not self.can_fork:
             return Match(0, "this model keeps a state of its own, which cannot be shared", cache_salt)
         return self.pool.find(tokens, cache_salt)
 
     def open(self, match: Match | None = None, cache_salt: str | None = "") -> int:
-        """A slot for a new sequence that starts with `match.reused` tokens. With `cache_salt` None, none of its pages enter the prefix
-        cache."""
+        """Return a slot for a new sequence that starts with `match.reused` tokens.
+
+        With `cache_salt` None, its pages do not enter the prefix cache.
+        """
         slot = self.pool.open(match, cache_salt)
         if self._disk and match:
             self._disk.used(match)
@@ -164,7 +170,7 @@ class PagedCache:
             self._begin_slot(slot, None, 0)
         else:
             assert isinstance(snapshot.content, Rows)
-            # only states that are optional can be missing
+            # only optional states can be missing
             self._begin_slot(slot, snapshot.content, match.reused % PAGE, states=match.reused == snapshot.position)
         opaque = [s for s in self.layers if isinstance(s, OpaqueSpec)]
         if opaque:
@@ -172,7 +178,7 @@ class PagedCache:
         return slot
 
     def _begin_slot(self, slot: int, rows: Rows | None, count: int, *, states: bool = True) -> None:
-        """Start a slot with the first `count` open rows of a snapshot, and with its states, or with nothing."""
+        """Initialize a slot with `count` open rows and the states of a snapshot, or empty."""
         self._grow_slots()
         if rows is not None:
             put_rows(rows, slot, count, self._stores, self._recurrent)
@@ -187,7 +193,7 @@ class PagedCache:
             store.grow(slots=self.pool.slot_count)
 
     def fork(self, slot: int) -> int:
-        """A new slot with the same past: sealed pages are shared, the open page and states are copied."""
+        """Return a new slot with the same past: sealed pages are shared, open page and states copied."""
         assert self.can_fork
         new = self.pool.fork(slot)
         self._copy_slot(slot, new)
@@ -203,7 +209,7 @@ class PagedCache:
             recurrent.copy(slot, new)
 
     def _submit_open(self) -> None:
-        """Submit all layers at once: otherwise the next step would wait for one layer after another."""
+        """Submit all layers together, because the next step would otherwise wait for each layer in turn."""
         mx.async_eval([a for store in self._stores.values() for a in store.open])  # type: ignore[no-untyped-call]
 
     def release(self, slot: int) -> None:
@@ -214,7 +220,7 @@ class PagedCache:
             recurrent.release(slot)
 
     def keep(self, slot: int, tokens: Sequence[int]) -> None:
-        """Snapshot a slot that has computed exactly these tokens (its open page and states), so that other sequences can resume here."""
+        """Snapshot a slot (open page and states) after exactly these tokens, so that other sequences can resume here."""
         self.pool.keep(slot, tokens, partial(self._rows, slot))
 
     def _rows(self, slot: int, count: int) -> tuple[Rows, int]:
@@ -222,13 +228,15 @@ class PagedCache:
         return rows, rows.nbytes + rows_elsewhere(self.layers, count, self._dtype)
 
     def verified(self, slot: int, rows: int) -> None:
-        """After a step in which a sequence had drafts: this many rows of its segment hold. The states of recurrent layers are those after
-        them; keys and values of the others are written over by the next step."""
+        """Accept the first `rows` rows of a sequence's segment with drafts.
+
+        Recurrent states are set to those after these rows; the next step overwrites keys and values of the others.
+        """
         for recurrent in self._recurrent.values():
             recurrent.verified(slot, rows)
 
     def states(self, layer: int, slots: Sequence[int]) -> mx.array:
-        """The first state of a recurrent layer for these sequences, float32 `[R, *shape]`."""
+        """Return the first state of a recurrent layer for these sequences, float32 `[R, *shape]`."""
         parts = [self._recurrent[layer].of(slot)[0] for slot in slots]
         return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
@@ -236,22 +244,24 @@ class PagedCache:
         return self.pool.usage()
 
     def prefetch(self, tokens: Sequence[int], cache_salt: str = "", *, store: bool = True) -> bool:
-        """Read from disk what `tokens` need; True while it is on its way. Call again until False, before `find`. Never blocks: what has
-        arrived is stored, a few megabytes per call, if `store` says that no step is in flight."""
+        """Read pages for `tokens` from disk; True while reads are pending. Call until False, before `find`.
+
+        Never blocks. Arrived data is stored, a few megabytes per call, if `store`: no step may be in flight.
+        """
         return self._disk is not None and self._disk.prefetch(tokens, cache_salt, store=store)
 
     @property
     def arrived(self) -> bool:
-        """Whether `prefetch` has something to store, so that the step in flight should be landed."""
+        """True if `prefetch` has data to store, for which the step in flight must be collected."""
         return self._disk is not None and self._disk.arrived
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for data from disk, when there is nothing else to do."""
+        """Wait for data from disk, when idle."""
         if self._disk:
             self._disk.wait(timeout_s)
 
     def send_events(self, sink: KVEventSink) -> None:
-        """Tell `sink` what the prefix cache holds, and from now on every change."""
+        """Report the prefix cache's contents to `sink`, and every later change."""
         if self.pool.index is None:
             sink(AllBlocksCleared())
             return
@@ -261,12 +271,14 @@ class PagedCache:
             self._disk.send_events(sink)
 
     def tidy(self, *, idle: bool = True, store: bool = True) -> bool:
-        """Copy a few megabytes of the prefix cache for writing to disk; True while more is left. Unless `idle`, most calls return at once.
-        Call between steps. `store` as in `prefetch`: whoever asked for what has arrived may be gone."""
+        """Copy a few megabytes of the prefix cache for the disk, between steps; True while more is left.
+
+        Unless `idle`, most calls return at once. `store` is that of `prefetch`, for data whose request has ended.
+        """
         return self._disk is not None and self._disk.tidy(idle=idle, store=store)
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """Write the prefix cache to disk, as far as the time allows, and let go of it."""
+        """Write the prefix cache to disk within the time, and release it."""
         if self._disk:
             self._disk.close(timeout_s)
             self._disk = None
@@ -274,7 +286,7 @@ class PagedCache:
             self.pool.index.close()
 
     def begin(self, segments: Sequence[Segment]) -> CacheStep:
-        """A step over these segments. If it `needs_commit`, commit it before the next step begins."""
+        """Return a step over these segments. If it `needs_commit`, commit it before the next step."""
         segments = tuple(segments)
         if self._bidirectional:
             from .bidirectional import BidirectionalStep
@@ -284,15 +296,14 @@ class PagedCache:
         native = True
         for (group, backend), layers in self._backends.items():
             attend = backend.begin(segments, group)
-            # Layers of heads that leave out the first token are in no run of blocks, and attend by themselves.
+            # Layers that skip the first token are not in a run of blocks; they attend separately.
             native = native and (isinstance(attend, NativeStep) or all(self._stores[layer].spec.skips_first for layer in layers))
             for layer in layers:
                 attention[layer] = self._stores[layer], attend
         return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=native, has_pages=bool(self.pool.groups))
 
     def reading(self, segments: Sequence[Segment]) -> CacheStep:
-        """A step that appends no keys and values: each segment has one row, which attends to the tokens before it by `attend_again`, in
-        plain MLX whatever reads the pages otherwise."""
+        """Return a read-only step of one row per segment, which attends to earlier tokens by `attend_again` in plain MLX."""
         segments = tuple(segments)
         attention: dict[int, tuple[LayerStore, StepAttention]] = {}
         for group in self.pool.groups:
@@ -301,15 +312,15 @@ class PagedCache:
         return CacheStep(segments, attention, self._recurrent, self._opaque, runs_blocks=False)
 
     def commit(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
-        """`seal` and `submit`, for a step that has been evaluated."""
+        """Run `seal` and `submit` for an evaluated step."""
         self.seal(step, tokens)
         self.submit()
 
     def seal(self, step: CacheStep, tokens: Mapping[int, Sequence[int]] | None = None) -> None:
-        """Give the pages that the step fills their places, and free those that have left their window. Nothing is computed yet: the step
-        may still be in flight, and `submit` has to follow once it has ended.
+        """Assign places to pages that the step fills, and free pages outside their window.
 
-        `tokens`, by slot, are all tokens of a sequence so far: its pages enter the prefix cache, unless the slot is missing here.
+        Nothing is computed: the step may be in flight, and `submit` must follow. `tokens` by slot are all tokens of a sequence
+        so far; pages of slots in `tokens` enter the prefix cache.
         """
         if not step.needs_commit:
             return
@@ -325,8 +336,10 @@ class PagedCache:
                 self.pool.keep_on_the_way(segment.slot, tokens[segment.slot][:end], partial(self._rows, segment.slot))
 
     def submit(self) -> None:
-        """Start writing what was sealed, without waiting for it: nobody on the host reads it. No step may be in flight, as MLX copies a
-        pool that one still reads instead of writing in place."""
+        """Start writing the sealed pages, without waiting.
+
+        No step may be in flight, because MLX copies a pool in use instead of writing in place.
+        """
         if self._unsubmitted:
             self._unsubmitted = False
             mx.async_eval([a for store in self._stores.values() for a in store.arrays])  # type: ignore[no-untyped-call]
@@ -335,7 +348,7 @@ class PagedCache:
         self._store(segment, step, self.pool.seal(segment.slot, segment.past, segment.count, tokens))
 
     def _store(self, segment: Segment, step: CacheStep, places: Sequence[Places]) -> None:
-        """Write the pages that a segment has filled to their places, by group."""
+        """Write a segment's full pages to their places, by group."""
         for group, pages in zip(self.pool.groups, places, strict=True):
             if all(page is None for page in pages):
                 continue
@@ -347,7 +360,7 @@ class PagedCache:
                 store.seal(pages, step.full[layer, segment.slot])
 
     def _reserve(self, number: int, more: int) -> None:
-        """Grow a group's pools for the pages in use and `more` further ones."""
+        """Grow a group's pools for the pages in use and `more` pages."""
         group = self.pool.groups[number]
         room = _room(group.allocator, group.allocator.extent + more)
         first = _room(group.first, 1, least=1) if group.first else 0
@@ -356,7 +369,7 @@ class PagedCache:
 
 
 def _room(allocator: PageAllocator, wanted: int, least: int = 4) -> int:
-    """Pages of storage for the pages in use and those that a sequence is known to fill. Grows by half, because growing copies the pool."""
+    """Return the pages of storage for the pages in use and `wanted`. Growth is by half, because it copies the pool."""
     size = least
     while size < max(allocator.extent, wanted):
         size += max(size // 2, 1)

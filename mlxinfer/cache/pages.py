@@ -1,7 +1,7 @@
-"""Which page belongs to which sequence: bookkeeping on the host, without MLX.
+"""Assignment of pages to sequences: bookkeeping on the host, without MLX.
 
-A sequence's history in one layer group is a run of sealed pages (`PageTable`) followed by its open page. Pages are reference-counted:
-sequences that share a prefix share its sealed pages.
+A sequence's history in one layer group is a run of sealed pages (`PageTable`) and an open page. Pages are reference-counted: sequences with
+a common prefix share its sealed pages.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ PAGE = 64
 
 
 class PageAllocator:
-    """Hands out page ids below `capacity`, lowest first, so that a lone sequence gets a contiguous run.
+    """Allocates page ids below `capacity`, lowest first, so that a single sequence gets a contiguous run.
 
-    A page is used by sequences, which are counted, or in the prefix cache, or both. A cached page without users is `idle`; at most
-    `most_idle` pages are, and they are evicted, least recently used first, when `allocate` needs room: it calls `reclaim(count)`, which
-    must `forget` at least `count` of them.
+    A page has users (counted sequences), or is in the prefix cache, or both. A cached page without users is `idle`; at most `most_idle`
+    pages are. `allocate` evicts idle pages, least recently used first, by `reclaim(count)`, which must `forget` at least `count` pages.
     """
 
     def __init__(self, capacity: int, *, most_idle: int | None = None) -> None:
@@ -29,7 +28,7 @@ class PageAllocator:
         self.most_idle = capacity if most_idle is None else most_idle
         self.reclaim: Callable[[int], None] | None = None
         self.idle: dict[int, None] = {}
-        """Least recently used first."""
+        """Idle pages, least recently used first."""
         self._fresh = 0
         self._returned: list[int] = []
         self._users: dict[int, int] = {}
@@ -37,29 +36,29 @@ class PageAllocator:
 
     @property
     def free(self) -> int:
-        """Pages that `allocate` can return without reclaiming."""
+        """Number of pages that `allocate` can return without eviction."""
         return self.capacity - len(self._users) - len(self.idle)
 
     @property
     def available(self) -> int:
-        """Pages that `allocate` can return."""
+        """Number of pages that `allocate` can return."""
         return self.capacity - len(self._users)
 
     @property
     def used(self) -> int:
-        """Pages with users."""
+        """Number of pages with users."""
         return len(self._users)
 
     @property
     def extent(self) -> int:
-        """One more than the highest id ever handed out: the pages that storage must have room for."""
+        """Highest id ever allocated plus one: the pages that storage must hold."""
         return self._fresh
 
     def in_use(self, page: int) -> bool:
         return page in self._users
 
     def allocate(self, count: int) -> list[int]:
-        """`count` new pages with one user each. The scheduler asks for room beforehand, so running out is a bug."""
+        """Return `count` new pages with one user each. The scheduler checks first, so running out is a bug."""
         if count > self.free and self.reclaim is not None:
             self.reclaim(count - self.free)
         assert count <= self.free, f"{count} pages wanted, {self.free} free"
@@ -74,11 +73,11 @@ class PageAllocator:
         return ids
 
     def reach(self, pages: Sequence[int]) -> None:
-        """Another process has handed out these ids: storage must have room for them."""
+        """Record ids that another process allocated, for which storage is needed."""
         self._fresh = max(self._fresh, *(page + 1 for page in pages), 0)
 
     def share(self, pages: Sequence[int]) -> None:
-        """Add one user to each page; a page may have had none."""
+        """Add one user to each page, idle or not."""
         for page in pages:
             if page in self.idle:
                 del self.idle[page]
@@ -86,7 +85,7 @@ class PageAllocator:
             self._users[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Remove one user from each page. Without users, cached pages become idle and others free."""
+        """Remove one user from each page. Unused cached pages become idle, others free."""
         for page in pages:
             self._users[page] -= 1
             if not self._users[page]:
@@ -99,7 +98,7 @@ class PageAllocator:
             self.reclaim(len(self.idle) - self.most_idle)
 
     def keep(self, page: int) -> None:
-        """Mark a page as cached: it is not freed when its last user leaves."""
+        """Mark a page as cached, so that it outlives its last user."""
         assert page in self._users
         self._kept.add(page)
 
@@ -113,35 +112,35 @@ class PageAllocator:
 
 @dataclass(slots=True)
 class PageTable:
-    """The sealed pages of one sequence in one layer group: page `first + i` of its history is stored in `pages[i]`."""
+    """Sealed pages of a sequence in one layer group: `pages[i]` is page `first + i` of its history."""
 
     first: int = 0
-    """Number of the first page held; the ones before it have left the group's window."""
+    """Number of the first page; earlier ones have left the window."""
     pages: list[int] = field(default_factory=list)
     """Page ids."""
 
     @property
     def end(self) -> int:
-        """Tokens that are sealed, including those outside the window."""
+        """Number of sealed tokens, including those outside the window."""
         return (self.first + len(self.pages)) * PAGE
 
     def drop_before(self, position: int) -> list[int]:
-        """Drop the pages that lie entirely before `position`; returns their ids."""
+        """Drop pages entirely before `position` and return their ids."""
         count = min(max(position // PAGE - self.first, 0), len(self.pages))
         dropped, self.pages = self.pages[:count], self.pages[count:]
         self.first += count
         return dropped
 
     def from_position(self, position: int) -> tuple[int, list[int]]:
-        """The position of the first token of the page that holds `position`, and the ids from that page on."""
+        """Return (first position of the page with `position`, ids from that page)."""
         skip = min(max(position // PAGE - self.first, 0), len(self.pages))
         return (self.first + skip) * PAGE, self.pages[skip:]
 
 
 class AttentionGroup:
-    """The layers with one window size: they hold the same pages, so they share allocators and each sequence's table.
+    """Layers with one window size, which share allocators and each sequence's table.
 
-    Where first pages have a pool of their own (`first`), such a page appears in a table as `~place` in that pool.
+    With a separate pool of first pages (`first`), such a page is `~place` in a table.
     """
 
     def __init__(self, window: int | None, capacity: int, *, first: bool = False, most_idle: int | None = None) -> None:
@@ -156,18 +155,18 @@ class AttentionGroup:
         return [self.allocator, *([self.first] if self.first else [])]
 
     def oldest(self, position: int) -> int:
-        """The first page to which the token at `position` attends."""
+        """Return the first page to which the token at `position` attends."""
         return 0 if self.window is None else max(position - self.window + 1, 0) // PAGE
 
     def allocate(self, start: int, count: int) -> list[int]:
-        """`count` new pages, the first of which is page `start` of its sequence."""
+        """Return `count` new pages; the first one is page `start` of its sequence."""
         ids: list[int] = []
         if self.first and count and not start:
             ids = [~page for page in self.first.allocate(1)]
         return ids + self.allocator.allocate(count - len(ids))
 
     def extend(self, table: PageTable, count: int) -> list[int]:
-        """`count` new pages at the end of a table; returns their ids."""
+        """Append `count` new pages to a table and return their ids."""
         ids = self.allocate(table.end // PAGE, count)
         table.pages.extend(ids)
         return ids
@@ -183,21 +182,21 @@ class AttentionGroup:
             allocator.release(ids)
 
     def owner(self, page: int) -> tuple[PageAllocator, int]:
-        """The allocator of a page in a table, and its id there."""
+        """Return (allocator, id there) of a page in a table."""
         if page >= 0:
             return self.allocator, page
         assert self.first
         return self.first, ~page
 
     def owners(self, pages: Sequence[int]) -> Iterator[tuple[PageAllocator, list[int]]]:
-        """Both allocators, each with the ids that are pages of a table there."""
+        """Yield each allocator with its ids among a table's pages."""
         yield self.allocator, [page for page in pages if page >= 0]
         if self.first:
             yield self.first, [~page for page in pages if page < 0]
 
 
 def pages_for(tokens: int, window: int | None, chunk: int) -> int:
-    """The most sealed pages that a sequence of `tokens` tokens holds at once in a group, if computed in chunks of `chunk` tokens."""
+    """Return the maximum of sealed pages of a sequence of `tokens` tokens in a group, computed in chunks of `chunk` tokens."""
     sealed = tokens // PAGE
     if window is None:
         return sealed

@@ -1,4 +1,4 @@
-"""Slots and pages of all running sequences and of the prefix cache: everything about the cache except its arrays. Without MLX."""
+"""Slots and pages of all running sequences and the prefix cache, without arrays and MLX."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from .prefix_match import Match, find
 from .prefix_tree import Node, PrefixIndex, Snapshot, token_bytes
 
 Places = list["int | None"]
-"""Page ids under which newly filled pages are to be stored; None where the page is stored already."""
+"""Page ids for newly filled pages; None for a page that is stored already."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageDemand:
-    """What one sequence asks of the next step."""
+    """One sequence's demand in the next step."""
 
     slot: int | None
-    """None if the sequence is still to be opened."""
+    """PoolSlot; None for a sequence that is not open."""
     past: int
-    """Tokens computed. Without slot and match, pages for these are needed as well."""
+    """Computed tokens; without slot and match, pages for these are also needed."""
     count: int
     """Tokens to compute."""
     match: Match | None = None
-    """What `find` returned for a sequence that is still to be opened."""
+    """Result of `find` for a sequence that is not open."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolUsage:
-    """Pages in the layers without a window (in the first group, if all layers have one), and snapshots."""
+    """Pages in layers without a window (or in the first group if all have one), and snapshots."""
 
     pages: int = 0
     """Capacity, in pages."""
     used: int = 0
     """Pages used by running sequences."""
     cached: int = 0
-    """Pages only in the prefix cache."""
+    """Pages of the prefix cache without users."""
     snapshots: int = 0
     """Number of snapshots."""
     snapshot_bytes: int = 0
@@ -45,20 +45,20 @@ class PoolUsage:
 
 
 @dataclass(slots=True)
-class Slot:
-    """A running sequence as the prefix cache sees it."""
+class PoolSlot:
+    """State of a running sequence for the prefix cache."""
 
     head: Node | None = None
-    """The node of its last full page; None if its pages do not enter the prefix cache."""
+    """Node of the last full page; None if pages do not enter the prefix cache."""
     stations: list[Snapshot] = field(default_factory=list)
-    """Snapshots made while its prompt was computed."""
+    """Snapshots taken during prefill."""
 
 
 class PagePool:
-    """Which pages each running sequence has, and which are in the prefix cache.
+    """Pages of each running sequence and of the prefix cache.
 
-    Sequences share only sealed pages: after `fork`, when `open` reuses what another sequence computed, and when two fill a page with the
-    same tokens after the same prefix.
+    Sequences share only sealed pages: after `fork`, when `open` reuses pages, and when two fill a page with the same tokens after the same
+    prefix.
     """
 
     def __init__(
@@ -73,9 +73,10 @@ class PagePool:
         snapshot_bytes: int = 0,
         exact: bool = False,
     ) -> None:
-        """`kv_cache_tokens` bounds each group (the layers with one window size), `prefix_cache_tokens` the part of it that no running
-        sequence uses. `first`: first pages have a pool of their own. If `prefix_cache_tokens` and `snapshot_bytes` are both 0, nothing is
-        reused."""
+        """Create a pool. `kv_cache_tokens` bounds each group, `prefix_cache_tokens` its pages without users.
+
+        With `first`, first pages have a separate pool. If `prefix_cache_tokens` and `snapshot_bytes` are both 0, nothing is reused.
+        """
         capacity = max(kv_cache_tokens // PAGE, 1)
         most_idle = min(prefix_cache_tokens // PAGE, capacity)
         self.chunk = chunk
@@ -83,29 +84,29 @@ class PagePool:
         self.index: PrefixIndex | None = None
         if prefix_cache_tokens or snapshot_bytes:
             self.index = PrefixIndex(self.groups, fingerprint=fingerprint, snapshot_bytes=snapshot_bytes, exact=exact)
-        self.slots: dict[int, Slot] = {}
+        self.slots: dict[int, PoolSlot] = {}
         self._free_slots: list[int] = []
         self._last_slots = 0
 
     @property
     def slot_count(self) -> int:
-        """One more than the highest slot ever given."""
+        """Highest slot ever assigned plus one."""
         return self._last_slots
 
-    # --- asking
+    # --- queries
 
     def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
-        """The part of `tokens` that is cached. `cache_salt` stands for everything besides the model that pages depend on."""
+        """Return the cached prefix of `tokens`. Pages also depend on `cache_salt`."""
         if self.index is None:
             return Match(0, "nothing is kept for reuse", cache_salt)
         return find(self.index, tokens, cache_salt)
 
     def fits(self, tokens: int) -> bool:
-        """Whether a sequence could grow to `tokens` tokens in an otherwise empty pool."""
+        """Return True if a sequence of `tokens` tokens fits in an otherwise empty pool."""
         return all(pages_for(tokens, g.window, self.chunk) <= g.allocator.capacity for g in self.groups)
 
     def room(self, growth: Sequence[PageDemand]) -> bool:
-        """Whether one step can have pages for all of these: free ones, or ones that only the prefix cache holds."""
+        """Return True if one step can get pages for all of these, free or evictable."""
         return all(self._has_room(number, growth) for number in range(len(self.groups)))
 
     def _has_room(self, number: int, growth: Sequence[PageDemand]) -> bool:
@@ -140,7 +141,7 @@ class PagePool:
     # --- slots
 
     def open(self, match: Match | None = None, cache_salt: str | None = "") -> int:
-        """A slot for a sequence that has `match.reused` tokens. With `cache_salt` None, none of its pages enter the prefix cache."""
+        """Return a slot for a sequence with `match.reused` tokens. With `cache_salt` None, its pages do not enter the prefix cache."""
         slot = self._take_slot()
         head = None
         if self.index and match and match.node:
@@ -152,7 +153,7 @@ class PagePool:
             head = self.index.root(match.cache_salt if match else cache_salt)
         if self.index and head:
             self.index.pin(head)
-        self.slots[slot] = Slot(head)
+        self.slots[slot] = PoolSlot(head)
         tables = match.tables if match else ()
         for number, group in enumerate(self.groups):
             first, pages = tables[number] if tables else (0, ())
@@ -161,12 +162,12 @@ class PagePool:
         return slot
 
     def fork(self, slot: int) -> int:
-        """A new slot with the same past."""
+        """Return a new slot with the same past."""
         new = self._take_slot()
         head = self.slots[slot].head
         if self.index and head:
             self.index.pin(head)
-        self.slots[new] = Slot(head)
+        self.slots[new] = PoolSlot(head)
         for group in self.groups:
             table = group.tables[slot]
             group.share(table.pages)
@@ -177,7 +178,7 @@ class PagePool:
         """Free the slot; pages in the prefix cache stay until they are evicted."""
         self._leave_index(slot)
         for group in self.groups:
-            # The last page becomes idle first: a page is of no use without those before it.
+            # The last page becomes idle first, because a page is useless without the pages before it.
             group.release(group.tables.pop(slot).pages[::-1])
         del self.slots[slot]
         self._free_slots.append(slot)
@@ -188,11 +189,13 @@ class PagePool:
         self._last_slots += 1
         return self._last_slots - 1
 
-    # --- growing
+    # --- growth
 
     def seal(self, slot: int, past: int, count: int, tokens: Sequence[int] | None) -> list[Places]:
-        """Allocate the pages that a sequence has filled; returns their places by group. `tokens` are its own, at least those of these
-        pages; once it is None, no further pages of the sequence enter the prefix cache."""
+        """Allocate the pages that a sequence filled and return their places by group.
+
+        `tokens` are the sequence's tokens, at least up to these pages. After None, no further pages of the sequence enter the prefix cache.
+        """
         start, filled = past // PAGE, (past + count) // PAGE - past // PAGE
         nodes = self._nodes(slot, start, filled, tokens)
         known: list[Places] = [[n.pages[i] for n in nodes] if nodes else [None] * filled for i in range(len(self.groups))]
@@ -214,7 +217,7 @@ class PagePool:
         return places
 
     def _nodes(self, slot: int, start: int, count: int, tokens: Sequence[int] | None) -> list[Node]:
-        """The nodes of newly filled pages; advances the slot's head to the last one. Empty if the pages are not to be cached."""
+        """Return the nodes of newly filled pages and advance the slot's head; empty if pages are not cached."""
         head = self.slots[slot].head
         if self.index is None or head is None:
             return []
@@ -236,25 +239,27 @@ class PagePool:
             self.index.unpin(head)
 
     def leave_behind(self, slot: int, position: int) -> None:
-        """Free the pages that a sequence whose next token is at `position` no longer attends to."""
+        """Free pages outside the window of a sequence whose next token is at `position`."""
         for group in self.groups:
             if group.window is not None:
                 group.release(group.tables[slot].drop_before(position - group.window + 1))
 
     def head(self, slot: int, tokens: Sequence[int]) -> Node | None:
-        """The node under which to snapshot a slot that has computed these tokens; None if the sequence is not cached."""
+        """Return the node for a snapshot after these tokens; None if the sequence is not cached."""
         head = self.slots[slot].head
         if head is None or self.index is None or not tokens:
             return None
         if not self.groups and head.depth < len(tokens) // PAGE:
-            # Without attention layers `seal` is never called, so the nodes of the full pages are still missing.
+            # Without attention layers `seal` is never called, so the nodes of full pages are missing.
             self._nodes(slot, head.depth, len(tokens) // PAGE - head.depth, tokens)
             head = self.slots[slot].head
         return head if head and head.depth == len(tokens) // PAGE else None
 
     def keep(self, slot: int, tokens: Sequence[int], take: Callable[[int], tuple[object, int]]) -> Snapshot | None:
-        """Snapshot a slot that has computed exactly `tokens`. `take(n)` copies n tokens of the open page and the states; it returns the
-        copy and its bytes. None if an existing snapshot covers it."""
+        """Snapshot a slot after exactly `tokens`; None if an existing snapshot covers it.
+
+        `take(n)` copies n tokens of the open page and the states, and returns (copy, bytes).
+        """
         head = self.head(slot, tokens)
         if head is None or self.index is None or not self.index.snapshot_bytes:
             return None
@@ -268,8 +273,10 @@ class PagePool:
         return self.index.put_snapshot(head, tail, *take(len(tokens) % PAGE))
 
     def keep_on_the_way(self, slot: int, tokens: Sequence[int], take: Callable[[int], tuple[object, int]]) -> Snapshot | None:
-        """`keep` for a sequence that goes on. Of a slot's snapshots, only the oldest within each doubling of the distance stays, so that
-        one long prompt does not evict everything that others have left."""
+        """Snapshot a sequence during prefill.
+
+        Only the oldest snapshot within each doubling of the distance is kept, so that one long prompt does not evict all others.
+        """
         kept = self.keep(slot, tokens, take)
         if kept is not None and self.index:
             seen, left = set(), []

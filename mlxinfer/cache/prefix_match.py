@@ -1,4 +1,4 @@
-"""How much of a prompt is cached, and why not more. Without MLX."""
+"""Search for the cached prefix of a prompt, and the reason for its end. Without MLX."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from .prefix_tree import BLOCK, ITEM, Node, PrefixIndex, Snapshot, token_bytes
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A cached prefix that `open` can take over. Valid until the cache changes."""
+    """A cached prefix for `open`, valid until the cache changes."""
 
     reused: int = 0
-    """Tokens that need not be computed."""
+    """Number of cached tokens."""
     note: str = ""
-    """Why not more are cached, as text for the user."""
+    """Reason for the end of the prefix, for the user."""
     cache_salt: str = ""
-    """The salt that was searched."""
+    """Salt of the search."""
     node: Node | None = None
-    """The node of the last full page."""
+    """Node of the last full page."""
     snapshot: Snapshot | None = None
-    """Supplies the open page and the recurrent states, where they are needed."""
+    """Snapshot with open page and recurrent states, if needed."""
     tables: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """For each group: the number of the first page needed, and the ids of the pages from there on."""
+    """Per group: (number of the first needed page, page ids from there)."""
     version: int = 0
-    """`PrefixIndex.version` at the time of the search."""
+    """`PrefixIndex.version` at the search."""
 
 
 def find(index: PrefixIndex, tokens: Sequence[int], cache_salt: str = "") -> Match:
-    """The longest prefix of `tokens`, never all of them, from which a sequence can continue."""
+    """Return the longest cached prefix of `tokens`, never all of them, from which a sequence can continue."""
     data, limit = token_bytes(tokens), len(tokens) - 1
     root = index.known_root(cache_salt)
     if root is None or limit < 1:
@@ -49,7 +49,7 @@ def find(index: PrefixIndex, tokens: Sequence[int], cache_salt: str = "") -> Mat
 
 
 class _Path:
-    """The nodes that agree with a prompt."""
+    """Nodes that match a prompt."""
 
     def __init__(self, index: PrefixIndex, root: Node, data: bytes) -> None:
         self._index = index
@@ -57,7 +57,7 @@ class _Path:
         self.nodes = [root]
         runs = [0] * len(index.groups)
         self._runs = [runs]
-        """For each node and group: how many consecutive pages up to it are cached."""
+        """Number of consecutive cached pages up to each node, per group."""
         for start in range(0, len(data) - BLOCK + 1, BLOCK):
             node = self.nodes[-1].children.get(data[start : start + BLOCK])
             if node is None:
@@ -67,7 +67,7 @@ class _Path:
             self._runs.append(runs)
 
     def positions(self, limit: int) -> Iterator[tuple[int, int, Snapshot | None]]:
-        """Where a sequence could resume, longest first, before checking for pages: (position, depth, snapshot)."""
+        """Yield candidate points to resume, longest first, before pages are checked: (position, depth, snapshot)."""
         for depth in range(len(self.nodes) - 1, -1, -1):
             start = depth * PAGE
             found: list[tuple[int, int, Snapshot | None]] = []
@@ -83,12 +83,12 @@ class _Path:
                 yield start, depth, None
 
     def complete(self, position: int, depth: int) -> bool:
-        """Whether all pages are cached that a sequence needs to resume at a position."""
+        """Return True if all pages are cached that resuming at a position needs."""
         groups, runs = self._index.groups, self._runs[depth]
         return all(run >= depth - group.oldest(position) for group, run in zip(groups, runs, strict=True))
 
     def tables(self, position: int, depth: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
-        """`Match.tables` for resuming at a position."""
+        """Return `Match.tables` for resuming at a position."""
         found = []
         for number, group in enumerate(self._index.groups):
             first = min(group.oldest(position), depth)
@@ -97,7 +97,7 @@ class _Path:
         return tuple(found)
 
     def note(self, reused: int, limit: int, lost: str) -> str:
-        """`Match.note`: why no more than `reused` of `limit` tokens are."""
+        """Return `Match.note`: the reason why only `reused` of `limit` tokens are cached."""
         known, differs = self._known()
         reason = ""
         if known < limit:
@@ -109,7 +109,7 @@ class _Path:
         return ", ".join(part for part in (reason, lost) if part)
 
     def _known(self) -> tuple[int, bool]:
-        """How many tokens agree with something cached, and whether that continues differently."""
+        """Return (tokens that match a cached sequence, True if that sequence continues differently)."""
         depth, rest = len(self.nodes) - 1, self._rest(len(self.nodes) - 1)
         others = [*self.nodes[-1].children, *(snapshot.tail for snapshot in self.nodes[-1].snapshots)]
         best, differs = 0, False
@@ -125,7 +125,7 @@ class _Path:
 
 
 def _common(one: bytes, two: bytes) -> int:
-    """Tokens in the common prefix of both."""
+    """Return the number of tokens in the common prefix."""
     size = min(len(one), len(two))
     if one[:size] == two[:size]:
         return size // ITEM

@@ -6,7 +6,7 @@ import pytest
 from mlxinfer.cache import kv_format as quality
 from mlxinfer.cache.attention.select import attention_lines
 from mlxinfer.cache.base import AttentionSpec, OpaqueSpec, RecurrentSpec
-from mlxinfer.cache.kv_format import KVFormat, Loss, layer_lines, loss_line, unquantized_lines
+from mlxinfer.cache.kv_format import KVFormat, MeasuredLoss, layer_lines, loss_line, unquantized_lines
 
 FULL, WINDOW, ODD, STATE = AttentionSpec(2, 64, 64), AttentionSpec(2, 64, 64, 512), AttentionSpec(2, 20, 64), RecurrentSpec(((3,),))
 OPAQUE = OpaqueSpec(lambda: None)
@@ -45,7 +45,7 @@ def test_every_attention_layer_has_its_way():
 
 def test_a_loss_is_told_as_it_was_measured(monkeypatch):
     assert loss_line(KVFormat()) is None
-    monkeypatch.setattr(quality, "MEASURED", {"4": (Loss("SmolLM2-135M", 0.0087, 0.951),)})
+    monkeypatch.setattr(quality, "MEASURED", {"4": (MeasuredLoss("SmolLM2-135M", 0.0087, 0.951),)})
     assert "SmolLM2-135M: KL 0.0087, 95.1% the same top token" in str(loss_line(KVFormat(4, 4)))
     assert "has not been measured" in str(loss_line(KVFormat(3, 4)))
 
