@@ -1,4 +1,4 @@
-"""The prefix cache's index: a tree of the pages that sequences have filled, found by their tokens. Without MLX."""
+"""Index of the prefix cache: a tree of filled pages, keyed by tokens. Without MLX."""
 
 from __future__ import annotations
 
@@ -13,45 +13,45 @@ from ..util.dataclass import dataclass
 from .pages import PAGE, AttentionGroup, PageAllocator
 
 FORMAT_VERSION = 1
-"""Version of what pages and snapshots contain; those written under another version must not be used."""
+"""Version of the contents of pages and snapshots; other versions must not be used."""
 ITEM = array("i").itemsize
 BLOCK = PAGE * ITEM
 """Bytes of a page's tokens."""
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    """int32 in native byte order."""
+    """Return tokens as int32 bytes in native order."""
     return array("i", tokens).tobytes()
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Node:
-    """One page of tokens after those of all its parents."""
+    """A page of tokens that follows the pages of all its parents."""
 
     parent: Node | None
-    """None for a root."""
+    """Parent; None for a root."""
     block: bytes
     """The page's tokens, int32; empty for a root."""
     digest: bytes
     """blake2b, 32 bytes, of the parent's digest and the tokens."""
     pages: list[int | None]
-    """Page ids by group; None where the page is not cached or was evicted."""
+    """Page ids by group; None for a page that is not cached."""
     depth: int = 0
-    """Pages up to and including this one."""
+    """Number of pages up to this one."""
     children: dict[bytes, Node] = field(default_factory=dict)
-    """By their block."""
+    """Children by `block`."""
     snapshots: list[Snapshot] = field(default_factory=list)
-    """Those taken between this page's end and the next one's."""
+    """Snapshots between this page's end and the next page's."""
     pins: int = 0
-    """Running sequences that continue from here."""
+    """Number of running sequences that continue from this node."""
 
     @property
     def bare(self) -> bool:
-        """Whether nothing depends on this node."""
+        """True if nothing depends on this node."""
         return not (self.pins or self.children or self.snapshots) and all(page is None for page in self.pages)
 
     def chain(self) -> list[Node]:
-        """The nodes from the root to this one, both included."""
+        """Return the nodes from the root to this one, inclusive."""
         nodes: list[Node] = []
         node: Node | None = self
         while node is not None:
@@ -65,19 +65,19 @@ class Snapshot:
     """A copy of a sequence's open page and recurrent states, taken `tail` tokens after a node."""
 
     node: Node
-    """The last full page."""
+    """Node of the last full page."""
     tail: bytes
     """The open page's tokens, int32."""
     content: object
-    """The copied arrays (`state.Rows`), which the index does not look into."""
+    """Copied arrays (`state.Rows`), opaque to the index."""
     nbytes: int
     """Bytes of the content."""
     used: bool = False
-    """Whether a sequence has been resumed from it."""
+    """True if a sequence was resumed from the snapshot."""
 
     @property
     def position(self) -> int:
-        """Tokens up to the snapshot."""
+        """Number of tokens up to the snapshot."""
         return self.node.depth * PAGE + len(self.tail) // ITEM
 
 
@@ -98,24 +98,24 @@ class PrefixListener(Protocol):
 
 
 class PrefixIndex:
-    """Nodes by their tokens and by digest: blake2b of the parent's digest and the tokens. A root's digest covers everything else that the
-    content of pages depends on.
+    """Nodes by tokens and by digest, the blake2b of the parent's digest and the tokens.
 
-    The index keeps pages without users until `PageAllocator` reclaims them, and snapshots up to `snapshot_bytes`; the least recently used
-    go first. If a node loses its page in a layer without a window, nothing after it can be used, so its whole subtree is evicted.
+    A root's digest covers everything else on which pages depend. The index keeps unused pages until `PageAllocator` reclaims them, and
+    snapshots up to `snapshot_bytes`, least recently used first. If a node loses its page in a layer without a window, its subtree is
+    evicted.
     """
 
     def __init__(self, groups: Sequence[AttentionGroup], *, fingerprint: str, snapshot_bytes: int, exact: bool) -> None:
-        """`exact`: snapshots hold recurrent states, so only a whole snapshot can be resumed, not a part of it."""
+        """Create an index. With `exact`, snapshots have recurrent states and can only be resumed as a whole."""
         self.groups = groups
         self.exact = exact
         self.snapshot_bytes = snapshot_bytes
         self.snapshots: dict[Snapshot, None] = {}
-        """Least recently used first."""
+        """Snapshots, least recently used first."""
         self.nbytes = 0
         """Bytes of all snapshots."""
         self.version = 0
-        """Changes whenever something is evicted."""
+        """Counter of evictions."""
         self.listeners: list[PrefixListener] = []
         self._identity = fingerprint
         self._roots: dict[str, Node] = {}
@@ -125,21 +125,21 @@ class PrefixIndex:
             for allocator in group.allocators:
                 allocator.reclaim = partial(self._reclaim, number, allocator)
 
-    # --- finding
+    # --- lookup
 
     def root_digest(self, cache_salt: str = "") -> bytes:
-        """Covers the format version, the cache's fingerprint and the salt."""
+        """Return the digest of format version, fingerprint and salt."""
         return blake2b(repr((FORMAT_VERSION, PAGE, self._identity, cache_salt)).encode(), digest_size=32).digest()
 
     def digests(self, tokens: Sequence[int], cache_salt: str = "") -> Iterator[bytes]:
-        """The digests of these tokens' full pages, whether or not such nodes exist."""
+        """Yield the digests of the full pages of `tokens`, existing or not."""
         data, digest = token_bytes(tokens), self.root_digest(cache_salt)
         for start in range(0, len(data) - BLOCK + 1, BLOCK):
             digest = _digest(digest, data[start : start + BLOCK])
             yield digest
 
     def root(self, cache_salt: str = "") -> Node:
-        """The root for this salt, created if missing; it stays while it has children, snapshots or pins."""
+        """Return the root of a salt, created if missing; it stays while it has children, snapshots or pins."""
         if cache_salt not in self._roots:
             self._roots[cache_salt] = root = Node(None, b"", self.root_digest(cache_salt), [None] * len(self.groups))
             self._nodes[root.digest] = root
@@ -157,17 +157,17 @@ class PrefixIndex:
         return self._nodes.get(digest)
 
     def nodes(self) -> Iterator[Node]:
-        """All nodes, parents before their children."""
+        """Yield all nodes, parents before children."""
         waiting = list(self._roots.values())
         while waiting:
             node = waiting.pop()
             yield node
             waiting.extend(node.children.values())
 
-    # --- keeping
+    # --- insertion
 
     def child(self, parent: Node, block: bytes) -> Node:
-        """The child for these tokens, created without pages if missing."""
+        """Return the child for these tokens, created without pages if missing."""
         assert len(block) == BLOCK
         node = parent.children.get(block)
         if node is None:
@@ -176,7 +176,7 @@ class PrefixIndex:
         return node
 
     def put_page(self, node: Node, group: int, page: int) -> None:
-        """Cache a page that a sequence has just sealed for this node's tokens."""
+        """Cache a newly sealed page of this node's tokens."""
         assert node.pages[group] is None
         allocator, place = self.groups[group].owner(page)
         allocator.keep(place)
@@ -186,14 +186,14 @@ class PrefixIndex:
             listener.page_stored(node, group)
 
     def covers(self, node: Node, tail: bytes) -> Snapshot | None:
-        """An existing snapshot that makes one for these tokens redundant."""
+        """Return an existing snapshot that makes one of these tokens redundant."""
         for kept in node.snapshots:
             if kept.tail == tail or (not self.exact and kept.tail.startswith(tail)):
                 return kept
         return None
 
     def put_snapshot(self, node: Node, tail: bytes, content: object, nbytes: int) -> Snapshot | None:
-        """Add a snapshot, evicting others for room; None if it alone exceeds `snapshot_bytes`."""
+        """Add a snapshot and evict others if necessary; None if it alone exceeds `snapshot_bytes`."""
         if nbytes > self.snapshot_bytes:
             return None
         if not self.exact:
@@ -217,7 +217,7 @@ class PrefixIndex:
         self.snapshots[snapshot] = self.snapshots.pop(snapshot)
 
     def refresh(self, node: Node) -> None:
-        """Mark the pages up to this node as most recently used; remove the node if it holds nothing."""
+        """Mark the pages up to this node as most recently used, and remove an empty node."""
         chain = node.chain()[::-1]
         for number, group in enumerate(self.groups):
             for page in (n.pages[number] for n in chain):
@@ -228,14 +228,14 @@ class PrefixIndex:
         self._prune(node)
 
     def pin(self, node: Node) -> None:
-        """Keep a node from being removed, until `unpin`."""
+        """Prevent a node's removal until `unpin`."""
         node.pins += 1
 
     def unpin(self, node: Node) -> None:
         node.pins -= 1
         self._prune(node)
 
-    # --- losing
+    # --- eviction
 
     def drop_snapshot(self, snapshot: Snapshot) -> None:
         """Evict a snapshot."""
@@ -243,7 +243,7 @@ class PrefixIndex:
         self._prune(snapshot.node)
 
     def clear(self) -> None:
-        """Evict everything that no running sequence uses."""
+        """Evict everything without users."""
         for snapshot in list(self.snapshots):
             self.drop_snapshot(snapshot)
         for group in self.groups:
@@ -252,7 +252,7 @@ class PrefixIndex:
                     allocator.reclaim(len(allocator.idle))
 
     def close(self) -> None:
-        """Let go of all snapshots and of the allocators, which refer back: otherwise this memory would wait for the garbage collector."""
+        """Drop all snapshots and the allocators' references, so that the memory does not wait for the garbage collector."""
         for snapshot in list(self.snapshots):
             self.drop_snapshot(snapshot)
         for group in self.groups:
@@ -302,7 +302,7 @@ class PrefixIndex:
         self.version += 1
 
     def _prune(self, node: Node) -> None:
-        """Remove this node and its parents as long as nothing depends on them."""
+        """Remove this node and its parents while they are bare."""
         while node.bare:
             self._unlink(node)
             if node.parent is None:

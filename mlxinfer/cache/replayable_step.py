@@ -1,5 +1,7 @@
-"""A step in which every sequence goes on by one token, as a function of arrays: from those of its plans and those that the cache holds to
-those that the cache holds afterwards. So what is built for one step can be replayed for the next (`engine.compiled_step`)."""
+"""Decode steps of one token per sequence as functions of arrays, which can be replayed (`engine/runner/compiled_step.py`).
+
+The function maps the arrays of a step's plans and of the cache to the cache's new arrays.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +22,21 @@ from .recent_rows import RecentRows, Spans
 from .step import CacheStep
 
 _FEW_ROWS = 4
-"""With fewer sequences launches matter more than bytes: recent rows are written into their pages half as often."""
+"""Below this number of sequences launches cost more than bytes, so recent rows are written to their pages half as often."""
 
 
 class SteadyCache:
-    """The parts of a cache that such steps read and write, if all of its attention is by the Metal kernels."""
+    """Parts of a cache that replayable steps read and write; all attention must use the Metal kernels."""
 
     def __init__(self, cache: PagedCache) -> None:
         self.stores = [store for store, _ in cache.attention]
         self.recurrent = cache.recurrent
         self.possible = cache.can_fork and all(backend is METAL for _, backend in cache.attention) and bool(self.stores or self.recurrent)
-        """Whether there can be such steps at all."""
+        """True if the cache supports replayable steps."""
         self._shapes: dict[int | None, list[Shape]] = {}
 
     def steady(self, step: CacheStep) -> SteadyStep | None:
-        """The step as such a function; None if it is not one, or shapes of layers are not known yet."""
+        """Return the step as a replayable one; None if unsupported, or if layer shapes are unknown."""
         segments = step.segments
         if not self.possible or step.needs_commit or any(s.count != 1 for s in segments):
             return None
@@ -53,13 +55,13 @@ class SteadyCache:
         return SteadyStep(self, tuple(slots), append, plans, blank)
 
     def learn(self, step: CacheStep) -> None:
-        """Take down the shapes of layers, from a step that has been built."""
+        """Record the shapes of layers from a built step."""
         for _, attend in step.attention:
             if isinstance(attend, MetalStep) and attend.group.window not in self._shapes and attend.shapes:
                 self._shapes[attend.group.window] = attend.shapes
 
     def _append(self, attends: Sequence[MetalStep], rows: int) -> tuple[AppendPlan | None, bool]:
-        """How rows join the recent ones, and whether these have to be written into their pages first. None if layers differ in theirs."""
+        """Return (plan that appends rows, True if recent rows must be written first); None if layers differ."""
         if not attends:
             return AppendPlan((), (), 0, 0, rows, _nothing()), False
         length, recent, new = RECENT if rows < _FEW_ROWS else RECENT // 2, self.stores[0].recent, attends[0].new_rows
@@ -82,7 +84,7 @@ class SteadyCache:
 
 
 class SteadyStep:
-    """One of these steps."""
+    """A replayable step."""
 
     def __init__(
         self,
@@ -92,25 +94,25 @@ class SteadyStep:
         plans: list[tuple[MetalStep, DecodePlan]],
         blank: bool,
     ) -> None:
-        """`blank`: recent rows have to be written into their pages first."""
+        """Create a step; with `blank`, recent rows must be written to their pages first."""
         self._cache, self._slots, self._append, self._plans, self._blank = cache, slots, append, plans, blank
 
     @property
     def key(self) -> Hashable:
-        """Equal for steps that differ in nothing but their arrays, as far as the cache knows."""
+        """Key that is equal for steps which differ only in arrays."""
         work = tuple((plan.items, plan.part_rows, plan.table.size, plan.tile, plan.shape, plan.pools) for _, plan in self._plans)
         return len(self._slots), self._append.length, work, tuple([store.sizes for store in self._cache.stores])
 
     @property
     def given(self) -> list[mx.array]:
-        """The arrays that the host has made for it."""
+        """Arrays that the host created for the step."""
         arrays = [self._append.entries]
         for _, plan in self._plans:
             arrays += [plan.work, plan.table] if plan.parts is None else [plan.work, plan.table, plan.parts]
         return arrays
 
     def begin(self) -> list[mx.array]:
-        """The arrays that the cache holds, recent rows in their places."""
+        """Arrays of the cache, including recent rows."""
         if self._blank:
             for store in self._cache.stores:
                 store.write_recent()
@@ -124,7 +126,7 @@ class SteadyStep:
         return held
 
     def end(self, arrays: Sequence[mx.array]) -> None:
-        """Put what `left` has returned in its places."""
+        """Store arrays returned by `left` in the cache."""
         rest = iter(arrays)
         for store in self._cache.stores:
             store.recent = RecentRows(self._append.new, (next(rest), next(rest)))
@@ -132,7 +134,7 @@ class SteadyStep:
             recurrent.advance(self._slots, [next(rest) for _ in recurrent.shapes])
 
     def left(self) -> list[mx.array]:
-        """What the step has changed."""
+        """Arrays that the step changed."""
         arrays = [a for store in self._cache.stores for a in store.recent.arrays]
         for recurrent in self._cache.recurrent:
             arrays += recurrent.together(self._slots) or []
@@ -140,7 +142,7 @@ class SteadyStep:
 
     @contextmanager
     def reading(self, given: Sequence[mx.array], held: Sequence[mx.array]) -> Iterator[None]:
-        """Within it layers read these arrays instead of their own, and plans have those of `given`."""
+        """Let layers use these arrays, and plans those of `given`, inside of the block."""
         before = [(store.sealed, store.first, store.kept, store.recent) for store in self._cache.stores]
         states = [list(recurrent.together(self._slots) or []) for recurrent in self._cache.recurrent]
         try:
@@ -149,7 +151,7 @@ class SteadyStep:
             yield
         finally:
             for attend in dict.fromkeys(attend for attend, _ in self._plans):
-                attend.use_own()  # if this failed, the step is built as ever, without what is left of the trace
+                attend.use_own()  # after a failure the step is built normally
             for store, old_arrays in zip(self._cache.stores, before, strict=True):
                 store.sealed, store.first, store.kept, store.recent = old_arrays
             for recurrent, old in zip(self._cache.recurrent, states, strict=True):
@@ -178,7 +180,7 @@ class SteadyStep:
 
 @lru_cache(64)
 def _blank(spec: AttentionSpec, dtype: mx.Dtype, entries: int, length: int) -> tuple[mx.array, mx.array]:
-    """Recent rows of which none is there yet. Evaluated, as they are kept for threads to come."""
+    """Return empty recent rows, evaluated because other threads will use them."""
     keys, values = (mx.zeros((entries, spec.kv_heads, length, dim), dtype) for dim in (spec.key_dim, spec.value_dim))
     mx.eval(keys, values)
     return keys, values

@@ -1,4 +1,4 @@
-"""The state of one sequence outside of sealed pages: recurrent states, and copies of them and of the open page's rows for snapshots."""
+"""State of a sequence outside of sealed pages: recurrent states, and snapshots of states and open rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,18 @@ from .store import LayerStore
 
 
 class RecurrentStore:
-    """The states of one layer, float32. Sequences that advanced together keep theirs in one array, `[B, *shape]` in the order in which they
-    did so: as long as they go on together, a step reads the states where they lie and replaces them, without gathering or scattering."""
+    """States of one layer, float32.
+
+    Sequences that advanced together share one array `[B, *shape]` in that order. While they stay together, a step reads and replaces this
+    array without gather and scatter.
+    """
 
     def __init__(self, spec: RecurrentSpec) -> None:
         self.shapes = spec.shapes
         self._together: dict[int, _Together] = {}
-        """By slot."""
+        """Shared arrays by slot."""
         self._tried: dict[int, _Tried] = {}
-        """By slot: what to go back to where drafts do not hold."""
+        """State before drafts by slot, for rollback."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -32,7 +35,7 @@ class RecurrentStore:
         self.put(slot, [mx.zeros((1, *shape), mx.float32) for shape in self.shapes])
 
     def release(self, slot: int) -> None:
-        """Forget a slot's states."""
+        """Drop a slot's states."""
         self._tried.pop(slot, None)
         old = self._together.pop(slot, None)
         if old is not None:
@@ -42,12 +45,12 @@ class RecurrentStore:
         self.put(target, self.of(source))
 
     def of(self, slot: int) -> list[mx.array]:
-        """Copies of one sequence's states, each `[1, *shape]`."""
+        """Return copies of one sequence's states, each `[1, *shape]`."""
         together = self._together[slot]
         return [mx.take(state, mx.array([together.slots.index(slot)]), axis=0) for state in together.states]
 
     def put(self, slot: int, states: Sequence[mx.array]) -> None:
-        """Store what `of` returned."""
+        """Store states returned by `of`."""
         self._leave([slot])
         self._together[slot] = _Together([slot], list(states))
 
@@ -70,28 +73,30 @@ class RecurrentStore:
         return mx.concatenate([outputs[s.start] for s in segments])
 
     def verified(self, slot: int, rows: int) -> None:
-        """This many rows of the slot's last segment with drafts hold. The states after them are computed from what the layer read, without
-        the rest of the model; where all rows hold, they are there."""
+        """Accept the first `rows` rows of the slot's last segment with drafts.
+
+        If some are rejected, the states are computed again from the layer's recorded inputs, without the rest of the model.
+        """
         tried = self._tried.pop(slot, None)
         if tried is not None and rows < tried.inputs.shape[1]:
             _, states = tried.update(tried.inputs[:, :rows], tuple(tried.states))
             self.put(slot, [state.astype(mx.float32) for state in states])
 
     def together(self, slots: Sequence[int]) -> list[mx.array] | None:
-        """The states of these slots, each `[B, *shape]`, if they are in one array in this order."""
+        """Return the states of these slots, each `[B, *shape]`, if they share an array in this order; otherwise None."""
         together = self._together.get(slots[0])
         return together.states if together is not None and together.slots == list(slots) else None
 
     def join(self, slots: Sequence[int]) -> list[mx.array]:
-        """The states of these slots, each `[B, *shape]`, which are in one array from now on."""
+        """Join and return the states of these slots, each `[B, *shape]`."""
         return self._joined(list(slots)).states
 
     def advance(self, slots: Sequence[int], states: list[mx.array]) -> None:
-        """Replace what `together` or `join` has returned."""
+        """Replace states returned by `together` or `join`."""
         self._together[slots[0]].states = states
 
     def _joined(self, slots: list[int]) -> _Together:
-        """The states of these slots, in one array."""
+        """Return the states of these slots in one array."""
         together = self._together[slots[0]]
         if together.slots != slots:
             parts = [self._together[slot].of(slot) for slot in slots]
@@ -102,7 +107,7 @@ class RecurrentStore:
         return together
 
     def _leave(self, slots: Sequence[int]) -> None:
-        """Take these slots out of their arrays; what others still need of those is copied, so that it keeps no more than itself alive."""
+        """Remove these slots from their arrays; the rest is copied, so that it does not keep the whole array alive."""
         old = {slot: self._together.pop(slot) for slot in slots if slot in self._together}
         for slot, together in old.items():
             together.leave(slot)
@@ -116,14 +121,14 @@ class RecurrentStore:
 
 @dataclass(frozen=True, slots=True)
 class _Tried:
-    """What a layer has read of one sequence in a step with drafts."""
+    """A layer's inputs of one sequence in a step with drafts."""
 
     update: RecurrentUpdate
-    """How its states advance."""
+    """Function that advances the states."""
     inputs: mx.array
-    """`[1, L, C]`."""
+    """Inputs `[1, L, C]`."""
     states: list[mx.array]
-    """Its states before them, each `[1, *shape]`."""
+    """States before the inputs, each `[1, *shape]`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,12 +136,12 @@ class _Together:
     """States of sequences that advanced together."""
 
     slots: list[int | None]
-    """Whose they are, in order; None for a sequence that has left."""
+    """Slots in order; None for a removed sequence."""
     states: list[mx.array]
-    """Each `[B, *shape]`."""
+    """State arrays, each `[B, *shape]`."""
 
     def of(self, slot: int) -> list[mx.array]:
-        """One sequence's states, each `[1, *shape]`: views."""
+        """Return views of one sequence's states, each `[1, *shape]`."""
         at = self.slots.index(slot)
         return self.states if len(self.slots) == 1 else [state[at : at + 1] for state in self.states]
 
@@ -152,7 +157,7 @@ def _by_length(segments: tuple[Segment, ...]) -> list[list[Segment]]:
 
 
 def _rows(inputs: mx.array, group: list[Segment]) -> mx.array:
-    """The rows of segments of one length, `[B, L, C]`."""
+    """Return the rows of segments of one length, `[B, L, C]`."""
     count, length = len(group), group[0].count
     if count * length == inputs.shape[0]:
         return mx.unflatten(inputs, 0, (count, length))
@@ -160,12 +165,12 @@ def _rows(inputs: mx.array, group: list[Segment]) -> mx.array:
 
 
 LEAST_BYTES = 4096
-"""Bytes that an array counts at least: allocators round up, and Metal limits the number of buffers as well as their bytes."""
+"""Minimum bytes counted per array, because allocators round up and Metal also limits the number of buffers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The content of a snapshot, by layer."""
+    """Contents of a snapshot by layer."""
 
     open: dict[int, list[mx.array]]
     """Keys and values `[Hkv, n, D]` of the n tokens in the open page."""
@@ -178,12 +183,12 @@ class Rows:
 
     @property
     def nbytes(self) -> int:
-        """Bytes, with each array counted as `LEAST_BYTES` at least."""
+        """Bytes, counting at least `LEAST_BYTES` per array."""
         return sum(max(a.nbytes, LEAST_BYTES) for a in self.arrays)
 
 
 def take_rows(slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> Rows:
-    """Copies of a slot's first `count` open rows and of its states, submitted at once because later steps overwrite the originals."""
+    """Copy a slot's first `count` open rows and its states. The copies are submitted at once, as later steps overwrite the originals."""
     rows = Rows(
         {layer: store.open_rows(slot, count) for layer, store in stores.items()} if count else {},
         {layer: store.of(slot) for layer, store in recurrent.items()},
@@ -193,7 +198,7 @@ def take_rows(slot: int, count: int, stores: Mapping[int, LayerStore], recurrent
 
 
 def rows_elsewhere(layers: Sequence[LayerSpec], count: int, dtype: mx.Dtype) -> int:
-    """Bytes that a snapshot with `count` open rows takes on other machines, counted as in `Rows.nbytes`."""
+    """Return the bytes of a snapshot with `count` open rows on other machines, counted as in `Rows.nbytes`."""
     total = 0
     for spec in (layer.spec for layer in layers if isinstance(layer, Elsewhere)):
         if isinstance(spec, RecurrentSpec):
@@ -204,7 +209,7 @@ def rows_elsewhere(layers: Sequence[LayerSpec], count: int, dtype: mx.Dtype) -> 
 
 
 def put_rows(rows: Rows, slot: int, count: int, stores: Mapping[int, LayerStore], recurrent: Mapping[int, RecurrentStore]) -> None:
-    """Start a slot with the first `count` of these rows, and with the states."""
+    """Initialize a slot with the first `count` rows and the states."""
     for layer, arrays in rows.open.items():
         if count:
             stores[layer].put_open(slot, [a[:, :count] for a in arrays])

@@ -1,4 +1,4 @@
-"""One step of the model, as the cache sees it: `base.Step` over pages."""
+"""Steps over pages: implementation of `base.Step`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .store import Filled, LayerStore
 
 
 class CacheStep:
-    """Implements `base.Step`. `full` holds the pages that this step fills until the cache commits them."""
+    """Implements `base.Step`. `full` are the pages that the step fills, until the cache commits them."""
 
     def __init__(
         self,
@@ -29,16 +29,18 @@ class CacheStep:
         runs_blocks: bool,
         has_pages: bool = False,
     ) -> None:
-        """`attention` and `recurrent` are by layer, `opaque` by slot. `runs_blocks`: all blocks attend by the native CPU operation.
-        `has_pages`: there are attention layers, here or elsewhere."""
+        """Create a step; `attention` and `recurrent` are by layer, `opaque` by slot.
+
+        `runs_blocks` is True if all blocks use the native CPU operation, `has_pages` if an attention layer exists here or elsewhere.
+        """
         self.segments = segments
         self._runs_blocks = runs_blocks
         filled = [s for s in segments if (s.past + s.count) // PAGE > s.past // PAGE]
         self.needs_commit = has_pages and bool(filled)
-        """Whether a page becomes full in this step: the next one then has to wait until it is sealed."""
+        """True if a page becomes full in this step and must be sealed before the next step."""
         self.full: dict[tuple[int, int], Filled] = {}
         self.sent: list[mx.array] = []
-        """What goes to another machine: to be submitted before the rest of the step, which may wait for the answer to it."""
+        """Arrays sent to another machine, submitted before the rest of the step, which may wait for the reply."""
         self._attention = attention
         self._replaced: set[int] = set()
         self._written: list[mx.array] = []
@@ -109,23 +111,22 @@ class CacheStep:
 
     @property
     def attention(self) -> Collection[tuple[LayerStore, StepAttention]]:
-        """Every attention layer, with what computes it."""
+        """Yield each attention layer with its backend step."""
         return self._attention.values()
 
     def replayed(self, arrays: Sequence[mx.array]) -> None:
-        """The step has left these arrays in the cache, without its layers having been asked."""
+        """Record arrays that the step left in the cache without calling its layers."""
         self._written += arrays
 
     def close(self) -> None:
-        """Drop the references to the cache: attention and rotation refer to each other, and would keep it alive until the next garbage
-        collection."""
+        """Drop references to the cache, which cyclic references would keep alive until the next garbage collection."""
         self._attention = {}
 
     @property
     def state(self) -> list[mx.array]:
-        """The arrays that this step leaves in the cache: evaluated with its result, so that no graph grows from step to step."""
+        """Arrays left in the cache, evaluated with the result so that graphs do not grow over steps."""
         arrays = [a for layer in self._replaced for a in self._attention[layer][0].arrays]
-        arrays += self._written  # computing these writes pages
+        arrays += self._written  # their evaluation writes pages
         arrays += [a for store in self._recurrent.values() for a in store.arrays]
         arrays += [a for full in self.full.values() for a in full.arrays]
         for segment in self.segments:

@@ -22,17 +22,17 @@ ALL = slice(None)
 
 
 _LARGE_POOL = 2**19
-"""Bytes of a layer's pool from which on it matters that they are there twice while it grows."""
+"""Bytes of a layer's pool above which a second copy during growth matters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Newly filled pages of one sequence and layer, in the form in which the pools store them."""
+    """Newly filled pages of one sequence and layer in the pools' format."""
 
     pages: list[mx.array]
     """Arrays `[Hkv, pages, ...]`, in the order of `LayerStore.sealed`."""
     first: list[mx.array]
-    """The sequence's first page where that has a pool of its own, otherwise empty."""
+    """First page of the sequence if stored in a separate pool; otherwise empty."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -43,12 +43,11 @@ class LayerStore:
     """Keys and values of one attention layer.
 
     `sealed` holds the pages in the layer's format, keys first: at 16 bits `[Hkv, pages, Dk, 64]` and `[Hkv, pages, 64, Dv]`, otherwise
-    codes and scales of each; with `keys_alone` only the keys. `first` is a 16-bit pool for the first pages of sequences
-    (`format.first16`), or empty. Both change only in `seal`, between two steps, when no step in flight refers to them: MLX then writes in
-    place. `open` pages are `[slots, Hkv, 64, D]` and small: each step replaces them. A step of the Metal kernels replaces `recent` instead,
-    rows that lie apart from their open pages until somebody asks for these.
+    codes and scales of each; with `keys_alone` only the keys. `first` is a 16-bit pool for first pages (`format.first16`), or empty. Both
+    change only in `seal`, between two steps, so that MLX writes in place. `open` pages `[slots, Hkv, 64, D]` are small and replaced by each
+    step. A step of the Metal kernels replaces `recent` instead: rows stored separately until the open pages are read.
 
-    A page's id is its place in `sealed`, or `~place` in `first`.
+    A page's id is its index in `sealed`, or `~index` in `first`.
     """
 
     def __init__(self, spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> None:
@@ -57,17 +56,17 @@ class LayerStore:
         self.format = form = (form or KVFormat()).for_layer(spec)
         self._key_arrays = 1 if form.k_bits == 16 else 2
         self.keys_alone = keys_alone(spec)
-        """Whether there are no arrays of values: these are a part of the keys."""
+        """True if values are part of the keys and have no arrays."""
         self.sealed = _pool(spec, form, dtype)
         self.first = _pool(spec, KVFormat(), dtype) if form.first16 else []
         self.recent = RecentRows()
         dims = (spec.key_dim,) if self.keys_alone else (spec.key_dim, spec.value_dim)
         self.kept = [mx.zeros((0, spec.kv_heads, PAGE, dim), dtype) for dim in dims]
-        """The open pages without the rows in `recent`."""
+        """Open pages without the rows in `recent`."""
         self.sizes = 0, 0, 0
-        """Pages in `sealed` and in `first`, and open pages."""
+        """Numbers of pages in `sealed`, in `first`, and of open pages."""
         self.kernels: object = None
-        """What the backend of the layer keeps about it from step to step."""
+        """Per-layer state of the attention backend."""
 
     @property
     def arrays(self) -> list[mx.array]:
@@ -75,7 +74,7 @@ class LayerStore:
 
     @property
     def open(self) -> list[mx.array]:
-        """The open pages, with all rows in them."""
+        """Open pages with all rows."""
         self.write_recent()
         return self.kept
 
@@ -84,7 +83,7 @@ class LayerStore:
         self.kept = pages
 
     def write_recent(self) -> None:
-        """Write the recent rows into their pages."""
+        """Write the recent rows to their pages."""
         if self.recent.spans:
             self.kept, self.recent = self.recent.written(self.kept), RecentRows()
 
@@ -95,20 +94,22 @@ class LayerStore:
 
     @staticmethod
     def page_bytes(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat | None = None) -> int:
-        """Bytes of one sealed page, all KV heads."""
+        """Return the bytes of one sealed page of all KV heads."""
         arrays = page_arrays(spec, (form or KVFormat()).for_layer(spec), dtype)
         return spec.kv_heads * sum(math.prod(shape) * kind.size for shape, kind in arrays)
 
     def grow(self, *, pages: int = 0, first: int = 0, slots: int = 0) -> None:
-        """Grow the pools to at least these sizes; never shrinks. Large pools are copied at once: those of other layers shall not be there
-        twice meanwhile. The first pages of all need no copy, and nobody waits for them."""
+        """Grow the pools to at least these sizes; never shrink.
+
+        Large pools are copied immediately, so that two copies exist of one layer at a time. The first allocation copies nothing.
+        """
         self.sizes = max(self.sizes[0], pages), max(self.sizes[1], first if self.first else 0), max(self.sizes[2], slots)
         if self.sealed[0].shape[1] >= pages and (not self.first or self.first[0].shape[1] >= first):
             self.kept = [_padded(a, 0, slots) for a in self.kept]
             return
         if is_gpu():
-            # MLX writes in place only what fills its buffer but for 16 kB, and a freed buffer that it uses again may be 32 kB larger: such
-            # a pool would be copied for every page that is sealed.
+            # MLX writes in place only if the array fills its buffer up to 16 kB, and a reused buffer may be 32 kB larger. Such a pool
+            # would be copied for each sealed page.
             mx.clear_cache()
         copied = any(a.size for a in (*self.sealed, *self.first))
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
@@ -117,11 +118,13 @@ class LayerStore:
         if copied and sum(a.nbytes for a in (*self.sealed, *self.first)) > _LARGE_POOL:
             mx.eval(self.sealed, self.first)
         elif not copied and is_gpu():
-            mx.async_eval(self.sealed, self.first)  # type: ignore[no-untyped-call]  # memory now, and nobody waits
+            mx.async_eval(self.sealed, self.first)  # type: ignore[no-untyped-call]  # allocates memory without waiting
 
     def append(self, slot: int, offset: int, new: list[mx.array]) -> list[mx.array]:
-        """Append `[Hkv, n, D]` keys and values after the `offset` tokens of the open page, which then holds the rows after the last full
-        page. Returns all pages since the last sealed one, `[Hkv, pages, 64, D]`; rows after the last token are undefined."""
+        """Append keys and values `[Hkv, n, D]` after the `offset` tokens of the open page.
+
+        Returns all pages since the last sealed one, `[Hkv, pages, 64, D]`; rows after the last token are undefined.
+        """
         tails = []
         for i, fresh in enumerate(new[: len(self.kept)]):
             length = offset + fresh.shape[1]
@@ -138,11 +141,11 @@ class LayerStore:
         return tails if len(tails) == len(new) else [*tails, self.values_of(tails[0])]
 
     def values_of(self, keys: mx.array) -> mx.array:
-        """The part of keys `[..., Dk]` that is their values."""
+        """Return the part of keys `[..., Dk]` that serves as values."""
         return keys[..., : self.spec.value_dim]
 
     def filled(self, pages: Sequence[mx.array], *, starts: bool, sealing: Sealing = PLAIN) -> Filled:
-        """Convert full pages `[Hkv, n, 64, D]` of keys and of values for `seal`; `starts` says that they begin their sequence."""
+        """Convert full pages `[Hkv, n, 64, D]` of keys and values for `seal`; `starts` is True for a sequence's first pages."""
         keys, values = pages
         first = []
         if starts and self.first:
@@ -153,8 +156,10 @@ class LayerStore:
         return Filled(by.keys(keys, self.format.k_bits) + coded, first)
 
     def past(self, pages: list[int], since: mx.array | None = None, heads: slice = ALL) -> list[Pages]:
-        """The keys and values of these sealed pages in order, in pieces, for these KV heads. They are copied and dequantized only after
-        `since` is computed, if given: otherwise the 16-bit past of many layers could be in memory at once."""
+        """Yield keys and values of these sealed pages in order, in pieces, for these KV heads.
+
+        With `since`, copies and dequantization wait for that array. This bounds how many layers' 16-bit copies exist at once.
+        """
         pieces = []
         if pages and pages[0] < 0:
             pieces.append(self._from_first([_chosen(part_of(a, heads), [~pages[0]]) for a in self.first]))
@@ -166,12 +171,12 @@ class LayerStore:
         return pieces
 
     def unsealed(self, full: Filled, heads: slice = ALL) -> list[Pages]:
-        """The same for pages that have just become full."""
+        """Yield keys and values of newly full pages."""
         first = [self._from_first([part_of(a, heads) for a in full.first])] if full.first else []
         return [*first, self._from_sealed([part_of(a, heads) for a in full.pages])]
 
     def seal(self, pages: Sequence[int | None], full: Filled) -> None:
-        """Store full pages under these ids, skipping those whose id is None."""
+        """Store full pages under these ids; skip pages with id None."""
         if full.first:
             if pages[0] is not None:
                 self.first = _stored(self.first, [~pages[0]], full.first)
@@ -179,11 +184,11 @@ class LayerStore:
         self.sealed = _stored(self.sealed, pages, full.pages)
 
     def open_rows(self, slot: int, count: int) -> list[mx.array]:
-        """Copies of the first `count` keys and values of an open page, `[Hkv, count, D]` each."""
+        """Copy the first `count` keys and values of an open page, `[Hkv, count, D]` each."""
         return [_copied(a[slot, :, :count]) for a in self.open]
 
     def put_open(self, slot: int, rows: Sequence[mx.array]) -> None:
-        """Start a slot's open page with these keys and values, `[Hkv, n, D]` each."""
+        """Initialize a slot's open page with keys and values, `[Hkv, n, D]` each."""
         self.open = [_write(a, slot, 0, new) for a, new in zip(self.open, rows, strict=True)]
 
     def _from_sealed(self, arrays: list[mx.array]) -> Pages:
@@ -193,7 +198,7 @@ class LayerStore:
         if self.keys_alone:
             return k, self.values_of(k)
         if form.quantized:
-            # Dequantizing goes through float32: keys first, so that both are not in memory in float32 at once.
+            # Dequantization uses float32: keys first, so that only one of both is in memory in float32.
             values = mx.depends(values, [k])
         return k, unseal_values(values, form.v_bits, dim, self.dtype)
 
@@ -207,7 +212,7 @@ class LayerStore:
 
 
 def part_of(array: mx.array, heads: slice) -> mx.array:
-    """Some KV heads of an array that has them first."""
+    """Return some KV heads of an array whose first axis they are."""
     return array if heads is ALL else array[heads]
 
 
@@ -216,7 +221,7 @@ def _pool(spec: AttentionSpec, form: KVFormat, dtype: mx.Dtype) -> list[mx.array
 
 
 def _chosen(pool: mx.array, pages: list[int]) -> mx.array:
-    """A view, not a copy, where the ids are consecutive."""
+    """Return pages by id; a view if the ids are consecutive."""
     first, count = pages[0], len(pages)
     if pages == list(range(first, first + count)):
         return pool[:, first : first + count]
@@ -224,7 +229,7 @@ def _chosen(pool: mx.array, pages: list[int]) -> mx.array:
 
 
 def _copied(view: mx.array) -> mx.array:
-    """A copy in memory of its own: pools are written in place even while others refer to them."""
+    """Return a copy, because pools are written in place even while referenced."""
     return mx.slice_update(mx.zeros(view.shape, view.dtype), view, mx.array([0]), axes=(0,))
 
 
@@ -240,7 +245,7 @@ def _write(pages: mx.array, slot: int, offset: int, values: mx.array) -> mx.arra
 
 
 def _runs(pages: Sequence[int | None]) -> Iterator[tuple[int, int]]:
-    """(start, stop) of each run of consecutive ids."""
+    """Yield (start, stop) of each run of consecutive ids."""
     start = 0
     for i in range(1, len(pages) + 1):
         last = pages[i - 1]
