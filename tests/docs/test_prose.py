@@ -11,13 +11,13 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = [ROOT / name for name in ("mlxinfer", "convert", "kernels_cpu", "kernels_metal")]
 PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
 
-MOST_QUESTION_DOCSTRINGS = 664
+MOST_QUESTION_DOCSTRINGS = 617
 """Today's count; the aim is 50. Lower it after each rewrite."""
 LONGEST_MEAN_SENTENCE = 25
 LONGEST_P90_SENTENCE = 30
 COLUMNS = 120
 MOST_WIDE_LINES = 473
-"""Today\'s count; the aim is 0."""
+"""Today's count; the aim is 0."""
 
 
 def test_docstrings_rarely_open_with_a_question_word() -> None:
