@@ -23,7 +23,7 @@ from .store import LayerStore
 
 if TYPE_CHECKING:
     from .disk.backend import PageSource
-    from .disk.kv_export import Handout
+    from .disk.kv_export import KVExport
     from .disk.layout import CacheLayout
     from .disk.prefetch import PrefixPrefetcher
 
@@ -91,11 +91,11 @@ class PagedCache:
         return any(isinstance(s, RecurrentSpec) and not s.optional for s in map(whole_spec, self.layers))
 
     @cached_property
-    def handout(self) -> Handout | None:
+    def kv_export(self) -> KVExport | None:
         """Export of pages to other machines; None without a prefix cache."""
-        from .disk.kv_export import Handout
+        from .disk.kv_export import KVExport
 
-        return None if self.pool.index is None else Handout(self.pool.index, self._as_files())
+        return None if self.pool.index is None else KVExport(self.pool.index, self._as_files())
 
     def _on_disk(self, tier: PageSource) -> PrefixPrefetcher | None:
         from .disk.prefetch import PrefixPrefetcher

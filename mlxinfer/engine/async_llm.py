@@ -39,7 +39,7 @@ from .text.output_processor import FEED
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from ..cache.disk.kv_export import Handout
+    from ..cache.disk.kv_export import KVExport
     from ..cache.kv_events import KVEventSink
     from ..interpret.places import Layers
     from ..interpret.trace import Trace
@@ -120,7 +120,7 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         (`mlxinfer.cache.kv_events`), in their order, from several threads. It must return at once. For routers: docs/routers.md."""
         self._thread.send_kv_events(sink)
 
-    async def hand_out(self, function: Callable[[Handout], Result]) -> Result:
+    async def hand_out(self, function: Callable[[KVExport], Result]) -> Result:
         """Call a function between two steps, with what gives pages of the prefix cache to other machines. Raises `SettingError` where the
         model was not opened with `kv_producer`."""
         await self._opened()

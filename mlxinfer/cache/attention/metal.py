@@ -1,4 +1,4 @@
-"""Attention over pages by the kernels of `kernels_metal`: pages are read in their sealed form, and scores never leave the chip."""
+"""Paged attention by the kernels of `kernels_metal`, which read sealed pages and keep scores on the chip."""
 
 from __future__ import annotations
 
@@ -29,14 +29,13 @@ from .prefill_dequantized import attend_unsealed
 from .reference import PlainStep, separate
 
 Alike = tuple[int, int, tuple[int, int, int], int]
-"""What layers have in common whose decode kernels are launched alike in a step: `DecodeLayer.kind`, the rotation, the sizes of pools, the
-plan of the rows that are appended."""
+"""Key of layers with equal decode launches in a step: `DecodeLayer.kind`, rotation, pool sizes, append plan."""
 _UNSEALED_AT_ONCE = 2
-"""Layers whose past is unpacked at once: the one that attends, and the next."""
+"""Maximum layers with a dequantized past: the one that attends, and the next."""
 
 
 class MetalAttention:
-    """`AttentionBackend` with the kernels of `kernels_metal`."""
+    """Implements `AttentionBackend` with the kernels of `kernels_metal`."""
 
     name = "Metal kernels"
 
@@ -44,7 +43,7 @@ class MetalAttention:
         return MetalStep(segments, group)
 
     def joins_past(self, form: KVFormat) -> bool:
-        """For segments of many rows in the plain format, to which MLX's own attention is the fastest."""
+        """Backend step for large segments over 16-bit pages, for which MLX's attention is fastest."""
         return not form.quantized
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
@@ -60,8 +59,8 @@ METAL = MetalAttention()
 
 
 class MetalStep:
-    """Segments with a few rows in one page go to the decode kernel, all together; the others go to the prefill kernel, or to MLX's own
-    attention where pages are not quantized."""
+    """Runs segments of a few rows in one page by the decode kernel together, others by the prefill kernel, or by MLX's attention over
+    16-bit pages."""
 
     def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
         self.segments = segments
@@ -107,7 +106,7 @@ class MetalStep:
         return (y if self._order is None else y[self._order]).astype(kind), full
 
     def _decoded(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
-        """Append the rows of segments with a few, and attend with them: `[T, Hq * Dv]`."""
+        """Append and attend with the rows of small segments. Returns `[T, Hq * Dv]`."""
         dtype = store.dtype
         if any(piece.dtype != dtype for piece in rows):
             rows = [piece.astype(dtype) for piece in rows]
@@ -130,7 +129,7 @@ class MetalStep:
     def _launch(
         self, key: Alike, layer: DecodeLayer, append: AppendPlan, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps
     ) -> AppendLaunch | DecodePlan:
-        """How layers like this one are computed in this step: one launch, or where the plan does not append two of them."""
+        """Return the launch of layers with this key: one that appends and attends, or only the attention's plan."""
         plan = self._decode_plan(store, layer.shape, append)
         way: AppendLaunch | DecodePlan = plan
         if plan.appends:
@@ -153,9 +152,9 @@ class MetalStep:
         return way
 
     def _append_plan(self, store: LayerStore) -> AppendPlan:
-        """How this step's rows join the layer's recent ones; if these are too many, they are written into the pages first."""
+        """Return the plan that appends this step's rows to the recent ones; too many recent rows are first written to their pages."""
         spans = store.recent.spans
-        if spans is not self._last[0]:  # nearly all layers have those of the layer before
+        if spans is not self._last[0]:  # nearly all layers share the previous layer's
             self._last = spans, self._planned(spans, store.recent.length)
         plan = self._last[1]
         if plan is None:
@@ -172,16 +171,16 @@ class MetalStep:
 
     @property
     def new_rows(self) -> list[NewRows]:
-        """The rows that segments with a few add to their open pages."""
+        """Return the rows that small segments add to their open pages."""
         return [NewRows(s.slot, s.start, s.count, s.past % PAGE) for s in self._few]
 
     @property
     def shapes(self) -> list[Shape]:
-        """The shapes of layers that have attended with a few rows."""
+        """Return the shapes of layers that attended with small segments."""
         return list(dict.fromkeys(shape for shape, _, _ in self._decode))
 
     def plan(self, shape: Shape, pools: Pools, append: AppendPlan) -> DecodePlan:
-        """The work of layers with this shape, rounded, where all segments have a few rows."""
+        """Return the rounded plan of layers with this shape, if all segments are small."""
         rows = [self._rows(s, append.new[i][1], i) for i, s in enumerate(self._few)]
         return plan_decode(shape, rows, pools, query_rows=append.rows, window=self.group.window, rounded=True)
 
@@ -190,13 +189,13 @@ class MetalStep:
             raise RuntimeError("layers do not have what the step was planned for")
 
     def use(self, append: AppendPlan, plans: Iterable[DecodePlan]) -> None:
-        """Compute all layers by these plans and no others; their arrays may be those of a trace."""
+        """Use only these plans for all layers; their arrays may be a trace's."""
         self._given, self._last, self._launches = True, (None, None), {}
         self._appends = {append.old: append}
         self._decode = {(plan.shape, plan.pools, append.new): plan for plan in plans}
 
     def use_own(self) -> None:
-        """Plan for layers again, as they come."""
+        """Plan layers individually again."""
         self._given, self._last, self._launches = False, (None, None), {}
         self._appends, self._decode = {}, {}
 
@@ -204,13 +203,13 @@ class MetalStep:
         key = shape, _pools(store, append), append.new
         if key not in self._decode:
             self._refuse_if_given()
-            # The segments' own entries come first.
+            # The segments' entries are first.
             rows = [self._rows(s, append.new[i][1], i) for i, s in enumerate(self._few)]
             self._decode[key] = plan_decode(shape, rows, key[1], query_rows=append.rows, window=self.group.window)
         return self._decode[key]
 
     def _filled(self, store: LayerStore) -> Full:
-        """The pages that few rows have filled."""
+        """Return pages filled by small segments."""
         full: Full = {}
         for s in self._filling:
             pages = [a[s.slot][:, None] for a in store.open]
@@ -218,7 +217,7 @@ class MetalStep:
         return full
 
     def _append_many(self, store: LayerStore, k: mx.array, v: mx.array, full: Full) -> list[list[mx.array]]:
-        """For each segment with many rows, keys and values of all pages since the last sealed one."""
+        """Return keys and values of all pages since the last sealed one, per large segment."""
         found = []
         for s in self._many:
             rows = slice(s.start, s.start + s.count)
@@ -237,7 +236,7 @@ class MetalStep:
         full: Full,
         params: AttentionParams,
     ) -> mx.array:
-        """Runs of segments by the kernel, and one by one those whose past is unpacked for MLX's own attention."""
+        """Attend with runs of segments by the kernel, and separately with segments whose past is dequantized for MLX's attention."""
         shape, answers = shape_of(store, qkv[0].shape[1]), []
         ways = [may_unseal(shape, s.past + s.count, s.count, softcap=params.softcap) for s in self._many]
         for unsealed, run in groupby(zip(self._many, tails, ways, strict=True), key=lambda each: each[2]):
@@ -284,7 +283,7 @@ class MetalStep:
 
 
 def _divided(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """Those with a few rows in one page, and the others."""
+    """Split segments into those of a few rows in one page, and others."""
     few: list[Segment] = []
     many: list[Segment] = []
     for s in segments:
@@ -298,7 +297,7 @@ def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
 
 
 def _renumbered(segments: Sequence[Segment]) -> list[Segment]:
-    """The segments as if the step had no others."""
+    """Return the segments renumbered as a complete step."""
     renumbered, done = [], 0
     for s in segments:
         renumbered.append(s if s.start == done else replace(s, start=done))
@@ -307,7 +306,7 @@ def _renumbered(segments: Sequence[Segment]) -> list[Segment]:
 
 
 def _order(segments: Sequence[Segment], computed: Sequence[Segment]) -> mx.array | None:
-    """Index that puts computed rows back into the step's order; None if they are in order."""
+    """Return the index that restores the step's order of rows; None if they are in order."""
     if list(computed) == list(segments):
         return None
     starts, done = {}, 0

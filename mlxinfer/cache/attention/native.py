@@ -1,4 +1,4 @@
-"""How attention reads and fills pages: the interface of every backend, and the native CPU operation."""
+"""Attention backends: their interface, and the native CPU operation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Full = dict[int, Filled]
 
 
 class StepAttention(Protocol):
-    """Attention in the layers of one window, in one step. Both calls append to the open pages of `store`."""
+    """Attention in the layers of one window in a step. Both methods append to the open pages of `store`."""
 
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
         """See `base.Step.attend`."""
@@ -30,11 +30,11 @@ class StepAttention(Protocol):
 
 
 class AttentionBackend(Protocol):
-    """One way to compute attention over pages. Equal backends share their preparation of a step."""
+    """Implementation of paged attention. Equal backends share a step's preparation."""
 
     @property
     def name(self) -> str:
-        """Shown to the user."""
+        """Name for the user."""
         ...
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
@@ -42,16 +42,16 @@ class AttentionBackend(Protocol):
         ...
 
     def joins_past(self, form: KVFormat) -> bool:
-        """Whether it copies the past of a sequence, in this format, into one piece: by `reference.PlainStep`. Plans count that."""
+        """Return True if the past in this format is copied to one array (`reference.PlainStep`), which plans count."""
         ...
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
-        """Bytes that it takes to unpack the past of a layer for a step of so many rows, at most, with the mask. Plans count them."""
+        """Return the maximum bytes of a layer's dequantized past with the mask for a step of `rows` rows, which plans count."""
         ...
 
 
 class NativeAttention:
-    """One operation for all segments: it reads sealed pages in place and writes the open ones in place."""
+    """One operation for all segments that reads sealed pages and writes open pages in place."""
 
     name = "the native operation for this CPU"
 
@@ -70,7 +70,7 @@ class NativeAttention:
 
 
 class NativeStep:
-    """`StepAttention` with the native CPU operation."""
+    """Implements `StepAttention` with the native CPU operation."""
 
     def __init__(self, segments: tuple[Segment, ...], plan: kernels_cpu.AttentionPlan) -> None:
         self.segments = segments
@@ -103,7 +103,7 @@ class NativeStep:
         return answers, self.full(filled, first)
 
     def full(self, filled: list[mx.array], first: list[mx.array]) -> Full:
-        """Newly filled pages by slot. The operation returns them segment after segment."""
+        """Return newly filled pages by slot, which the operation returns by segment."""
         full, start, first_start = {}, 0, 0
         for s in self.segments:
             if not s.filled:
@@ -116,7 +116,7 @@ class NativeStep:
         return full
 
     def native_rotation(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
-        """The cosines and sines, made for the first layer that asks and shared with the others."""
+        """Return cosines and sines, created once and shared by all layers."""
         if rotation is not None and self._rotation[0] is not rotation:
             parts = [(f, s.past, s.count) for f, s in zip(rotation.frequencies, self.segments, strict=True)]
             self._rotation = rotation, kernels_cpu.rotation(parts)
@@ -124,7 +124,7 @@ class NativeStep:
 
 
 def _native_rotations(steps: Sequence[NativeStep], rotations: Sequence[Rotation | None]) -> list[kernels_cpu.Rotation | None]:
-    """For each layer; most layers have the step and the rotation of the one before."""
+    """Return one plan per layer; most layers share the previous layer's step and rotation."""
     found: list[kernels_cpu.Rotation | None] = []
     last: tuple[NativeStep | None, Rotation | None, kernels_cpu.Rotation | None] = None, None, None
     for step, rotation in zip(steps, rotations, strict=True):
@@ -135,7 +135,7 @@ def _native_rotations(steps: Sequence[NativeStep], rotations: Sequence[Rotation 
 
 
 def _again(stores: Sequence[LayerStore]) -> list[bool]:
-    """Which of them have come before: these are read only."""
+    """Return True for each repeated layer, which is read only."""
     first = {store: place for place, store in reversed([*enumerate(stores)])}
     return [first[store] < place for place, store in enumerate(stores)]
 
@@ -149,8 +149,11 @@ def run_blocks(
     segments: Sequence[Segment] = (),
     given: mx.array | None = None,
 ) -> tuple[kernels_cpu.AfterBlocks, list[Full]]:
-    """See `base.Step.run_blocks`; every part's attention must be a `NativeStep`. `states` are those of all recurrent layers for the
-    sequences of `segments`; a layer that comes again is read only. Returns rows and states, and the filled pages of each part."""
+    """See `base.Step.run_blocks`; every part's attention must be a `NativeStep`.
+
+    `states` are those of all recurrent layers for the sequences of `segments`. Repeated layers are read only. Returns rows and states, and
+    the filled pages of each part.
+    """
     steps = [step for _, step in parts if isinstance(step, NativeStep)]
     stores = [store for store, _ in parts]
     again = _again(stores) if len(set(stores)) < len(stores) else [False] * len(stores)
@@ -158,7 +161,7 @@ def run_blocks(
         x,
         blocks,
         [store.sealed for store in stores],
-        [store.kept for store in stores],  # the native operation leaves no rows apart
+        [store.kept for store in stores],  # the native operation has no separate recent rows
         [step.plan for step in steps],
         _native_rotations(steps, rotations),
         [(store.format.k_bits, store.format.v_bits) for store in stores],

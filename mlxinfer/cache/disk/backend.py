@@ -1,6 +1,6 @@
-"""Where pages and snapshots come from that memory lacks. Knows bytes, not arrays.
+"""Sources of pages and snapshots outside of memory, as bytes.
 
-After construction nothing here raises or blocks: on an error, a source turns itself off, says so, and tries again later.
+After construction nothing here raises or blocks: after an error a source turns itself off, reports it, and tries again later.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Job = Callable[[], None]
 
 
 class Worker:
-    """Runs jobs in order until it is closed. A daemon thread: the process may exit in the middle of a job, which does no harm."""
+    """Daemon thread that runs jobs in order until closed; the process may exit during a job without harm."""
 
     def __init__(self, name: str, *, nice: int = 0) -> None:
-        """`nice` lowers the thread's priority, on Linux only, where each thread has its own."""
+        """Create a worker; `nice` lowers its priority on Linux, where priorities are per thread."""
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._nice = nice
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -35,7 +35,7 @@ class Worker:
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` seconds for the jobs added so far; returns whether all are done."""
+        """Wait up to `timeout_s` seconds for the jobs added so far. Returns True if all are done."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -47,27 +47,29 @@ class Worker:
 
 
 _ARRIVED = 48 << 20
-"""Bytes read ahead that may wait to be stored."""
+"""Maximum bytes read ahead and not yet stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Entries of one layout that were read. Without entries: the read with this ticket has ended."""
+    """Entries of one layout that were read; an arrival without entries ends the read of its ticket."""
 
     entries: list[Entry]
-    """What was read, in order."""
+    """Entries in order."""
     data: np.ndarray
-    """uint8 `[len(entries), layout.nbytes]`, row i for entry i."""
+    """Data, uint8 `[len(entries), layout.nbytes]`, row i for entry i."""
     ticket: object = None
-    """The caller's object passed to `read`; only in the arrival that ends it."""
+    """Object passed to `read`; only in the last arrival."""
 
 
 class PageSource:
-    """What `PrefixPrefetcher` reads from: `DiskStorage`, or `peer.PeerStorage`."""
+    """Base of `DiskStorage` and `remote.PeerStorage`, from which `PrefixPrefetcher` reads."""
 
     def __init__(self, reader: str, note: Callable[[str], None] | None = None) -> None:
-        """`reader` is the name of the thread that reads. `note` is called, from any thread, with one line for the user where the source
-        turns itself off."""
+        """Create a source with a reading thread named `reader`.
+
+        `note` is called from any thread with one line for the user when the source turns itself off.
+        """
         self.note = ""
         self._tell = note
         self._told = ""
@@ -84,47 +86,52 @@ class PageSource:
 
     @property
     def off(self) -> bool:
-        """Whether it is turned off, for the reason in `note`, or closed."""
+        """True if the source is turned off, for the reason in `note`, or closed."""
         return bool(self.note) or self._closed
 
     def opened(self, root: bytes, tokens: Sequence[int] = (), reused: Callable[[], int] = lambda: 0) -> bool:
-        """Whether it is known what there is of a root for a prompt. The first call starts looking. `reused` tells how many of its tokens
-        are in memory."""
+        """Return True if the contents of a root for a prompt are known; the first call starts the search.
+
+        `reused` returns the number of the prompt's tokens in memory.
+        """
         raise NotImplementedError
 
     def has(self, root: bytes, name: Name) -> bool:
-        """Whether something seems to exist: it may be gone or invalid when it is read."""
+        """Return True if a file seems to exist; it may be gone or invalid when read."""
         return not self.off and name in self._present.get(root, ())
 
     def behind(self, root: bytes, parent: bytes) -> list[Name]:
-        """What seems to exist directly after a node."""
+        """Return the files that seem to exist directly after a node."""
         if self.off:
             return []
         with self._lock:
             return list(self._behind.get(root, {}).get(shown(parent), ()))
 
     def mark_used(self, root: bytes, name: Name) -> None:
-        """Make something, and all that it follows, the last to be evicted."""
+        """Mark a file and all before it as most recently used."""
 
     def send_events(self, events: DiskEvents) -> None:
-        """Tell of every page that is written or removed from now on."""
+        """Report every page written or removed from now on."""
         self._events = events
 
     def read(self, batches: Sequence[Sequence[Entry]], ticket: object = None) -> None:
-        """Read these in order, in the background. The entries of a batch have one layout and arrive together. Each entry depends on those
-        before it: the first missing one ends the read. The last arrival has only the ticket."""
+        """Read batches in order in the background.
+
+        The entries of a batch have one layout and arrive together. Each entry depends on the ones before, so the first missing one ends the
+        read. The last arrival has only the ticket.
+        """
         with self._lock:
             self._reading += 1
         self._reader.add(lambda: self._read(batches, ticket))
 
     @property
     def reading(self) -> bool:
-        """Whether anything is on its way, or has arrived and was not taken."""
+        """True if a read is pending or an arrival was not taken."""
         with self._lock:
             return not self.off and bool(self._reading or self._arrived)
 
     def take(self) -> Arrival | None:
-        """The oldest arrival, or None."""
+        """Return the oldest arrival, or None."""
         with self._lock:
             if not self._arrived:
                 return None
@@ -135,17 +142,17 @@ class PageSource:
 
     @property
     def arrived(self) -> bool:
-        """Whether `take` would return something."""
+        """True if `take` would return an arrival."""
         return bool(self._arrived)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something arrives, a root is listed or nothing is on its way, at most `timeout_s` seconds."""
+        """Wait up to `timeout_s` seconds until data arrives, a root is listed or nothing is pending."""
         with self._lock:
             looking = self._looking
             self._lock.wait_for(lambda: self._arrived or self._looking < looking or not (self._reading or looking) or self.off, timeout_s)
 
     def close(self, timeout_s: float = 2.0) -> bool:
-        """Turn off; wait up to `timeout_s` seconds for pending writes. Returns whether all were written."""
+        """Turn off and wait up to `timeout_s` seconds for pending writes. Returns True if all were written."""
         with self._lock:
             self._closed = True
             self._arrived.clear()
@@ -154,17 +161,17 @@ class PageSource:
         return True
 
     def _turn_off(self, note: str, retry_s: float) -> None:
-        """For so many seconds. Where it is off already, the first reason stays. A note that was told is not told again."""
+        """Turn off for `seconds`. The first reason stays, and a note is reported once."""
         with self._lock:
             self._retry_at = monotonic() + retry_s
-            self.note = note = self.note or note  # last: `off` may look at any moment
+            self.note = note = self.note or note  # last, because `off` may read it at any moment
             first, self._told = note != self._told, note
             self._lock.notify_all()
         if first and self._tell and not self._closed:
             self._tell(note)
 
     def _fill(self, entries: Sequence[Entry], data: np.ndarray) -> int:
-        """Read entries, one after another, into the rows of `data`. Returns how many there were."""
+        """Read entries into the rows of `data` and return the number read."""
         raise NotImplementedError
 
     def _forget(self, root: bytes, name: Name) -> None:

@@ -1,4 +1,4 @@
-"""Pages that are written to disk and removed from it, as KV events."""
+"""KV events of pages on disk."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from .pagefile import Entry, Name
 
 
 class DiskEvents:
-    """Tells `sink` of pages with the medium `DISK`: of those that this process writes, since what an earlier one left has names without
-    tokens. The storage calls it from any thread, one at a time."""
+    """Reports pages with the medium `DISK` to `sink`.
+
+    Only pages of this process count, because file names of earlier processes do not have tokens. The storage calls it from any thread, one
+    at a time.
+    """
 
     def __init__(self, sink: KVEventSink, parts: Sequence[str], unsalted: bytes) -> None:
-        """`parts` names the groups in files, in order; `unsalted` is the digest of the root without a salt."""
+        """Create a reporter; `parts` are the groups' names in files, in order, `unsalted` the digest of the root without a salt."""
         self._sink = sink
         self._groups = {part: group for group, part in enumerate(parts)}
         self._unsalted = unsalted
         self._told: dict[Name, BlockRemoved] = {}
 
     def added(self, entry: Entry) -> None:
-        """A page, or a snapshot, of which routers know nothing."""
+        """Report a written page; snapshots are ignored."""
         group = self._groups.get(entry.part)
         if group is None or entry.file in self._told:
             return
@@ -30,12 +33,12 @@ class DiskEvents:
         self._sink(BlockStored(own, parent, entry.tokens, DISK, group, salt))
 
     def removed(self, name: Name) -> None:
-        """A file that is gone, or was never written."""
+        """Report a page whose file is gone or was never written."""
         event = self._told.pop(name, None)
         if event is not None:
             self._sink(event)
 
     def all_removed(self) -> None:
-        """The disk is given up."""
+        """Report all pages as removed, because the disk is turned off."""
         for name in list(self._told):
             self.removed(name)

@@ -1,4 +1,4 @@
-"""Hands out the pages and snapshots of the prefix cache, each as the file that it would be on disk."""
+"""Exports pages and snapshots of the prefix cache, each in its file format on disk."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .layout import CacheLayout
 from .pagefile import Entry, checksum
 
 Wanted = tuple[bytes, bytes, str]
-"""Digests of a page's or a snapshot's node and of the node before it, and the part, as in `Entry`."""
+"""(digest of a page's or snapshot's node, digest of the node before, part), as in `Entry`."""
 
 
-class Handout:
-    """Belongs to the thread that owns the cache; no page may be written meanwhile."""
+class KVExport:
+    """Exporter, used by the cache's thread while no page is written."""
 
     def __init__(self, index: PrefixIndex, entries: CacheLayout) -> None:
         self._index = index
@@ -23,11 +23,11 @@ class Handout:
 
     @property
     def root(self) -> bytes:
-        """The digest of everything that pages depend on beside tokens."""
+        """Digest of everything besides tokens on which pages depend."""
         return self._index.root_digest()
 
     def names(self, tokens: Sequence[int]) -> list[str]:
-        """File names of what there is of a prompt."""
+        """Return the file names of a prompt's cached pages and snapshots."""
         data, found = token_bytes(tokens), []
         for node in self._chain(tokens):
             if node.parent is not None:
@@ -38,7 +38,7 @@ class Handout:
         return list(map(str, found))
 
     def file(self, wanted: Wanted) -> bytes | None:
-        """A page or a snapshot as a file; None if it is not there (any more)."""
+        """Return a page or snapshot as a file; None if it is not cached."""
         digest, parent, part = wanted
         if part in self._entries.parts:
             node, group = self._index.node(digest), self._entries.parts.index(part)

@@ -31,35 +31,35 @@ class CacheLayout:
         self._pages = [page_layout(layers) for layers in self._of_group]
         self._firsts = [page_layout(of, first=True) if g.first else None for of, g in zip(self._of_group, groups, strict=True)]
         self.parts = ["full" if group.window is None else f"window{group.window}" for group in groups]
-        """What the groups are called in file names, in their order."""
+        """Names of the groups in file names, in order."""
         self._states: dict[int, Layout] = {}
 
     # --- pages
 
     def page_name(self, digest: bytes, parent: bytes, group: int) -> Name:
-        """File name of a page, by the digests of its node and of the node's parent."""
+        """Return the file name of a page from the digests of its node and the parent."""
         return Name(shown(digest), shown(parent), self.parts[group])
 
     def page_bytes(self, depth: int, group: int) -> int:
-        """Bytes of a page's data; first pages (`depth` 1) may have a format of their own."""
+        """Return the bytes of a page's data; first pages (`depth` 1) may have another format."""
         return self._page_layout(depth, group).nbytes
 
     def page(self, root: bytes, digests: tuple[bytes, bytes], block: bytes, depth: int, group: int) -> Entry:
-        """The entry of a page. `digests` are those of the parent and of the node, `block` the node's tokens."""
+        """Return the entry of a page; `digests` are of parent and node, `block` the node's tokens."""
         parent, digest = digests
         return Entry(root, digest, parent, self.parts[group], _tokens(block), self._page_layout(depth, group))
 
     def page_of(self, root: bytes, node: Node, group: int) -> Entry:
-        """The entry of a node's page."""
+        """Return the entry of a node's page."""
         assert node.parent
         return self.page(root, (node.parent.digest, node.digest), node.block, node.depth, group)
 
     def group_of(self, entry: Entry) -> int | None:
-        """The group of a page; None for a snapshot."""
+        """Return the group of a page; None for a snapshot."""
         return None if entry.part.startswith(_STATE) else self.parts.index(entry.part)
 
     def copied_page(self, node: Node, group: int) -> np.ndarray:
-        """A copy of a node's page, uint8 `[nbytes]`."""
+        """Return a copy of a node's page, uint8 `[nbytes]`."""
         page = node.pages[group]
         assert page is not None
         return copy_page(list(self._of_group[group].values()), page, self._page_layout(node.depth, group))
@@ -75,23 +75,23 @@ class CacheLayout:
     # --- snapshots
 
     def snapshot(self, root: bytes, node: bytes, tail: bytes) -> Entry:
-        """The entry of a snapshot taken `tail` after the node with this digest."""
+        """Return the entry of a snapshot taken `tail` after the node with this digest."""
         name = snapshot_name(node, tail)
         count = len(tail) // ITEM
         return Entry(root, _snapshot_digest(node, tail), node, name.part, _tokens(tail), self._state_layout(count))
 
     def snapshot_of(self, root: bytes, snapshot: Snapshot) -> Entry:
-        """The entry of an existing snapshot."""
+        """Return the entry of an existing snapshot."""
         return self.snapshot(root, snapshot.node.digest, snapshot.tail)
 
     def copied_snapshot(self, snapshot: Snapshot) -> np.ndarray:
-        """A copy of a snapshot's content, uint8 `[nbytes]`."""
+        """Return a copy of a snapshot's content, uint8 `[nbytes]`."""
         assert isinstance(snapshot.content, Rows)
         arrays = _named(snapshot.content)
         return copy_arrays(arrays, arrays_layout(arrays))
 
     def rows(self, entry: Entry, data: np.ndarray) -> Rows:
-        """The content of a snapshot, from its bytes; evaluated."""
+        """Return the content of a snapshot from its bytes, evaluated."""
         found: dict[str, dict[int, list[mx.array]]] = {"open": {}, _STATE: {}}
         for name, values in arrays_from(data, entry.layout).items():
             kind, layer, _ = name.split(".")
@@ -107,12 +107,12 @@ class CacheLayout:
 
 
 def snapshot_name(node: bytes, tail: bytes) -> Name:
-    """File name of the snapshot taken `tail` after the node with this digest."""
+    """Return the file name of the snapshot taken `tail` after the node with this digest."""
     return Name(shown(_snapshot_digest(node, tail)), shown(node), f"{_STATE}{len(tail) // ITEM}")
 
 
 def tail_length(name: Name) -> int | None:
-    """Tokens in the open page of a snapshot; None for a page."""
+    """Return the number of tokens in a snapshot's open page; None for a page."""
     found = _STATE_PART.fullmatch(name.part)
     return int(found[1]) if found else None
 
@@ -122,7 +122,7 @@ def _snapshot_digest(node: bytes, tail: bytes) -> bytes:
 
 
 def _named(rows: Rows) -> dict[str, mx.array]:
-    """Arrays of a snapshot by `open.<layer>.<i>` and `state.<layer>.<i>`."""
+    """Return a snapshot's arrays by `open.<layer>.<i>` and `state.<layer>.<i>`."""
     kinds = (("open", rows.open), (_STATE, rows.states))
     return {f"{kind}.{layer}.{i}": a for kind, by_layer in kinds for layer, arrays in by_layer.items() for i, a in enumerate(arrays)}
 
@@ -134,11 +134,11 @@ def _tokens(data: bytes) -> tuple[int, ...]:
 _NAMES = {mx.float32: "F32", mx.uint32: "U32", mx.float16: "F16", mx.bfloat16: "BF16"}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 _HOST = {"F32": np.float32, "U32": np.uint32, "F16": np.float16, "BF16": np.uint16}
-"""Their numpy equivalents; numpy does not have bfloat16."""
+"""Numpy dtypes of the files' dtypes; numpy does not have bfloat16."""
 
 
 def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout:
-    """The layout of a page in these layers, or in their pools for first pages: tensors `layers.<layer>.<i>`, `[Hkv, ...]` as in
+    """Return the layout of a page in these layers, or in their pools of first pages: tensors `layers.<layer>.<i>`, `[Hkv, ...]` as in
     `LayerStore.sealed[i]`."""
     return Layout(
         [
@@ -150,26 +150,28 @@ def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout
 
 
 def arrays_layout(arrays: dict[str, mx.array]) -> Layout:
-    """The layout of named arrays, in this order."""
+    """Return the layout of named arrays in this order."""
     return Layout([Tensor(name, _NAMES[array.dtype], tuple(array.shape)) for name, array in arrays.items()])
 
 
 def copy_page(layers: Sequence[LayerStore], page: int, layout: Layout) -> np.ndarray:
-    """The bytes of a page, uint8 `[layout.nbytes]`. The pools must have been evaluated."""
+    """Return the bytes of a page, uint8 `[layout.nbytes]`. The pools must be evaluated."""
     pools = [pool for store in layers for pool in (store.first if page < 0 else store.sealed)]
     place = ~page if page < 0 else page
     return _joined([memory[:, place] for memory in _host(pools)], layout)
 
 
 def copy_arrays(arrays: dict[str, mx.array], layout: Layout) -> np.ndarray:
-    """The bytes of the arrays, uint8 `[layout.nbytes]`."""
+    """Return the bytes of the arrays, uint8 `[layout.nbytes]`."""
     return _joined(_host(list(arrays.values())), layout)
 
 
 def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, layout: Layout) -> None:
-    """Store the pages of `data`, uint8 `[pages, layout.nbytes]`, under these ids; evaluated. The pools must have room, and no step may be
-    in flight."""
-    # Views of one array: bytes are copied into it once, and from there to the pools. All sizes are multiples of a word.
+    """Store the pages of `data`, uint8 `[pages, layout.nbytes]`, under these ids, evaluated.
+
+    The pools must be large enough, and no step may be in flight.
+    """
+    # Views of one array, into which bytes are copied once, and from there to the pools. All sizes are multiples of a word.
     words = mx.array(data.view(np.uint32))
     parts = [_part(words, start, tensor) for start, tensor in zip(layout.offsets, layout.tensors, strict=False)]
     for store in layers:
@@ -183,7 +185,7 @@ def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, 
 
 
 def arrays_from(data: np.ndarray, layout: Layout) -> dict[str, mx.array]:
-    """The arrays given to `copy_arrays`, evaluated."""
+    """Return the arrays given to `copy_arrays`, evaluated."""
     found = {}
     for start, tensor in zip(layout.offsets, layout.tensors, strict=False):
         values = data[start : start + tensor.nbytes].view(_HOST[tensor.dtype]).reshape(tensor.shape)
@@ -193,7 +195,7 @@ def arrays_from(data: np.ndarray, layout: Layout) -> dict[str, mx.array]:
 
 
 def _host(arrays: Sequence[mx.array]) -> list[np.ndarray]:
-    """The arrays' own memory. Do not keep these views: while one exists, MLX copies the array instead of writing in place."""
+    """Return views of the arrays' memory. While a view exists, MLX copies the array instead of writing in place."""
     viewed = [a.view(mx.uint16) if a.dtype == mx.bfloat16 else a for a in arrays]
     mx.eval(viewed)
     return [np.asarray(a) for a in viewed]
@@ -207,6 +209,6 @@ def _joined(arrays: Sequence[np.ndarray], layout: Layout) -> np.ndarray:
 
 
 def _part(words: mx.array, start: int, tensor: Tensor) -> mx.array:
-    """`[Hkv, pages, ...]`."""
+    """Return a page's arrays with a page axis, `[Hkv, pages, ...]`."""
     part = words[:, start // 4 : (start + tensor.nbytes) // 4].view(_DTYPES[tensor.dtype])
     return mx.unflatten(part, 1, tensor.shape).swapaxes(0, 1)

@@ -1,5 +1,7 @@
-"""The directory of the prefix cache on disk: one folder per root, one file per part of a node, with a cap on the total. Processes may share
-it."""
+"""Directory of the prefix cache on disk: one folder per root, one file per part of a node, with a limit on the total.
+
+Processes may share a directory.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from .pagefile import Entry, Name, checksum, parsed, read_into
 
 UNFINISHED = ".part"
 _SPARE = 512 << 20
-"""Bytes left free on the file system."""
+"""Bytes to leave free on the file system."""
 
 
 @dataclass(slots=True)
@@ -31,7 +33,7 @@ class _File:
 
 
 class PageDir:
-    """Reads and writes files. One thread may read while another writes. Methods raise OSError unless stated otherwise."""
+    """Reads and writes files; one thread may read while another writes. Methods raise OSError unless stated otherwise."""
 
     def __init__(self, directory: Path, limit: int) -> None:
         self.directory = directory
@@ -41,10 +43,11 @@ class PageDir:
         self._removed: list[tuple[bytes, Name]] = []
 
     def prepare(self) -> None:
-        """Create the directory, for this user only, because pages reveal conversations. Remove unfinished files of writers that died.
+        """Create the directory for this user only, because pages reveal conversations, and remove unfinished files of dead writers.
 
-        One that belongs to another user is refused, as its owner could read and plant files, and so is a link, which might lead to a
-        directory whose mode is not ours to change."""
+        Another user's directory is refused, because its owner could read and plant files. A link is refused, because its target's mode must
+        not be changed.
+        """
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         try:
             descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -63,7 +66,7 @@ class PageDir:
                 _remove_if_abandoned(path)
 
     def names(self, root: bytes) -> list[Name]:
-        """All files of a root."""
+        """Return all files of a root."""
         try:
             found = os.listdir(self._of(root))
         except FileNotFoundError:
@@ -71,7 +74,7 @@ class PageDir:
         return [name for name in map(parsed, found) if name]
 
     def read(self, entry: Entry, data: np.ndarray) -> bool:
-        """Fill `data`, uint8 `[entry.layout.nbytes]`; False if there is no valid file. An invalid file is removed. Raises nothing."""
+        """Fill `data`, uint8 `[entry.layout.nbytes]`; False without a valid file. An invalid file is removed. Raises nothing."""
         path = self._of(entry.root) / str(entry.file)
         try:
             good = read_into(path, entry, data)
@@ -84,14 +87,14 @@ class PageDir:
         return good
 
     def mark_used(self, root: bytes, name: Name) -> None:
-        """Make a file the most recently used. Raises nothing."""
+        """Mark a file as most recently used. Raises nothing."""
         with suppress(OSError):
             os.utime(self._of(root) / str(name), follow_symlinks=False)
 
     def write(self, entry: Entry, data: np.ndarray) -> bool:
-        """Write a file; False if it would not fit. Readers see all of it or nothing.
+        """Write a file atomically; False if it does not fit.
 
-        It is not synced: after a power failure a file may be invalid, which its checksum shows.
+        Files are not synced. After a power failure a file may be invalid, which its checksum detects.
         """
         head = entry.head(checksum(data))
         size = len(head) + data.nbytes
@@ -101,7 +104,7 @@ class PageDir:
         try:
             self._write(folder, str(entry.file), head, data)
         except FileNotFoundError:
-            # Another process removed the folder because it was empty.
+            # Another process removed the empty folder.
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._write(folder, str(entry.file), head, data)
         self._taken = (self._taken or 0) + size
@@ -109,7 +112,7 @@ class PageDir:
         return True
 
     def removed(self) -> list[tuple[bytes, Name]]:
-        """What was evicted, with its root, since the last call."""
+        """Return (root, name) of files evicted since the last call."""
         removed, self._removed = self._removed, []
         return removed
 
@@ -135,7 +138,7 @@ class PageDir:
         return self.directory / root.hex()
 
     def _make_room(self, entry: Entry, size: int) -> bool:
-        """Keep the total under the cap. Files written by other processes are counted from time to time."""
+        """Keep the total below the limit; other processes' files are counted periodically."""
         if size > self.limit // 8:
             return False
         if self._taken is None or self._taken + size > self.limit or self._unseen > self.limit // 16:
@@ -146,8 +149,10 @@ class PageDir:
         return (self._taken or 0) + size <= self.limit
 
     def _evict(self, entry: Entry, size: int) -> None:
-        """Make room for an entry, and until an eighth of the cap is free: least recently used first, the end of a chain before its
-        beginning, and never the entry's own ancestors."""
+        """Evict files until an entry fits and an eighth of the limit is free.
+
+        Least recently used files go first, the end of a chain before its start, never the entry's ancestors.
+        """
         files = list(self._files())
         self._taken, self._unseen = sum(f.size for f in files), 0
         enough = self.limit - max(self.limit // 8, size)
@@ -174,7 +179,7 @@ class PageDir:
 
 
 def _leaves_first(files: list[_File]) -> Iterator[_File]:
-    """By last use, but a node only after everything that follows it, which would be useless without it."""
+    """Yield files by last use, but a node only after all nodes that follow it."""
     nodes: dict[tuple[Path, str], list[_File]] = {}
     behind: dict[tuple[Path, str], int] = {}
     for file in files:
@@ -193,7 +198,7 @@ def _leaves_first(files: list[_File]) -> Iterator[_File]:
         behind[parent] -= 1
         if parent in nodes and not behind[parent]:
             heapq.heappush(ready, (max(when, used[parent]), str(parent[0]), parent[1]))
-    # A cycle of names: this program did not write these.
+    # A cycle of names, which this program did not write.
     yield from (file for key, parts in nodes.items() if behind.get(key) for file in parts)
 
 

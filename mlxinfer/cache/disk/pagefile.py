@@ -1,7 +1,7 @@
-"""One file of the prefix cache on disk: safetensors in which every byte except the data is known beforehand.
+"""Files of the prefix cache on disk: safetensors with a predictable header.
 
-A reader therefore does not parse a header that others may have written: it builds the one that it expects and compares. A file that is
-torn, altered, or of another model or version differs somewhere.
+A reader does not parse a header that others may have written: it builds the expected header and compares. A file that is damaged, or of
+another model or version, differs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SIZES = {"F32": 4, "U32": 4, "F16": 2, "BF16": 2}
 _NAME = re.compile(r"([0-9a-f]{32})-([0-9a-f]{32})-([a-z]+[0-9]*)" + re.escape(SUFFIX))
 _ALIGNMENT = 8
 _NAME_BYTES = 16
-"""Bytes of a digest that appear in a file name; the header has all of them."""
+"""Bytes of a digest in a file name; the header has the whole digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Tensor:
     """One tensor of a file."""
 
     name: str
-    """Its name in the safetensors header."""
+    """Name in the safetensors header."""
     dtype: str
-    """In safetensors' notation, a key of `SIZES`."""
+    """Dtype in safetensors' notation, a key of `SIZES`."""
     shape: tuple[int, ...]
-    """Without the axis of pages that a pool has."""
+    """Shape without a pool's page axis."""
 
     @property
     def nbytes(self) -> int:
@@ -48,7 +48,7 @@ class Tensor:
 
 
 class Layout:
-    """The tensors of a file, one after another."""
+    """Consecutive tensors of a file."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tuple(tensors)
@@ -59,7 +59,7 @@ class Layout:
 
     @cached_property
     def described(self) -> str:
-        """Their part of the JSON header, without the outer braces."""
+        """Tensors' part of the JSON header, without the outer braces."""
         found = {
             t.name: {"dtype": t.dtype, "shape": t.shape, "data_offsets": [start, start + t.nbytes]}
             for t, start in zip(self.tensors, self.offsets, strict=False)
@@ -69,14 +69,14 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A file name: the beginnings of both digests, and the part."""
+    """File name: the starts of both digests, and the part."""
 
     digest: str
-    """The first 16 bytes of the digest, hexadecimal."""
+    """First 16 bytes of the digest, hexadecimal."""
     parent: str
-    """The same of the parent's digest."""
+    """First 16 bytes of the parent's digest, hexadecimal."""
     part: str
-    """As `Entry.part`."""
+    """See `Entry.part`."""
 
     def __str__(self) -> str:
         return f"{self.digest}-{self.parent}-{self.part}{SUFFIX}"
@@ -84,28 +84,28 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What one file holds: one part of a node or a snapshot."""
+    """Contents of a file: one part of a node, or a snapshot."""
 
     root: bytes
     """Digest of the chain's root, 32 bytes."""
     digest: bytes
     """Digest of the node or snapshot, 32 bytes."""
     parent: bytes
-    """Digest of the node before it."""
+    """Digest of the node before."""
     part: str
-    """A group of layers or a snapshot: lower case letters, then digits."""
+    """Group of layers or snapshot: lower-case letters, then digits."""
     tokens: tuple[int, ...]
-    """The tokens of the page, or of the open page."""
+    """Tokens of the page or the open page."""
     layout: Layout
-    """The tensors of the data."""
+    """Tensors of the data."""
 
     @property
     def file(self) -> Name:
-        """The name of the file."""
+        """Name of the file."""
         return Name(shown(self.digest), shown(self.parent), self.part)
 
     def head(self, checksum: int) -> bytes:
-        """Everything before the data; its length does not depend on the checksum."""
+        """Return all bytes before the data; the length is independent of the checksum."""
         about = {
             "format": VERSION,
             "root": self.root.hex(),
@@ -121,26 +121,28 @@ class Entry:
 
 
 def parsed(name: str) -> Name | None:
-    """The parts of a file name; None for any other name."""
+    """Parse a file name; None for any other name."""
     found = _NAME.fullmatch(name)
     return Name(*found.groups()) if found else None
 
 
 def shown(digest: bytes) -> str:
-    """The part of a digest that appears in file names, hexadecimal."""
+    """Return the part of a digest in file names, hexadecimal."""
     return digest[:_NAME_BYTES].hex().ljust(2 * _NAME_BYTES, "0")
 
 
 def checksum(data: np.ndarray) -> int:
-    """CRC-32, the fastest checksum in the standard library: it detects corruption, not tampering."""
+    """Return the CRC-32, the fastest checksum in the standard library; it detects corruption, not tampering."""
     return zlib.crc32(data.data)
 
 
 def read_into(path: Path, entry: Entry, data: np.ndarray) -> bool:
-    """Fill `data`, uint8 `[entry.layout.nbytes]`; False unless the file is byte for byte what would be written for the entry and this data.
-    Raises OSError."""
+    """Fill `data`, uint8 `[entry.layout.nbytes]`; False unless the file equals the one written for the entry and this data.
+
+    Raises OSError.
+    """
     head = bytearray(len(entry.head(0)))
-    # Do not follow a link or block on a pipe that another process may have put there.
+    # Do not follow a link or block on a pipe of another process.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
         status = os.fstat(descriptor)

@@ -1,4 +1,4 @@
-"""Reads what a prompt needs from disk, or from another machine, into the prefix index; see `write_back.py` for the other direction."""
+"""Prefetches a prompt's pages from disk or another machine into the prefix index; `write_back.py` is the other direction."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .storage import DiskStorage
 from .write_back import WriteBack
 
 _BATCH = 8 << 20
-"""Bytes stored per call, which takes some milliseconds."""
+"""Maximum bytes stored per call, which takes a few milliseconds."""
 
 Goal = tuple[int, int, "bytes | None"]
-"""A position, its full pages, and the tail of the snapshot on disk that it needs, or None."""
+"""(position, number of full pages, tail of the needed snapshot on disk or None)."""
 
 
-class Prefetch:
-    """Finds what to read for one prompt."""
+class PrefetchPlan:
+    """Determines the files to read for one prompt."""
 
     def __init__(self, index: PrefixIndex, storage: PageSource, layout: CacheLayout, tokens: Sequence[int], cache_salt: str) -> None:
         self._index = index
@@ -42,7 +42,7 @@ class Prefetch:
         self._runs = self._all_runs()
 
     def batches(self) -> tuple[int, list[list[Entry]]]:
-        """The goal's number of full pages, and what to read, in this order; empty if nothing would be gained."""
+        """Return (number of full pages of the goal, batches to read in order); empty without any gain."""
         for position, depth, tail in self._goals():
             if position <= self._reused:
                 break
@@ -51,12 +51,12 @@ class Prefetch:
         return 0, []
 
     def blocks(self, depth: int) -> Iterator[bytes]:
-        """Tokens of the nodes down to a depth."""
+        """Yield the tokens of the nodes down to a depth."""
         for start in range(0, depth * BLOCK, BLOCK):
             yield self._data[start : start + BLOCK]
 
     def _goals(self) -> Iterator[Goal]:
-        """Positions at which the prompt could resume, longest first, before checking for pages."""
+        """Yield candidate positions to resume, longest first, before pages are checked."""
         for depth in range(len(self._digests) - 1, -1, -1):
             if depth * PAGE > self._limit:
                 continue
@@ -68,7 +68,7 @@ class Prefetch:
                 yield depth * PAGE, depth, None
 
     def _tails(self, depth: int) -> Iterator[bytes]:
-        """Tails of the snapshots after a node that agree with the prompt in full."""
+        """Yield the tails of snapshots after a node that fully match the prompt."""
         digest = self._digests[depth]
         for name in self._storage.behind(self.root, digest):
             count = tail_length(name)
@@ -78,7 +78,7 @@ class Prefetch:
                     yield tail
 
     def _all_runs(self) -> list[list[int]]:
-        """By depth and group: how many consecutive pages up to it are in memory or on disk."""
+        """Return the number of consecutive pages in memory or on disk, by depth and group."""
         runs = [[0] * len(self._index.groups)]
         for depth in range(1, len(self._digests)):
             there = [self._in_memory(depth, g) or self._on_disk(depth, g) for g in range(len(self._index.groups))]
@@ -97,7 +97,7 @@ class Prefetch:
         return all(run >= depth - g.oldest(position) for g, run in zip(self._index.groups, self._runs[depth], strict=True))
 
     def _fits(self, position: int, depth: int) -> bool:
-        """Whether all pages of the goal fit in memory next to those of running sequences."""
+        """Return True if all pages of the goal fit in memory beside those of running sequences."""
         for number, group in enumerate(self._index.groups):
             wanted = [d for d in range(group.oldest(position) + 1, depth + 1) if not self._in_use(d, number, group)]
             allocator = group.allocator
@@ -129,17 +129,17 @@ class Prefetch:
 
 
 def _joins(batch: list[Entry], entry: Entry) -> bool:
-    """Whether an entry belongs to a batch: it follows the last one and has the same layout."""
+    """Return True if an entry follows the batch's last one with the same layout."""
     last = batch[-1]
     fits = (len(batch) + 1) * entry.layout.nbytes <= _BATCH
     return fits and last.layout is entry.layout and last.digest == entry.parent
 
 
 _REMEMBERED = 1 << 16
-"""Prompts remembered as having nothing to read."""
+"""Maximum prompts recorded as having nothing to read."""
 
 _LEAST_S = 0.2
-"""Seconds always allowed for writing what has been copied already."""
+"""Minimum seconds for writing data that is already copied."""
 
 Request = tuple[str, int, int]
 
@@ -149,12 +149,14 @@ class _Fetch:
     request: Request
     leaf: Node
     missing: Counter[int]
-    """Pages that have not arrived yet, by group."""
+    """Number of missing pages by group."""
 
 
 class PrefixPrefetcher:
-    """Belongs to the thread that owns the cache, and has a `storage` of its own. `reserve(group, pages)` makes a group's pools large enough
-    for its pages in use and `pages` more."""
+    """Prefetcher of the cache's thread, and owner of a `storage`.
+
+    `reserve(group, pages)` grows a group's pools for its pages in use and `pages` more.
+    """
 
     def __init__(self, index: PrefixIndex, storage: PageSource, layout: CacheLayout, reserve: Callable[[int, int], None]) -> None:
         self._index = index
@@ -167,12 +169,12 @@ class PrefixPrefetcher:
         storage.opened(index.root_digest())
 
     def send_events(self, sink: KVEventSink) -> None:
-        """Tell of pages on disk, from now on."""
+        """Report pages on disk from now on."""
         self._storage.send_events(DiskEvents(sink, self._layout.parts, self._index.root_digest()))
 
     @property
     def arrived(self) -> bool:
-        """Whether `prefetch` would change the pools: no step may then be in flight."""
+        """True if `prefetch` would change the pools; no step may then be in flight."""
         return self._storage.arrived
 
     def prefetch(self, tokens: Sequence[int], cache_salt: str, *, store: bool) -> bool:
@@ -190,15 +192,17 @@ class PrefixPrefetcher:
             return False
         if not self._storage.opened(self._index.root_digest(cache_salt), tokens, lambda: find(self._index, tokens, cache_salt).reused):
             return True
-        return self._start(request, Prefetch(self._index, self._storage, self._layout, tokens, cache_salt), cache_salt)
+        return self._start(request, PrefetchPlan(self._index, self._storage, self._layout, tokens, cache_salt), cache_salt)
 
     def wait(self, timeout_s: float) -> None:
         """See `PagedCache.wait`."""
         self._storage.wait(timeout_s)
 
     def used(self, match: Match) -> None:
-        """Note that a sequence was opened with this match: mark its files as recently used, and look again for prompts that had nothing to
-        read."""
+        """Record that a sequence was opened with this match.
+
+        Its files become recently used, and prompts without anything to read are searched again.
+        """
         self._done.clear()
         if match.node is None:
             return
@@ -209,7 +213,7 @@ class PrefixPrefetcher:
         if match.snapshot:
             self._storage.mark_used(root, self._layout.snapshot_of(root, match.snapshot).file)
 
-    def _start(self, request: Request, wanted: Prefetch, cache_salt: str) -> bool:
+    def _start(self, request: Request, wanted: PrefetchPlan, cache_salt: str) -> bool:
         depth, batches = wanted.batches()
         if not batches:
             if len(self._done) >= _REMEMBERED:
@@ -225,7 +229,7 @@ class PrefixPrefetcher:
         return True
 
     def _take_over(self) -> None:
-        """Store one batch of what has arrived."""
+        """Store one arrived batch."""
         arrival = self._storage.take()
         if arrival is None:
             return
@@ -244,7 +248,7 @@ class PrefixPrefetcher:
                 fetch.missing[group] -= len(arrival.entries)
 
     def _finish(self, fetch: _Fetch) -> None:
-        # After a restart of the engine, requests of its predecessor arrive as well.
+        # After a restart of the engine, requests of its predecessor also arrive.
         if self._fetches.get(fetch.request) is fetch:
             del self._fetches[fetch.request]
             self._done.add(fetch.request)
@@ -264,7 +268,7 @@ class PrefixPrefetcher:
             data = data[missing]
         self._layout.put(number, pages, entries, data)
         for i, page in zip(missing, pages, strict=True):
-            # Making room may have evicted the node itself.
+            # The allocation may have evicted the node itself.
             node = self._index.node(entries[i].digest)
             if node is not None:
                 self._index.put_page(node, number, page)
@@ -283,7 +287,7 @@ class PrefixPrefetcher:
         return self._write_back is not None and self._write_back.run(idle=idle)
 
     def close(self, timeout_s: float) -> None:
-        """Write what is waiting, as far as the time allows, and stop using the disk."""
+        """Write pending data within the time, and close the storage."""
         deadline = monotonic() + timeout_s
         if self._write_back is not None:
             self._write_back.finish(deadline)

@@ -1,7 +1,7 @@
-"""Prefixes that another machine has read: it is asked to prefill a prompt, and its sealed pages are fetched (`--prefill-from`).
+"""Remote prefill: another machine prefills a prompt, and its sealed pages are fetched (`--prefill-from`).
 
-As with files, nothing is believed: each page comes as the file that it would be, and has to be the one that was asked for byte for byte. A
-machine that has gone, or says something else, costs no more than computing the prompt here.
+Nothing is trusted: each page arrives in its file format and must equal the requested file. A machine that fails or sends something else
+costs at most the local computation of the prompt.
 """
 
 from __future__ import annotations
@@ -26,34 +26,33 @@ from .backend import PageSource
 from .pagefile import Entry, checksum, parsed
 
 PREFILL, PAGES = "/v1/kv/prefill", "/v1/kv/pages"
-"""Paths that a machine with `--kv-producer` answers (`server.kv_transfer`)."""
+"""Paths of a server with `--kv-producer` (`server/routers/kv_transfer.py`)."""
 LEAST_TOKENS = 4 * PAGE
-"""Fewer tokens that are missing are computed here."""
+"""Minimum missing tokens for a remote prefill."""
 RETRY_S = 10.0
-"""Seconds after a failure before the other machine is asked again."""
+"""Seconds between a failure and the next request to the other machine."""
 _CONNECT_S = 5.0
 _PATIENCE_S, _TOKEN_S, _BYTE_S = 60.0, 0.01, 1e-6
-"""Seconds for an answer, those for each token of a prompt that is read for it, and for each byte of pages: then it counts as stuck, be it
-silent or slow. A machine that has gone is noticed before (`keep_alive`)."""
+"""Timeouts in seconds per answer, per token of a prefilled prompt, and per byte of pages. A machine that disappeared is detected earlier
+(`keep_alive`)."""
 _ANSWERS = 1024
-"""Answers that nobody has come for, at most."""
+"""Maximum number of unclaimed answers."""
 _LISTED = 1 << 16
-"""Pages that are known to be there, at most."""
+"""Maximum number of known remote pages."""
 _LIST_BYTES, _ERROR_BYTES = 16 << 20, 1 << 14
 _FAULTS = (OSError, HTTPException, ValueError, TypeError, KeyError, RecursionError)
-"""What comes of any answer: the last of JSON that is nested without end."""
+"""Errors of arbitrary answers; RecursionError is from deeply nested JSON."""
 
 
 class _RefusedError(ValueError):
-    """The other machine does not take this request."""
+    """The other machine refuses this request."""
 
 
 class PeerStorage(PageSource):
-    """The prefix cache of the server at a URL."""
+    """Prefix cache of the server at a URL."""
 
     def __init__(self, url: str, api_key: str = "", *, note: Callable[[str], None] | None = None) -> None:
-        """`url` is one that `EngineArgs` takes. `note` is called, from any thread, with one line for the user where the machine cannot be
-        used."""
+        """Create a client for a URL of `EngineArgs`. `note` is called from any thread with one line if the machine cannot be used."""
         super().__init__("mlxinfer-prefill-reader", note)
         parts = urlsplit(url)
         self.url = f"{parts.scheme}://{parts.netloc}"
@@ -65,7 +64,7 @@ class PeerStorage(PageSource):
         self._asking: set[int] = set()
         self._answered: set[int] = set()
         self.received_bytes = 0
-        """Bytes of pages and their headers that have come."""
+        """Bytes of received pages and headers."""
 
     @property
     def off(self) -> bool:
@@ -74,8 +73,10 @@ class PeerStorage(PageSource):
         return bool(self.note) or self._closed
 
     def opened(self, root: bytes, tokens: Sequence[int] = (), reused: Callable[[], int] = lambda: 0) -> bool:
-        """Whether the other machine has said what it has of a prompt. The first call asks it to prefill, unless the root is another than
-        the first that was opened, which has no adapter: the other machine is told of tokens only."""
+        """Return True once the other machine has listed its pages of a prompt. The first call requests the prefill.
+
+        Only the first opened root counts, which has no adapter, because requests have tokens only.
+        """
         self._root = self._root or root
         if root != self._root:
             return True
@@ -86,7 +87,7 @@ class PeerStorage(PageSource):
                 return True
             if key in self._asking:
                 return False
-            # The last token is computed here, and has its logits.
+            # The last token is computed here for its logits.
             if self.off or len(tokens) - 1 - reused() < LEAST_TOKENS:
                 return True
             self._asking.add(key)
@@ -107,7 +108,7 @@ class PeerStorage(PageSource):
                 for name in names:
                     self._behind.setdefault(root, {}).setdefault(name.parent, set()).add(name)
         except _RefusedError:
-            pass  # this prompt only: it may be longer than the other machine's context
+            pass  # only this prompt fails, for example beyond the other machine's context
         except _FAULTS as error:
             self._fail(error)
         finally:
@@ -127,7 +128,7 @@ class PeerStorage(PageSource):
                 for entry, row in zip(entries, data, strict=True):
                     head = bytearray(len(entry.head(0)))
                     if not _fully(answer, head) or not _fully(answer, row.data):
-                        break  # it has evicted this one meanwhile, or has gone
+                        break  # evicted meanwhile, or the machine is gone
                     self.received_bytes += len(head) + row.nbytes
                     if entry.head(checksum(row)) != head:
                         raise ValueError("it sent what was not asked for")
@@ -139,12 +140,12 @@ class PeerStorage(PageSource):
     def _read(self, batches: Sequence[Sequence[Entry]], ticket: object) -> None:
         super()._read(batches, ticket)
         problem, self._problem = self._problem, None
-        if problem is not None:  # not before what was right has arrived
+        if problem is not None:  # after all valid data has arrived
             self._fail(problem)
 
     @contextmanager
     def _post(self, path: str, body: dict[str, Any], more_s: float) -> Iterator[HTTPResponse]:
-        """The answer, which is cut off `more_s` seconds after the usual ones."""
+        """Return the answer, with a timeout extended by `more_s` seconds."""
         host, port = self._address
         connection = (HTTPSConnection if self._secure else HTTPConnection)(host, port, timeout=_CONNECT_S)
         connection.connect()
@@ -173,7 +174,7 @@ class PeerStorage(PageSource):
 
 
 def _told(body: bytes) -> str:
-    """What an error says, for people."""
+    """Return an error's message for users."""
     try:
         return str(json.loads(body)["error"]["message"])
     except _FAULTS:
@@ -181,14 +182,14 @@ def _told(body: bytes) -> str:
 
 
 def _cut(sock: socket.socket, late: Event) -> None:
-    """End a connection that another thread waits for, encrypted or not."""
+    """Shut down a connection, encrypted or not, on which another thread waits."""
     late.set()
     with suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _fully(answer: HTTPResponse, target: bytearray | memoryview) -> bool:
-    """Fill the target; False where the answer ends before."""
+    """Fill the target; False if the answer ends early."""
     rest = memoryview(target).cast("B")
     while rest:
         count = answer.readinto(rest)

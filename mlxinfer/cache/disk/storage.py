@@ -1,6 +1,7 @@
-"""The prefix cache on disk: an index of its files, and reading and writing in background threads. Knows bytes, not arrays.
+"""Prefix cache on disk: an index of files, and background threads that read and write bytes.
 
-After construction nothing here raises or blocks on the disk: on an error, the storage turns itself off, says so, and tries again later.
+After construction nothing here raises or blocks on the disk: after an error the storage turns itself off, reports it, and tries again
+later.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from .page_dir import PageDir
 from .pagefile import Entry, Name
 
 _WRITING = 64 << 20
-"""Bytes that may wait to be written: if the disk is slower than the model, pages are lost rather than memory."""
+"""Maximum bytes waiting to be written; if the disk is slower than the model, pages are dropped."""
 _LOWER = 10
 """Nice value of the writer thread."""
 RETRY_S = 60.0
-"""Seconds after an error before the disk is tried again: somebody may have made room, or mounted it."""
+"""Seconds between an error and the next attempt."""
 
 _T = TypeVar("_T")
 
@@ -30,7 +31,7 @@ class DiskStorage(PageSource):
     """Files of pages and snapshots under `directory`, at most `limit` bytes."""
 
     def __init__(self, directory: Path, limit: int, *, note: Callable[[str], None] | None = None) -> None:
-        """`note` is called, from any thread, with one line for the user if the storage has to be turned off."""
+        """Open a directory; `note` is called from any thread with one line if the storage is turned off."""
         super().__init__("mlxinfer-prefix-reader", note)
         self._folder = PageDir(directory, limit)
         self._looked_up: set[bytes] = set()
@@ -41,13 +42,13 @@ class DiskStorage(PageSource):
 
     @property
     def off(self) -> bool:
-        """Whether it is turned off, for the reason in `note`, or closed."""
+        """True if the storage is turned off, for the reason in `note`, or closed."""
         if self.note and not self._closed and monotonic() >= self._retry_at:
             self._try_again()
         return bool(self.note) or self._closed
 
     def _try_again(self) -> None:
-        """Begin anew, knowing no file."""
+        """Reset the index."""
         with self._lock:
             if not self.note or self._looking:
                 return
@@ -58,7 +59,7 @@ class DiskStorage(PageSource):
         self._writer.add(lambda: self._do(self._folder.prepare))
 
     def opened(self, root: bytes, tokens: Sequence[int] = (), reused: Callable[[], int] = lambda: 0) -> bool:
-        """Whether the files of a root are known. The first call starts listing them."""
+        """Return True if the files of a root are listed; the first call starts the listing."""
         with self._lock:
             if root in self._present:
                 return True
@@ -70,12 +71,14 @@ class DiskStorage(PageSource):
             return self.off
 
     def takes(self, nbytes: int) -> bool:
-        """Whether `write` can take this many bytes now."""
+        """Return True if `write` accepts `nbytes` now."""
         return not self.off and (not self._writing or self._writing + nbytes <= _WRITING)
 
     def write(self, entry: Entry, data: np.ndarray, *, behind: Name | None = None) -> None:
-        """Write `data`, uint8 `[layout.nbytes]`, in the background; it must not change any more. It counts as present from now on. `behind`
-        names a file without which it is useless: if that is gone by then, nothing is written."""
+        """Write `data`, uint8 `[layout.nbytes]`, in the background; the array must not change later.
+
+        The entry counts as present at once. If the file `behind`, on which it depends, is gone by then, nothing is written.
+        """
         with self._lock:
             self._writing += data.nbytes
         self._add(entry)
@@ -102,7 +105,7 @@ class DiskStorage(PageSource):
         with self._lock:
             for name in names:
                 self._behind[root].setdefault(name.parent, set()).add(name)
-            # Includes what was written in the meantime.
+            # Includes files written meanwhile.
             self._present[root] = {name for others in self._behind[root].values() for name in others}
             self._looking -= 1
             self._lock.notify_all()
@@ -127,7 +130,7 @@ class DiskStorage(PageSource):
             self._writing -= data.nbytes
 
     def _do(self, work: Callable[[], _T]) -> _T | None:
-        """The result of `work`; on OSError, None, and the storage is off."""
+        """Return the result of `work`; on OSError turn off and return None."""
         try:
             return work()
         except OSError as error:

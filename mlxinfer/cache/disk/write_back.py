@@ -1,4 +1,4 @@
-"""Copies the prefix cache out of memory, a little at a time, and writes it in the background."""
+"""Write-back of the prefix cache to disk: copies a little at a time and writes in the background."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from .layout import CacheLayout
 from .storage import DiskStorage
 
 _AT_ONCE = 4 << 20
-"""Bytes copied per call, or one page if that is larger."""
+"""Bytes copied per call, or one larger page."""
 _QUIET = 30
-"""While sequences run, rest this many times as long as the last copy took."""
+"""Pause after a copy while sequences run, as a multiple of the copy's duration."""
 _MOST = 1 << 16
-"""Pages, and snapshots, that may wait to be copied."""
+"""Maximum queued pages, and snapshots."""
 _TURN_S = 0.005
-"""Seconds between two attempts while the writer is behind."""
+"""Seconds between two attempts while the writer is busy."""
 
 
 class WriteBack:
@@ -46,7 +46,7 @@ class WriteBack:
         return bool(self._pages or self._snapshots)
 
     def finish(self, deadline: float) -> None:
-        """Copy everything, until the deadline at most; later additions to the index are ignored."""
+        """Copy everything until the deadline; later additions to the index are ignored."""
         while self.run(idle=True) and monotonic() < deadline:
             if not self._storage.takes(_AT_ONCE):
                 sleep(_TURN_S)
@@ -65,13 +65,13 @@ class WriteBack:
             budget -= self._write_snapshot(self._snapshots.popleft())
 
     def _write_page(self, node: Node, group: int) -> bool:
-        """Whether the page was copied. Earlier pages, without which it is useless, come first."""
+        """Copy a page and return True; earlier pages, on which it depends, are queued first."""
         root = node.chain()[0].digest
         missing = self._not_there(root, node, group)
         if not missing or any(n.pages[group] is None or self._index.node(n.digest) is not n for n in missing):
             return False
         if any((n.digest, group) in self._written for n in missing):
-            # An earlier page was evicted from disk, so there is no room for pages after it.
+            # An earlier page was evicted from disk, which is therefore full.
             return False
         if len(missing) > 1:
             self._pages.extendleft((n, group) for n in missing)
@@ -84,7 +84,7 @@ class WriteBack:
         return True
 
     def _not_there(self, root: bytes, node: Node, group: int) -> list[Node]:
-        """The node and those of its parents that have no file, the last one first. With a window, parents do not matter."""
+        """Return the node and its parents without a file, last one first; with a window, only the node."""
         missing: list[Node] = []
         at: Node | None = node
         while at is not None and at.parent is not None:
@@ -95,7 +95,7 @@ class WriteBack:
         return missing
 
     def _write_snapshot(self, snapshot: Snapshot) -> int:
-        """Bytes copied."""
+        """Copy a snapshot and return its bytes."""
         root = snapshot.node.chain()[0].digest
         if snapshot not in self._index.snapshots:
             return 0

@@ -28,7 +28,7 @@ from .async_request import Outbox, Piece, Request
 from .lasting_threads import LastingThreads
 
 if TYPE_CHECKING:
-    from ...cache.disk.kv_export import Handout
+    from ...cache.disk.kv_export import KVExport
     from ...cache.kv_events import KVEventSink
 
 Result = TypeVar("Result")
@@ -130,16 +130,16 @@ class EngineThread:
 
         self.compute(run)
 
-    def hand_out(self, function: Callable[[Handout], Result]) -> Result:
+    def hand_out(self, function: Callable[[KVExport], Result]) -> Result:
         """Call a function with what gives pages to other machines, between two steps. Raises `SettingError` where none are given."""
 
         def run() -> Result:
-            opened, handout = self.opened.result(), None
+            opened, export = self.opened.result(), None
             if self._outputs is not None and opened.args.kv_producer:
-                handout = self._outputs.engine.cache.handout
-            if handout is None:
+                export = self._outputs.engine.cache.kv_export
+            if export is None:
                 raise SettingError("this model's pages are not handed out: start the server with --kv-producer")
-            return function(handout)
+            return function(export)
 
         return self.compute(run)
 

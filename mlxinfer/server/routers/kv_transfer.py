@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
-from ...cache.disk.kv_export import Handout, Wanted
+from ...cache.disk.kv_export import KVExport, Wanted
 from ...cache.disk.remote import PAGES, PREFILL
 from ...errors import SettingError
 from ...types import SamplingParams
@@ -61,7 +61,7 @@ async def prefill(context: RequestContext, body: PrefillRequest) -> ASGIApp:
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
     await sse.unless_gone(context.receive, served.llm.generate(body.tokens, params, client_id=context.client_id("")))
     context.log["prompt_tokens"] = len(body.tokens)
-    return JSONResponse(Prefilled(pages=await served.llm.hand_out(lambda handout: handout.names(body.tokens))))
+    return JSONResponse(Prefilled(pages=await served.llm.hand_out(lambda export: export.names(body.tokens))))
 
 
 async def pages(context: RequestContext, body: PagesRequest) -> ASGIApp:
@@ -82,11 +82,11 @@ async def _files(served: ServedModel, wanted: list[Wanted]) -> AsyncIterator[byt
             yield each
 
 
-def _copy_files(wanted: list[Wanted], at: int, handout: Handout) -> list[bytes]:
+def _copy_files(wanted: list[Wanted], at: int, export: KVExport) -> list[bytes]:
     """Some files from the index `at` on; none if the file at this index is missing."""
     found: list[bytes] = []
     while at + len(found) < len(wanted) and sum(map(len, found)) < _AT_ONCE:
-        file = handout.file(wanted[at + len(found)])
+        file = export.file(wanted[at + len(found)])
         if file is None:
             break
         found.append(file)
@@ -101,7 +101,7 @@ async def _model_with_root(context: RequestContext, root: str) -> ServedModel:
             continue
         served = await context.use(entry)
         try:
-            if (await served.llm.hand_out(lambda handout: handout.root)).hex() == root:
+            if (await served.llm.hand_out(lambda export: export.root)).hex() == root:
                 return served
         except SettingError as error:
             refused = str(error)
