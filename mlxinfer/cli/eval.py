@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -145,15 +145,21 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
 
 @contextmanager
 def _ignoring(models: list[str], options: dict[str, Any]) -> Iterator[None]:
-    """Ignore the keys of `--ignore-config-key` for models that have them."""
+    """Ignore the keys of `--ignore-config-key` for models that have them. Raises `SettingError` for a key that no model has."""
     from ..loading.find.resolve import resolve
     from ..loading.ignored import ignoring
+    from ..loading.load import open_checkpoint
+    from ..models.config_reader import check_ignored
 
-    keys = options["ignore_config_keys"]
+    keys, configs = options["ignore_config_keys"], []
     with ExitStack() as stack:
         for model in models if keys else ():
-            stack.enter_context(ignoring(resolve(model).path, keys))
+            path = resolve(model).path
+            stack.enter_context(ignoring(path, keys))
+            with closing(open_checkpoint(path)) as checkpoint:
+                configs.append(checkpoint.config)
         if keys:
+            check_ignored(keys, *configs)
             tell(f"note: keys of the config ignored, as asked: {', '.join(keys)}; figures are wrong if that changes what a model computes")
         yield
 

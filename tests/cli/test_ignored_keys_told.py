@@ -42,3 +42,5 @@ def test_a_comparison_passes_over_the_key_in_the_models_that_have_it(source, cha
     assert "--ignore-config-key warp_factor" in call(*arguments).err
     accepted = call(*arguments, "--ignore-config-key", "warp_factor")
     assert (accepted.code, accepted.err.count("warp_factor")) == (0, 1)
+    wrong = call(*arguments, "--ignore-config-key", "warp_factor", "--ignore-config-key", "nonesuch")
+    assert (wrong.code, "no key 'nonesuch'" in wrong.err) == (2, True)
