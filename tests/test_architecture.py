@@ -171,7 +171,6 @@ KNOWN_SMALL = {
     "mlxinfer/engine/runner/kernel_fallback.py",
     "mlxinfer/evaluation/streamed.py",
     "mlxinfer/loading/gguf/gpu_formats.py",
-    "mlxinfer/loading/gguf/merge_groups.py",
     "mlxinfer/loading/repack_cache/progress.py",
     "mlxinfer/nn/product_speeds.py",
     "mlxinfer/nn/unpacking.py",

@@ -2,7 +2,7 @@
 
 MLX multiplies affine groups of 32, 64 or 128 numbers: `scale * code + bias`. Types with groups of 32 keep their codes; where scale and
 bias are products of two numbers of the file, float16 rounds them (`loss`). Types with groups of 16 have no such format: two of their
-groups share a finer scale, see `sharing.py`.
+groups share a finer scale, see `kquants.share`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ...nn.weights import Format
 from ...util.dataclass import dataclass
 from . import kquants
 from .bitstream import halves, interleave, nibbles, squeeze, words
-from .merge_groups import share
+from .kquants import share
 
 Packed = tuple[np.ndarray, ...]
 """`weight` uint32 `[rows, in * bits / 32]`, `scales` `[rows, in / group]`, and for the affine formats `biases` of the same shape."""

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 from .base_config import ROPE_TENSORS, Config
-from .hybrid_tables import HYBRID_TABLES
 from .ollama_form import ALTERNATING
 from .reader import TensorInfo
 from .tables import QKV, TABLES, TensorTable
@@ -18,8 +17,6 @@ _OLD_EXPERT = re.compile(r"ffn_(gate|up|down)\.(\d+)\.weight")
 """Mixtral's experts before they were stacked, in files of 2023 and early 2024."""
 _OLD_EXPERT_PARTS = {"gate": "w1", "down": "w2", "up": "w3"}
 
-_ALL = {**TABLES, **HYBRID_TABLES}
-
 
 def map_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Config, blocks: int) -> dict[str, MappedTensor]:
     """Every tensor of the file under the name of the model's; one without a place keeps its own, for the loader to refuse.
@@ -29,7 +26,7 @@ def map_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Conf
     """
     key = "mixtral" if config["model_type"] == "mixtral" else architecture
     placed: dict[str, MappedTensor] = {}
-    for name, mapped in _Mapper(_ALL[key], infos, config, blocks).all():
+    for name, mapped in _Mapper(TABLES[key], infos, config, blocks).all():
         if name in placed:
             raise ValueError(f"{mapped.sources[0]} and {placed[name].sources[0]} are both {name}")
         placed[name] = mapped

@@ -42,10 +42,10 @@ def test_files_of_llama_cpps_converter_give_the_logits_of_transformers(name: str
 
 def test_there_is_a_file_for_every_architecture() -> None:
     from mlxinfer.loading.gguf.arch_configs import BUILDERS
-    from mlxinfer.loading.gguf.names import _ALL
+    from mlxinfer.loading.gguf.tables import TABLES
 
-    assert BUILDERS.keys() | {"mixtral"} == _ALL.keys()
-    assert _ALL.keys() <= set(NAMES)
+    assert BUILDERS.keys() | {"mixtral"} == TABLES.keys()
+    assert TABLES.keys() <= set(NAMES)
 
 
 @pytest.mark.smoke

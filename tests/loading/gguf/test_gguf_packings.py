@@ -12,7 +12,7 @@ from support.formats.tiny_kquants import random_blocks
 from mlxinfer.loading.gguf import kquants
 from mlxinfer.loading.gguf.bitstream import squeeze, words
 from mlxinfer.loading.gguf.files import marked_to_pack
-from mlxinfer.loading.gguf.merge_groups import share
+from mlxinfer.loading.gguf.kquants import share
 from mlxinfer.loading.gguf.mlx_formats import PACKINGS, SHARED
 from mlxinfer.loading.gguf.reader import TensorInfo
 from mlxinfer.loading.gguf.tensors import decode, stored, widened
