@@ -204,7 +204,6 @@ def _folders() -> Iterator[Path]:
 # Folders that still have to be divided.
 KNOWN_LONG = {
     "benchmarks",
-    "mlxinfer/loading/gguf",
     "tests/benchmarks",
     "tests/cli",
     "tests/convert",

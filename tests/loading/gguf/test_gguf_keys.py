@@ -12,7 +12,7 @@ from gguf.constants import Keys
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.gguf import GGUFCheckpoint
-from mlxinfer.loading.gguf.harmless import _RULES, REFUSED, is_harmless
+from mlxinfer.loading.gguf.hparams import _RULES, REFUSED, is_harmless
 from mlxinfer.models.vlm_text import TEXT_ONLY
 from tests.support.formats.gguf_file import Typed
 from tests.support.formats.gguf_golden import GOLDEN, golden, rewritten, write_model
