@@ -15,7 +15,7 @@ from .compare import Comparison, Settings
 from .files import measure, place, publish
 from .launches.command import STUDY as LAUNCHES
 from .launches.command import show as show_launches
-from .options import DEFAULT_MODELS, RESULTS, cpus_option, engines_option, limits_option, models_option
+from .options import DEFAULT_MODELS, cpus_option, engines_option, limits_option, models_option, stem, stored
 from .process import WorkerError
 from .report import caption, document
 from .samples import Results, read
@@ -23,8 +23,6 @@ from .serving.command import STUDY as SERVING
 from .serving.command import show as show_serving
 from .studies import COMMANDS
 from .system import describe
-from .types.command import STUDY as TYPES
-from .types.command import show as show_types
 from .workloads import START, kv_works, works
 
 
@@ -62,37 +60,36 @@ def compare(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
     )
     about = describe() | {"cpus": cpus, "threads": settings.threads, "steps": options["steps"], "limits": settings.limits}
     try:
-        measure(RESULTS / name, models, partial(Comparison, settings=settings, tell=lambda text: click.echo(text, err=True)), about)
+        measure(stem("compare", name), models, partial(Comparison, settings=settings, tell=lambda text: click.echo(text, err=True)), about)
     except WorkerError as error:
         raise click.ClickException(str(error)) from error
-    show(RESULTS / name)
+    show(stem("compare", name))
 
 
 @main.command()
 @click.argument("name", default="cpu")
 def report(name: str) -> None:
-    """Print the tables of results/NAME.csv, and redraw its picture."""
+    """Print the tables of the stored results NAME, and draw their picture again."""
     try:
-        show(RESULTS / name)
+        show(stored(name))
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
 
 
-def show(stem: Path) -> None:
-    about = json.loads(place(stem, "json").read_text(encoding="utf-8"))
+def show(path: Path) -> None:
+    about = json.loads(place(path, "json").read_text(encoding="utf-8"))
     if about.get("study") == STUDY:
-        show_batch(stem, about)
+        show_batch(path, about)
         return
     if about.get("study") == SERVING:
-        show_serving(stem, about)
+        show_serving(path, about)
         return
     if about.get("study") == LAUNCHES:
-        show_launches(stem, about)
+        show_launches(path, about)
         return
-    if about.get("study") == TYPES:
-        show_types(stem, about)
-        return
-    samples = read(place(stem, "csv"))
+    if "study" in about:
+        raise ValueError(f"{path.name}: the study {about['study']} is finished, and its tables are in {place(path, 'md')}")
+    samples = read(place(path, "csv"))
     models = [Results(name, samples) for name in about["models"]]
     reference = next(engine for engine in ("llama.cpp", "mlx-lm", *models[0].engines) if engine in models[0].engines)
 
@@ -101,7 +98,7 @@ def show(stem: Path) -> None:
 
         draw(models, reference, file, caption(about))
 
-    publish(stem, document(models, about), picture)
+    publish(path, document(models, about), picture)
 
 
 for command in COMMANDS:

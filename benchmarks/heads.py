@@ -1,8 +1,13 @@
-"""What a head that drafts brings: `python -m benchmarks.heads MODEL HEAD` answers the same prompts with and without it, in turns, at 1 to 8
-streams, and writes results/heads.json (every pair) and results/heads.md (medians): tokens per second of wall time and of processor time,
-their ratios, and how many drafts held. Free text: n-gram drafts are off in both. What a head costs where it is no good is told by a high
-temperature, and by a head of the same form whose matrices are random. Each head stands between two models without one, as the same model
-opened twice in a process can differ by some per cent: the time without a head is the mean of both, and their ratio is in the table too."""
+"""The effect of a head that drafts: `python -m benchmarks.heads MODEL HEAD`.
+
+Answers the same prompts with the head and without, alternating, at 1 to 8 streams. Writes results/requests/heads.json (every pair) and
+heads.md (medians): tokens per second of wall time and of processor time, their ratios, and the share of accepted drafts. N-gram drafts are
+off in both.
+
+A high temperature, and a head of the same form with random matrices, show the cost of a head whose drafts are wrong. The same model opened
+twice in a process can differ by some per cent. So each head is measured between two models without one. Their mean is the time without a
+head, and their ratio is in the table too.
+"""
 
 from __future__ import annotations
 
@@ -111,8 +116,8 @@ def main(model: str, head: str) -> None:
     print(HEADER)
     about = describe() | {"model": Path(model).name, "head": Path(head).name, "tokens": TOKENS}
     found = cases(model, Path(head))
-    RESULTS.joinpath("heads.md").write_text("\n".join([HEADER, *map(line, found)]) + "\n", encoding="utf-8")
-    RESULTS.joinpath("heads.json").write_text(json.dumps(about | {"cases": found}, indent=1) + "\n", encoding="utf-8")
+    RESULTS.joinpath("requests/heads.md").write_text("\n".join([HEADER, *map(line, found)]) + "\n", encoding="utf-8")
+    RESULTS.joinpath("requests/heads.json").write_text(json.dumps(about | {"cases": found}, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

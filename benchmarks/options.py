@@ -17,6 +17,17 @@ RESULTS = Path(__file__).parent / "results"
 DEFAULT_MODELS = ("smollm2", "gemma3-270m")
 
 
+def stem(folder: str, name: str) -> Path:
+    """Path without a suffix of the results called `name`, in their folder of results/; a `name` with a slash is a path."""
+    return Path(name) if "/" in name else RESULTS / folder / name
+
+
+def stored(name: str) -> Path:
+    """Path without a suffix of stored results, in whichever folder of results/ they are."""
+    found = sorted(RESULTS.glob(f"*/{name}.json")) if "/" not in name else []
+    return found[0].with_suffix("") if found else stem("compare", name)
+
+
 def _limits(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
     limits = {}
     for value in values:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from ..files import measure, place, publish
-from ..options import RESULTS, cpus_option, models_option
+from ..options import cpus_option, models_option, stem
 from ..process import WorkerError
 from ..samples import Results, read
 from ..system import describe
@@ -74,10 +74,10 @@ def batch(name: str, models: dict[str, Path], cpus: list[int], threads: int | No
         | {key: options[key] for key in ("prompt", "steps", "limits")}
     )
     try:
-        measure(RESULTS / name, models, partial(Study, settings=settings, tell=lambda text: click.echo(text, err=True)), about)
+        measure(stem("batch", name), models, partial(Study, settings=settings, tell=lambda text: click.echo(text, err=True)), about)
     except WorkerError as error:
         raise click.ClickException(str(error)) from error
-    show(RESULTS / name, about)
+    show(stem("batch", name), about)
 
 
 def _chosen(works: str, engines: str) -> dict[str, Any]:
@@ -95,11 +95,11 @@ def _chosen(works: str, engines: str) -> dict[str, Any]:
     return {"works": kinds, "engines": tuple(names or possible)}
 
 
-def show(stem: Path, about: dict[str, Any]) -> None:
+def show(path: Path, about: dict[str, Any]) -> None:
     """The tables and the picture of stored results."""
     from .report import caption, document
 
-    samples = read(place(stem, "csv"))
+    samples = read(place(path, "csv"))
     models = [Results(name, samples) for name in about["models"]]
 
     def picture(file: Path) -> None:
@@ -107,4 +107,4 @@ def show(stem: Path, about: dict[str, Any]) -> None:
 
         draw(models[0], file, caption(about))
 
-    publish(stem, document(models, about), picture)
+    publish(path, document(models, about), picture)

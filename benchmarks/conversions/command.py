@@ -37,13 +37,13 @@ def conversion(
     afresh: bool,
 ) -> None:
     """What conversions lose, ours and others'. Measures what the folder has no point of, each in a process of its own; interrupted, it goes
-    on there. Writes results/conversion.json, its table and picture."""
+    on there. Writes results/conversion/conversion.json, its table and picture."""
     from .jobs import run
     from .report import table
     from .step import jobs
     from .study import merged, write
 
-    room, stored = (folder or cache_dir() / "benchmarks").absolute(), RESULTS / "conversion.json"
+    room, stored = (folder or cache_dir() / "benchmarks").absolute(), RESULTS / "conversion/conversion.json"
 
     def tell(text: str) -> None:
         click.echo(text, err=True)
@@ -56,38 +56,6 @@ def conversion(
     left = run(jobs(models, room, only, pieces), side_by_side=side_by_side, threads=threads, seconds=seconds, logs=room / "logs", tell=tell)
     results = merged([] if afresh else json.loads(stored.read_text(encoding="utf-8")), room)
     write(results, stored)
-    publish(RESULTS / "conversion", table(results), picture)
-    if left:
-        tell(f"not measured: {', '.join(left)}")
-
-
-@click.command()
-@click.argument("bigbench", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@models_option(DEFAULT_MODELS[0])
-@click.option("--items", type=click.IntRange(2), default=500, show_default=True, help="Of each task.")
-@click.option("--folder", type=click.Path(path_type=Path), help="Keeps sources and results between runs.  [default: in the cache folder]")
-@click.option("--jobs", "side_by_side", type=click.IntRange(1, 256), default=1, show_default=True, help="Models measured side by side.")
-@click.option("--threads", type=click.IntRange(1, 256), default=2, show_default=True, help="Processors of each.")
-@_pieces
-def conversion_tasks(
-    bigbench: Path, models: dict[str, Path], items: int, folder: Path | None, side_by_side: int, threads: int, pieces: int
-) -> None:
-    """Tasks of lm-eval before and after conversions. BIGBENCH is the archive of that package (pip download --no-deps bigbench). Writes
-    results/conversion_tasks.json and its table."""
-    from .jobs import run
-    from .study import write
-    from .tasks import jobs, kept, table
-
-    room, stored = (folder or cache_dir() / "benchmarks").absolute(), RESULTS / "conversion_tasks.json"
-
-    def tell(text: str) -> None:
-        click.echo(text, err=True)
-
-    listed = jobs(models, bigbench.absolute(), room, items, pieces)
-    left = run(listed, side_by_side=side_by_side, threads=threads, seconds=1e9, logs=room / "logs", tell=tell)
-    results = kept(room)
-    write(results, stored)
-    stored.with_suffix(".md").write_text(table(results), encoding="utf-8")
-    click.echo(table(results))
+    publish(RESULTS / "conversion/conversion", table(results), picture)
     if left:
         tell(f"not measured: {', '.join(left)}")

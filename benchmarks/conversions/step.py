@@ -6,7 +6,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from .beyond import keep_hessians
 from .jobs import Job
 from .llama_cpp import keep_importance
 from .source import PIECES, source, write_samples, writer_of
@@ -26,16 +25,15 @@ def jobs(models: dict[str, Path], room: Path, chosen: tuple[str, ...], pieces: i
     names = dict.fromkeys(name for name, _ in missing)
     for name in names:
         read = [way for each, way in missing if writer_of(each, names) == name or each == name]
-        hessians = any(way.hessians for each, way in missing if each == name)
         wanted = pieces if any(way.pieces for way in read) else 0
-        found += preparations(room, name, models[name], wanted, hessians, writer_of(name, names))
+        found += preparations(room, name, models[name], wanted, writer_of(name, names))
     for name, way in missing:
-        needs = ("teacher", *(["importance"] if way.pieces else []), *(["hessians"] if way.hessians else []))
+        needs = ("teacher", *(["importance"] if way.pieces else []))
         found.append(job(room, name, models[name], way.key, needs))
     return found
 
 
-def preparations(room: Path, name: str, path: Path, wanted: int, hessians: bool, writer: str) -> list[Job]:
+def preparations(room: Path, name: str, path: Path, wanted: int, writer: str) -> list[Job]:
     """What has to be there before anything of a model is measured: `wanted` pieces of samples, which `writer` writes."""
     pieces = tuple(f"samples {piece}" for piece in range(wanted))
     first = [job(room, name, path, "source"), job(room, name, path, "teacher", ("source",))]
@@ -44,8 +42,7 @@ def preparations(room: Path, name: str, path: Path, wanted: int, hessians: bool,
     texts = [job(room, name, path, piece, ("source",)) for piece in pieces]
     if writer != name:
         texts = [replace(each, needs=(*each.needs, f"{writer} {piece}")) for each, piece in zip(texts, pieces, strict=True)]
-    found = [*first, *texts, job(room, name, path, "importance", pieces)]
-    return [*found, job(room, name, path, "hessians", pieces)] if hessians else found
+    return [*first, *texts, job(room, name, path, "importance", pieces)]
 
 
 def job(room: Path, name: str, path: Path, step: str, needs: tuple[str, ...] = ()) -> Job:
@@ -64,8 +61,6 @@ def main(room: Path, name: str, path: Path, step: str) -> None:
         write_samples(model, int(step.split()[1]))
     elif step == "importance":
         keep_importance(model)
-    elif step == "hessians":
-        keep_hessians(model)
     elif step != "source":
         found = measure(name, model, next(way for way in ways() if way.key == step), room)
         print(f"{found['bpw']:.2f} bpw, KL {found['kl_mean']:.4f} +- {found['kl_stderr'] or 0.0:.4f}, {found['seconds']} s")

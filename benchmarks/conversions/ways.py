@@ -16,7 +16,6 @@ from mlxinfer.convert.encode.affine import Encoder
 from mlxinfer.loading.directory import SafetensorsCheckpoint
 
 from . import llama_cpp, mlx_lm
-from .beyond import emulated_trellis, q4_k_by_feedback
 from .source import PIECE, PIECES, samples, written
 
 Make = Callable[[Path, Path], "float | None"]
@@ -35,8 +34,6 @@ class Way:
     """Writes the model."""
     pieces: int = 0
     """How many pieces of the source's samples it reads, at most."""
-    hessians: bool = False
-    """Whether it reads what `beyond` keeps of them."""
 
     @property
     def key(self) -> str:
@@ -58,8 +55,6 @@ def ways() -> list[Way]:
     found += [_k_quants(kind) for kind in ("Q3_K_M", "Q5_K_M", "Q4_K", "Q6_K", "Q2_K")]
     found += [_layers("mx.quantize", 4, "minmax"), _layers("mlxinfer fit", 4, "fit"), _layers("mlxinfer gptq", 4, "gptq")]
     found += [_layers("mlxinfer gptq", 3, "gptq"), _k_quants("Q4_K", layers_only=True)]
-    found += [_studied("GPTQ into Q4_K", "layers only", q4_k_by_feedback)]
-    found += [_studied("trellis, emulated", f"{bits} bits, layers only", emulated_trellis(bits)) for bits in (4, 3, 5)]
     for bits, recipe in ((3, "mixed_3_6"), (5, "mixed_4_6"), (6, "mixed_3_4"), (2, "mixed_2_6")):
         found += [_ours("mx.quantize", f"{bits} bits", bits=bits, encoder="minmax"), _ours("mlxinfer fit", f"{bits} bits", bits=bits)]
         found += [_calibrated("mlxinfer gptq", f"{bits} bits", bits=bits), _mlx_lm_recipe(recipe)]
@@ -108,10 +103,6 @@ def _layers(engine: str, bits: int, encoder: Encoder, group: int = 64) -> Way:
         return bits + 32 / group
 
     return Way(engine, f"{bits} bits, layers only", make, pieces=PIECES if encoder == "gptq" else 0)
-
-
-def _studied(engine: str, name: str, make: Make) -> Way:
-    return Way(engine, name, make, pieces=PIECES, hessians=True)
 
 
 def _k_quants(kind: str, *, layers_only: bool = False) -> Way:

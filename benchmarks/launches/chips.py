@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..kv_bytes import CHIPS as BANDWIDTHS
 from .primitives import Architecture
+
+BANDWIDTHS: tuple[tuple[str, int], ...] = (
+    ("M1", 68),
+    ("M2, M3", 100),
+    ("M4", 120),
+    ("M3 Pro", 150),
+    ("M5", 153),
+    ("M1 Pro, M2 Pro", 200),
+    ("M4 Pro", 273),
+    ("M3 Max, 30 GPU cores", 300),
+    ("M5 Pro", 307),
+    ("M1 Max, M2 Max, M3 Max", 400),
+    ("M4 Max, 32 GPU cores", 410),
+    ("M5 Max, 32 GPU cores", 460),
+    ("M4 Max", 546),
+    ("M5 Max", 614),
+    ("M1 Ultra, M2 Ultra", 800),
+    ("M3 Ultra", 819),
+)
+"""Memory bandwidth stated by the manufacturer, GB/s."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..files import place, publish
-from ..options import RESULTS
+from ..options import stem
 from ..system import ROOT, describe
 from .report import document
 
@@ -36,10 +36,10 @@ def launches(models: tuple[str, ...], bits: str, past: int, prompt: int, kv: str
     options = ["--bits", bits, "--past", str(past), "--prompt", str(prompt), "--kv", kv, *(["--chunk", str(chunk)] if chunk else [])]
     for model in models or DEFAULT_MODELS:
         about["models"][Path(model).stem if os.path.exists(model) else model] = counted([model, *options])
-    stem = RESULTS / name
-    stem.parent.mkdir(exist_ok=True)
-    place(stem, "json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    show(stem, about)
+    path = stem("launches", name)
+    path.parent.mkdir(exist_ok=True)
+    place(path, "json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    show(path, about)
 
 
 def counted(arguments: list[str]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ def counted(arguments: list[str]) -> dict[str, Any]:
     return found
 
 
-def show(stem: Path, about: dict[str, Any]) -> None:
+def show(path: Path, about: dict[str, Any]) -> None:
     """The tables, and the picture where matplotlib is installed."""
 
     def picture(file: Path) -> None:
@@ -60,4 +60,4 @@ def show(stem: Path, about: dict[str, Any]) -> None:
 
         draw(about, file)
 
-    publish(stem, document(about), picture)
+    publish(path, document(about), picture)

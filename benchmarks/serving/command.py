@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..files import measure, place, publish
-from ..options import RESULTS, cpus_option, models_option
+from ..options import cpus_option, models_option, stem
 from ..process import Process, WorkerError
 from ..samples import Results, read
 from ..system import describe
@@ -51,21 +51,21 @@ def serving(name: str, models: dict[str, Path], cpus: list[int], threads: int | 
     about = describe() | {"study": STUDY, "cpus": cpus, "threads": settings.threads, "steps": plan.steps}
     make = partial(Study, settings=settings, tell=lambda text: click.echo(text, err=True), process=_start)
     try:
-        measure(RESULTS / name, models, make, about)
+        measure(stem("serving", name), models, make, about)
     except WorkerError as error:
         raise click.ClickException(str(error)) from error
-    show(RESULTS / name, about)
+    show(stem("serving", name), about)
 
 
 def _start(engine: str, threads: int) -> Process:
     return Process(engine, threads, command=[sys.executable, "-m", "benchmarks.serving.worker", engine])
 
 
-def show(stem: Path, about: dict[str, Any]) -> None:
+def show(path: Path, about: dict[str, Any]) -> None:
     """The table and the picture of stored results."""
     from .report import caption, document
 
-    samples = read(place(stem, "csv"))
+    samples = read(place(path, "csv"))
     models = [Results(name, samples) for name in about["models"]]
 
     def picture(file: Path) -> None:
@@ -73,4 +73,4 @@ def show(stem: Path, about: dict[str, Any]) -> None:
 
         draw(models[0], file, caption(about))
 
-    publish(stem, document(models, about), picture)
+    publish(path, document(models, about), picture)

@@ -14,15 +14,13 @@ from support.models.checkpoints import config_of, random_checkpoint
 from support.models.tiny_directory import tiny_directory
 
 from benchmarks import ggml_quantizers
-from benchmarks.conversions import beyond, step, study
-from benchmarks.conversions.beyond import _scales_of_q4_k
+from benchmarks.conversions import step, study
 from benchmarks.conversions.jobs import Job, run
 from benchmarks.conversions.llama_cpp import everywhere, in_layers, mixture
 from benchmarks.conversions.report import paired, table
 from benchmarks.conversions.source import _tokenizer, _unpack, samples, write_samples
 from benchmarks.conversions.ways import Way, _layers, ways
 from mlxinfer.convert import convert
-from mlxinfer.convert.encode.gptq import factorize
 
 
 def _result(way: str, bpw: float, windows: list[float]) -> dict:
@@ -151,36 +149,6 @@ def test_jobs_that_fail_end_only_those_that_need_them(tmp_path: Path) -> None:
     assert (tmp_path / "order").read_text() == "ad"
     assert sum("FAILED" in line for line in told) == 1
     assert run(listed, side_by_side=2, threads=1, seconds=0, logs=tmp_path / "logs", tell=told.append) == ["d", "a", "b", "c"]
-
-
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
-def test_scales_of_q4_k_are_those_of_its_decoder() -> None:
-    """Where codes by error feedback are added to them: with the file's own codes, they give its numbers."""
-    from gguf.constants import GGMLQuantizationType
-    from gguf.quants import dequantize
-
-    weight = np.random.default_rng(0).normal(size=(8, 96)).astype(np.float32)
-    blocks = ggml_quantizers.quantize(weight, "Q4_K", 768)
-    scales, biases = (np.repeat(part, 32, -1) for part in _scales_of_q4_k(blocks, weight.shape))
-    codes = (dequantize(blocks, GGMLQuantizationType.Q4_K).reshape(weight.shape) - biases) / np.where(scales == 0, 1, scales)
-    assert np.abs(codes - codes.round()).max() < 1e-3
-    assert codes.max() < 15.5
-
-
-def test_an_emulated_code_loses_what_its_bits_ask_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bit less is twice the error, and fed back it is less than its own size says."""
-    taken: list = []
-    monkeypatch.setattr(beyond, "_written", lambda source, target, rounded, bits: taken.append(rounded) or bits)
-    rng = np.random.default_rng(0)
-    weight, x = rng.normal(size=(64, 96)).astype(np.float32), rng.normal(size=(900, 96)) @ rng.normal(size=(96, 96))
-    hessian = (x.T @ x / len(x)).astype(np.float32)
-    losses = []
-    for bits in (3, 4):
-        beyond.emulated_trellis(bits)(tmp_path, tmp_path)
-        error = taken[-1](weight, hessian, factorize(hessian, "w")) - weight
-        losses.append(float(((error @ hessian) * error).sum() / ((weight @ hessian) * weight).sum()))
-    assert losses[0] == pytest.approx(4 * losses[1], rel=1e-3)
-    assert losses[1] < 1.12 / 4**4
 
 
 def test_noise_stays_inside_the_cells(tmp_path: Path) -> None:

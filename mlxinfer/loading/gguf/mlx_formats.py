@@ -35,7 +35,7 @@ class Packing:
     """From uint8 blocks `[rows, blocks, block_bytes]`. Raises `ValueError` for a scale that is NaN."""
     loss: float = 0.0
     """KL divergence in nats, per token, from the file's own numbers with scales in float16: the higher of those that
-    `python -m benchmarks gguf-gpu` measures; 0 where every number stays what it is."""
+    `benchmarks/results/kernels/gguf_gpu.md` lists; 0 where every number stays what it is."""
 
 
 def _q4_0(blocks: np.ndarray) -> Packed:

@@ -1,1 +1,0 @@
-"""The study of decoding: families with experts, and hybrids of attention and recurrence."""

@@ -1,1 +1,0 @@
-"""The study of GGUF block types."""
