@@ -1,15 +1,17 @@
-"""The walk of a decode step through the code: files entered, Python calls, and switches from one file to another.
+"""The files and calls that loading a model, a whole request and a decode step pass through.
 
-    python -m benchmarks.walk [MODEL]
+    python -m benchmarks.walk [MODEL] [--detail]
 
-A stream of one answer is followed with `sys.setprofile`, after it has been running for a while. Only calls of this project's own
-functions count, those of properties and comprehensions included; files are those under `mlxinfer/`, the command's own loop excluded.
+`sys.setprofile` follows the calling thread. Only this project's own functions count, including properties and comprehensions. Files are
+those under mlxinfer/.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -18,24 +20,26 @@ from types import FrameType
 import mlxinfer
 from mlxinfer import LLM, SamplingParams
 
-WARM_STEPS, STEPS = 80, 100
+WARM_STEPS, STEPS = 300, 100
+"""Until a class has 256 objects, `mlxinfer.util.dataclass` makes each with additional calls."""
+REQUEST_TOKENS = 24
 _ROOT = str(Path(mlxinfer.__file__).parent)
 _PROMPT = "The capital of France is"
 
 
 @dataclass(slots=True)
 class Walk:
-    """What one step went through."""
+    """Calls of this project's functions."""
 
     calls: Counter[str] = field(default_factory=Counter)
     """Calls by function, as `file:function`."""
     switches: int = 0
-    """Calls that led from one file into another."""
+    """Calls from one file into another."""
     files: Counter[str] = field(default_factory=Counter)
     """Calls by file."""
 
     def note(self, frame: FrameType, event: str, arg: object) -> None:
-        """Pass this to `sys.setprofile`."""
+        """Count a call; a callback of `sys.setprofile`."""
         if event != "call":
             return
         path = frame.f_code.co_filename
@@ -48,32 +52,57 @@ class Walk:
         self.switches += caller is not None and caller.f_code.co_filename.startswith(_ROOT) and caller.f_code.co_filename != path
 
 
-def walks(model: str, steps: int = STEPS, temperature: float = 0.0) -> list[Walk]:
-    """One walk for each of `steps` tokens of an answer, a greedy one by default."""
+@contextmanager
+def following() -> Iterator[Walk]:
+    """Yield a walk that counts the calls of the block."""
+    walk = Walk()
+    sys.setprofile(walk.note)
+    try:
+        yield walk
+    finally:
+        sys.setprofile(None)
+
+
+def step_walks(model: str, steps: int = STEPS, temperature: float = 0.0) -> list[Walk]:
+    """Follow `steps` decode steps of one answer, after `WARM_STEPS` others."""
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=WARM_STEPS + steps + 8, ignore_eos=True)
-    found: list[Walk] = []
+    walks: list[Walk] = []
     with LLM(model) as llm:
         stream = llm.stream(_PROMPT, params)
         for _ in range(WARM_STEPS):
             next(stream)
         for _ in range(steps):
-            walk = Walk()
-            sys.setprofile(walk.note)
-            try:
+            with following() as walk:
                 next(stream)
-            finally:
-                sys.setprofile(None)
-            found.append(walk)
+            walks.append(walk)
         stream.close()
-    return found
+    return walks
 
 
-def report(found: list[Walk], *, detail: bool = False) -> str:
-    """Medians over the steps, and with `detail` every function of the step that is in the middle."""
-    typical = sorted(found, key=lambda walk: walk.calls.total())[len(found) // 2]
+def load_and_request_walks(model: str) -> tuple[Walk, Walk]:
+    """Follow loading a model for the second time in this process, and its second request.
+
+    The request has token ids as its prompt, and `REQUEST_TOKENS` greedy tokens as its answer. First times are left out, because these
+    also import modules and fill caches.
+    """
+    params = SamplingParams(temperature=0, max_tokens=REQUEST_TOKENS, ignore_eos=True)
+    LLM(model).close()
+    with following() as load:
+        llm = LLM(model)
+    with llm:
+        prompt = llm.tokenizer.encode(_PROMPT)
+        llm.generate([prompt], params)
+        with following() as request:
+            llm.generate([prompt], params)
+    return load, request
+
+
+def report(walks: list[Walk], *, detail: bool = False) -> str:
+    """Medians over `walks`, then the files of the walk in the middle; with `detail` its functions too."""
+    typical = sorted(walks, key=lambda walk: walk.calls.total())[len(walks) // 2]
     lines = [
-        f"files entered {median(len(walk.files) for walk in found):g}, calls {median(walk.calls.total() for walk in found):g}, "
-        f"switches between files {median(walk.switches for walk in found):g} (medians of {len(found)} decode steps)"
+        f"files {median(len(walk.files) for walk in walks):g}, calls {median(walk.calls.total() for walk in walks):g}, "
+        f"switches between files {median(walk.switches for walk in walks):g}"
     ]
     lines += [f"  {count:4} {name}" for name, count in sorted(typical.files.items())]
     if detail:
@@ -81,6 +110,14 @@ def report(found: list[Walk], *, detail: bool = False) -> str:
     return "\n".join(lines)
 
 
+def main(arguments: list[str]) -> None:
+    model = next((each for each in arguments if not each.startswith("-")), "smollm2")
+    detail = "--detail" in arguments
+    load, request = load_and_request_walks(model)
+    print("Loading the model:", report([load], detail=detail))
+    print(f"A request of {REQUEST_TOKENS} tokens:", report([request], detail=detail))
+    print(f"A decode step (medians of {STEPS}):", report(step_walks(model), detail=detail))
+
+
 if __name__ == "__main__":
-    arguments = [each for each in sys.argv[1:] if not each.startswith("-")]
-    print(report(walks(arguments[0] if arguments else "smollm2"), detail="--detail" in sys.argv))
+    main(sys.argv[1:])
