@@ -26,8 +26,8 @@ import numpy as np
 from mlxinfer import LLM, SamplingParams
 
 from .batch.texts import STORIES
-from .options import RESULTS
-from .system import describe
+from .common.options import RESULTS
+from .common.system import describe
 
 STREAMS, ROUNDS, TOKENS = (1, 2, 4, 8), 4, 96
 ASKED = (

@@ -203,8 +203,6 @@ def _folders() -> Iterator[Path]:
 
 # Folders that still have to be divided.
 KNOWN_LONG = {
-    "benchmarks",
-    "tests/benchmarks",
     "tests/cli",
     "tests/convert",
     "tests/engine",

@@ -1,1 +1,1 @@
-"""Many requests at once, long prompts during running answers, reused prefixes, drafts: this project and two servers."""
+"""Many requests at once, long prompts during answers, reused prefixes, drafts: this project and two servers."""

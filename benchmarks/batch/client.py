@@ -1,4 +1,4 @@
-"""The interface of a subject under test, and the measurements on it, written once for all subjects."""
+"""The interface of a server or library under test, and the measurements that all of them share."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Prompt = Union[str, Messages]
 Value = TypeVar("Value")
 
 _ENDLESS = 6000
-"""Token limit of a stream that should not end."""
+"""Token limit of an endless stream."""
 _LEAST_TOKENS = 8
 _GONE_S = 0.2
-"""Seconds for a server to notice a closed connection, which it does when it sends the next token."""
+"""Seconds in which a server notices a closed connection, at its next token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Part of an answer, as it arrives. One of the last pieces has the token counts."""
+    """Part of an answer. One of the last pieces has the token counts."""
 
     text: str = ""
     tokens: int = 0
@@ -34,41 +34,41 @@ class Piece:
 
 
 class Subject(ABC):
-    """A server or library under test. The methods that a worker may call return the worker's answer."""
+    """A server or library under test. The methods that are jobs of a worker return its answer."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
 
     @abstractmethod
     def load(self, model: str, *, threads: int, context: int, **settings: Any) -> dict[str, Any]:
-        """Prepare for sequences of this many tokens; returns `version`."""
+        """Prepare for sequences of `context` tokens. Returns `version`."""
 
     @abstractmethod
     def stream(self, prompt: Prompt, tokens: int, *, endless: bool) -> AsyncGenerator[Piece, None]:
-        """Continue a text, or answer messages greedily. `endless`: sampled, and not ended by the model."""
+        """Continue a text, or answer messages, greedily. An `endless` answer is sampled, and the model cannot end it."""
 
     def close(self) -> dict[str, Any]:
         return {}
 
-    def keep(self) -> dict[str, Any]:
-        """Ensure that what the next process needs to continue is on disk."""
+    def save(self) -> dict[str, Any]:
+        """Write the cache to disk for the next process."""
         raise NotImplementedError
 
-    def kept(self, prompt: Prompt, tokens: int) -> dict[str, Any]:
-        """`answer`, using what an earlier process has stored; finding it is part of the time."""
+    def restored(self, prompt: Prompt, tokens: int) -> dict[str, Any]:
+        """`answer` with the cache that an earlier process has written. The time includes reading the cache."""
         raise NotImplementedError
 
     def cpu_seconds(self) -> float:
-        """Processor time used so far, in seconds."""
+        """Processor time until now, in seconds."""
         return process_time()
 
     def answer(self, prompt: Prompt, tokens: int) -> dict[str, Any]:
-        """`first_s`, seconds to the first token, and the answer's `text` and counts."""
+        """Answer a prompt. Returns `first_s`, seconds to the first token, and the `text` and counts."""
         return self.wait(self._answer(prompt, tokens))
 
     def beside(self, prompt: str, long: str, alone_s: float) -> dict[str, Any]:
-        """Tokens per second of a stream: alone, before and after (`alone`), and while a long prompt is read (`beside`). `first_s` is the
-        time to that prompt's first token."""
+        """Measure tokens per second of a stream: `alone`, before and after, and `beside`, while a long prompt is read. `first_s` is the
+        time to the first token of that prompt."""
         return self.wait(self._beside(prompt, long, alone_s))
 
     def wait(self, work: Coroutine[Any, Any, Value]) -> Value:
@@ -103,7 +103,7 @@ class Subject(ABC):
             with suppress(asyncio.CancelledError):
                 await listening
         await asyncio.sleep(_GONE_S)
-        # The stream has grown longer meanwhile, which makes it slower in any case.
+        # The stream has grown longer meanwhile, which alone makes it slower.
         return {"alone": 2 / (before + after), "beside": meanwhile / first, "first_s": first}
 
     async def _listen(self, prompt: str, times: list[float]) -> None:
@@ -113,7 +113,7 @@ class Subject(ABC):
 
 
 async def _interval(listening: asyncio.Future[None], times: list[float], least_s: float) -> float:
-    """Seconds between two tokens, measured from now on."""
+    """Seconds between two tokens, from now on."""
     had = len(times)
     while len(times) <= had + _LEAST_TOKENS or times[-1] - times[had] < least_s:
         if listening.done():

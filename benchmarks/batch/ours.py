@@ -16,7 +16,7 @@ from .client import Piece, Prompt, Subject
 
 _QUIET_S, _MOST_S = 1.0, 30.0
 _TOKENS = range(32, 96)
-"""Ids that every vocabulary has and that are not special tokens."""
+"""Ids in every vocabulary that are not special tokens."""
 
 
 class Ours(Subject):
@@ -44,7 +44,7 @@ class Ours(Subject):
             yield _piece(chunk)
 
     def decode(self, depth: int, streams: int, steps: int) -> dict[str, Any]:
-        """This many answers to random prompts, timed from the request to the last token."""
+        """Time `streams` answers to random prompts, from the request to the last token."""
         prompts = [random.Random(stream).choices(_TOKENS, k=depth) for stream in range(streams)]
         params = SamplingParams(temperature=0, max_tokens=steps, ignore_eos=True)
         begun = perf_counter()
@@ -52,8 +52,7 @@ class Ours(Subject):
         return {"seconds": perf_counter() - begun}
 
     def write(self, prompts: list[Prompt], tokens: int, temperature: float) -> dict[str, Any]:
-        """Answer all of them at once: `tokens` and `seconds`, and the tokens `drafted` and `accepted`. `checksum` tells whether the answers
-        equal those of another run."""
+        """Answer all prompts at once. Returns `tokens`, `seconds`, the tokens `drafted` and `accepted`, and a `checksum` of the answers."""
         params = SamplingParams(temperature=temperature, max_tokens=tokens, seed=1)
         begun = perf_counter()
         done = self.wait(self._together(prompts, params))
@@ -75,12 +74,12 @@ class Ours(Subject):
         chunks = self._llm.stream(prompt, params) if isinstance(prompt, str) else self._llm.stream_chat(prompt, params)
         return [chunk async for chunk in chunks]
 
-    def keep(self) -> dict[str, Any]:
+    def save(self) -> dict[str, Any]:
         self.wait(self._settle(self._folder))
         return {}
 
     async def _settle(self, folder: Path) -> None:
-        """Wait until nothing more is written to disk."""
+        """Wait until all writes to disk are done."""
         begun = changed = perf_counter()
         before = -1
         while perf_counter() - changed < _QUIET_S and perf_counter() - begun < _MOST_S:
@@ -89,7 +88,7 @@ class Ours(Subject):
             if size != before:
                 before, changed = size, perf_counter()
 
-    def kept(self, prompt: Prompt, tokens: int) -> dict[str, Any]:
+    def restored(self, prompt: Prompt, tokens: int) -> dict[str, Any]:
         return self.answer(prompt, tokens)
 
 

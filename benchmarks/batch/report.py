@@ -1,12 +1,12 @@
-"""The results as tables in Markdown, and whether they meet the goals."""
+"""Tables of results, in Markdown, and the goals."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ..report import caption, cell, number, ratio, versions, warnings
-from ..samples import Results, Spread
+from ..common.report import caption, cell, markdown, number, ratio, versions, warnings
+from ..common.samples import Results, Spread
 from .texts import STORIES
 from .workloads import (
     ALONE,
@@ -27,8 +27,6 @@ from .workloads import (
     turn_name,
 )
 
-__all__ = ["caption", "document"]
-
 
 def document(models: list[Results], about: dict[str, Any]) -> str:
     parts = [f"{caption(about)}\n\n{versions(about)}"]
@@ -43,13 +41,13 @@ def document(models: list[Results], about: dict[str, Any]) -> str:
 
 def _servers(described: dict[str, Any]) -> str:
     found = [f"{engine} {about['version']}" for engine, about in described["engines"].items() if not engine.startswith(OURS)]
-    return f"Beside {', '.join(found)}." if found else "Nobody beside it."
+    return f"Compared with {', '.join(found)}." if found else "This project alone."
 
 
 def sections(results: Results) -> Iterator[tuple[str, str]]:
-    yield "Tokens a second of so many streams together", streams_table(results)
+    yield "Tokens per second of several streams together", streams_table(results)
     yield "A stream while a long prompt is read", beside_table(results)
-    yield "First token behind a long prefix", prefix_table(results)
+    yield "First token after a long prefix", prefix_table(results)
     yield "A conversation: tokens read, and time to the first token", conversation_table(results)
     yield "Drafts from the text itself", drafts_table(results)
 
@@ -68,7 +66,7 @@ def streams_table(results: Results) -> str:
                 percent(results.part((work, DETERMINISTIC), (work, UNDRAFTED))),
             ]
         )
-    return _table(rows)
+    return markdown(rows)
 
 
 def streams_found(results: Results) -> list[str]:
@@ -80,7 +78,7 @@ def beside_table(results: Results) -> str:
     for engine in _engines(results, ALONE):
         part = percent(results.part((BESIDE, engine), (ALONE, engine)))
         rows.append([engine, cell(results, ALONE, engine), cell(results, BESIDE, engine), part, cell(results, FIRST_BESIDE, engine)])
-    return _table(rows)
+    return markdown(rows)
 
 
 def prefix_table(results: Results) -> str:
@@ -91,7 +89,7 @@ def prefix_table(results: Results) -> str:
             part = percent(results.part((work, engine), (COLD, engine)))
             row += [cell(results, work, engine), part, plain(results, f"{work}: tokens read", engine)]
         rows.append(row)
-    return _table(rows)
+    return markdown(rows)
 
 
 def conversation_table(results: Results) -> str:
@@ -103,7 +101,7 @@ def conversation_table(results: Results) -> str:
             row += [plain(results, turn_name(turn, what), engine) for what in ("new", "read")]
             row.append(cell(results, turn_name(turn, "first token"), engine, spread=False))
         rows.append(row)
-    return _table(rows)
+    return markdown(rows)
 
 
 def turns_found(results: Results) -> list[int]:
@@ -119,16 +117,16 @@ def drafts_table(results: Results) -> str:
             same = results.part((f"{work}: the answer", OURS), (f"{work}: the answer", UNDRAFTED))
             agreed = "yes" if same and same.low == same.high == 1 else "no"
             rows.append([work, cell(results, work, OURS), cell(results, work, UNDRAFTED), better, accepted, agreed])
-    return _table(rows)
+    return markdown(rows)
 
 
 def goals(results: Results) -> list[str]:
-    """Each goal with its measurement: the median over the rounds."""
+    """Each goal with its measurement, the median over the rounds."""
     eight, one = streams_name(8), streams_name(1)
     found = [
         _goal("8 streams get {} times the tokens of one", results.better((eight, UNDRAFTED), (one, UNDRAFTED)), least=2.5),
         _goal(f"8 streams get {{}} times the tokens of {MLX_LM}'s", results.better((eight, UNDRAFTED), (eight, MLX_LM)), least=10),
-        _goal("A stream keeps {} of its speed beside a long prompt", results.part((BESIDE, OURS), (ALONE, OURS)), least=0.7),
+        _goal("A stream has {} of its speed during a long prompt", results.part((BESIDE, OURS), (ALONE, OURS)), least=0.7),
         _goal("A warm prefix takes {} of a cold one's time", results.part((WARM, OURS), (COLD, OURS)), most=0.05),
         _goal("A prefix from disk takes {} of a cold one's time", results.part((DISK, OURS), (COLD, OURS)), most=0.15),
         _goal("A conversation's later turns read {} times what they add, at most", _reread(results), most=1.0),
@@ -165,9 +163,3 @@ def plain(results: Results, work: str, engine: str) -> str:
 
 def _engines(results: Results, work: str) -> list[str]:
     return [engine for engine in SERVERS if results.of(work, engine)]
-
-
-def _table(rows: list[list[str]]) -> str:
-    if len(rows) == 1:
-        return ""
-    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] + ["---:"] * (len(rows[0]) - 1), *rows[1:]])

@@ -1,4 +1,4 @@
-"""Other projects' servers, `llama-server` and mlx-lm's, over HTTP as their users call them."""
+"""The servers of other projects, `llama-server` and mlx-lm's, over HTTP."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx2 as httpx
 
+from ..common.options import LLAMA_SERVER_VARIABLE
 from .client import Piece, Prompt, Subject
 
-PATH_VARIABLE = "LLAMA_SERVER"
 SLOTS = 4
 _START_S = 120.0
 
@@ -34,16 +34,16 @@ class Server(Subject):
         self._said = tempfile.TemporaryFile()  # noqa: SIM115  until this process ends
         command = self._command(model, port, threads, context, settings)
         self._process = subprocess.Popen(command, stdout=self._said, stderr=subprocess.STDOUT)
-        # The comparing process may have been killed.
+        # Also if the comparing process is killed.
         atexit.register(self._process.kill)
         self.listen(f"http://127.0.0.1:{port}", model)
         self._wait_until_it_listens(f"http://127.0.0.1:{port}/health")
         return {"version": self._version()}
 
     def listen(self, url: str, model: str) -> None:
-        """Connect to a server that is running or about to run."""
+        """Connect to a server that runs or will run."""
         self._model = model
-        # A server may close an idle connection, which would go unnoticed between two jobs.
+        # A server may close an idle connection between two jobs.
         once = httpx.Limits(max_keepalive_connections=0)
         self._client = httpx.AsyncClient(base_url=url, timeout=1800, limits=once)
 
@@ -73,7 +73,7 @@ class Server(Subject):
         raise NotImplementedError
 
     def _more(self, endless: bool) -> dict[str, Any]:
-        """Further fields of a request, in this server's terms."""
+        """Additional fields of a request to this server."""
         raise NotImplementedError
 
     def _wait_until_it_listens(self, url: str) -> None:
@@ -93,12 +93,12 @@ class Server(Subject):
 
 
 class LlamaServer(Server):
-    """`saved` is the folder in which its first slot, which then gets all requests, can be saved for the next process."""
+    """With `saved`, a folder, the first slot gets all requests, and can be saved there for the next process."""
 
     def _command(self, model: str, port: int, threads: int, context: int, settings: dict[str, Any]) -> list[str]:
-        found = shutil.which(os.environ.get(PATH_VARIABLE) or "llama-server")
+        found = shutil.which(os.environ.get(LLAMA_SERVER_VARIABLE) or "llama-server")
         if found is None:
-            raise ValueError(f"there is no llama-server: name it with --llama-server or {PATH_VARIABLE}")
+            raise ValueError(f"there is no llama-server: name it with --llama-server or {LLAMA_SERVER_VARIABLE}")
         saved = settings.get("saved", "")
         self._path, self._slots = found, {"id_slot": 0} if saved else {}
         lengths = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * context), "--threads", str(threads)]
@@ -111,11 +111,11 @@ class LlamaServer(Server):
     def _more(self, endless: bool) -> dict[str, Any]:
         return {"ignore_eos": endless, "cache_prompt": True} | self._slots
 
-    def keep(self) -> dict[str, Any]:
+    def save(self) -> dict[str, Any]:
         self.wait(self._slot("save"))
         return {}
 
-    def kept(self, prompt: Prompt, tokens: int) -> dict[str, Any]:
+    def restored(self, prompt: Prompt, tokens: int) -> dict[str, Any]:
         begun = perf_counter()
         self.wait(self._slot("restore"))
         seconds = perf_counter() - begun

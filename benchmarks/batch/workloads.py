@@ -1,4 +1,4 @@
-"""The measurements, one function each: a generator of the samples of one engine in one round."""
+"""The measurements. Each is a generator of the samples of one engine in one round."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..process import Process
-from ..samples import SECONDS, TOKENS_PER_S, Sample
+from ..common.process import Process
+from ..common.samples import SECONDS, TOKENS_PER_S, Sample
 from .texts import QUESTIONS, STORIES, STORY, Messages, edits, passage
 
 OURS, UNDRAFTED, DETERMINISTIC = "mlxinfer", "mlxinfer-undrafted", "mlxinfer-deterministic"
@@ -30,7 +30,7 @@ _DISK_GB = 2.0
 _TURN_TOKENS = 8
 _SYSTEM_TOKENS = 512
 _STEPS_OF_A_SLOW_ENGINE = 32
-"""Divisor: the prompt limit in tokens over this is the number of tokens per stream."""
+"""A slow engine gets this many times fewer tokens per stream than its prompt limit."""
 _EDIT_TOKENS, _FREE_TOKENS = 400, 200
 _FREE_TEMPERATURE = 0.8
 _ALONE_S = 1.0
@@ -40,7 +40,7 @@ _NUMBERS = 10
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`prompt`: tokens of the long prompt. `steps`: tokens of each of many streams."""
+    """Lengths in tokens: `prompt` of the long prompt, `steps` of each of many streams."""
 
     prompt: int = 4096
     steps: int = 128
@@ -59,7 +59,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One engine's turn. `another` starts a second process of the same engine with further settings, loaded and warm."""
+    """One engine in one round. `another` starts a second process of the same engine with additional settings, loaded and warm."""
 
     model: str
     engine: str
@@ -76,12 +76,12 @@ class Case:
         return Sample(self.model, work, self.engine, self.round, length, streams, steps, value, unit, **kept)
 
     def passage(self, number: int) -> str:
-        """A new one in every round, so that no engine has it cached."""
+        """A passage that differs in every round, so no engine has it in its cache."""
         return passage(self.tokenizer, self.plan.prompt, self.round * _NUMBERS + number)
 
 
 def together(case: Case) -> Iterator[Sample]:
-    """Tokens per second of 1, 2, ... streams, all streams counted."""
+    """Tokens per second of 1, 2, ... streams, added up."""
     for streams in case.plan.streams if case.engine != DETERMINISTIC else [n for n in case.plan.streams if n in (1, 8)]:
         answer = case.process.ask("decode", depth=_DEPTH, streams=streams, steps=case.plan.steps)
         rate = streams * case.plan.steps / answer["seconds"]
@@ -99,7 +99,7 @@ def beside(case: Case) -> Iterator[Sample]:
 
 
 def prefix(case: Case) -> Iterator[Sample]:
-    """Two questions about the same long text."""
+    """Ask two questions about the same long text."""
     text = case.passage(1)
     for work, question in ((COLD, QUESTIONS[0]), (WARM, QUESTIONS[3])):
         answer = case.process.ask("answer", prompt=f"{text}\n\n{question}", tokens=2)
@@ -108,23 +108,23 @@ def prefix(case: Case) -> Iterator[Sample]:
 
 
 def disk(case: Case) -> Iterator[Sample]:
-    """The same with two processes, one after the other."""
+    """Ask two questions about the same long text in two processes, one after the other."""
     text = case.passage(2)
     with tempfile.TemporaryDirectory() as folder:
         settings: dict[str, Any] = {"saved": folder} if case.engine == LLAMA_SERVER else {"prefix_disk_gb": _DISK_GB, "prefix_dir": folder}
         with case.another(**settings) as process:
             process.ask("answer", prompt=f"{text}\n\n{QUESTIONS[0]}", tokens=2)
-            process.ask("keep")
+            process.ask("save")
             process.ask("close")
         with case.another(**settings) as process:
-            answer = process.ask("kept", prompt=f"{text}\n\n{QUESTIONS[3]}", tokens=2)
+            answer = process.ask("restored", prompt=f"{text}\n\n{QUESTIONS[3]}", tokens=2)
             process.ask("close")
     yield case.sample(DISK, answer["first_s"], SECONDS, answer, case.plan.prompt)
     yield case.sample(f"{DISK}: tokens read", answer["prompt_tokens"] - answer["reused_tokens"], TOKENS, answer, case.plan.prompt)
 
 
 def conversation(case: Case) -> Iterator[Sample]:
-    """The tokens that each turn adds (since the token chosen last), those that it reads, and the time to its first token."""
+    """For each turn: the tokens that it adds, those that the engine reads, and the time to the first token."""
     text = passage(case.tokenizer, min(_SYSTEM_TOKENS, case.plan.prompt), case.round * _NUMBERS + 3)
     messages: Messages = [{"role": "system", "content": text}]
     known = 0
@@ -138,7 +138,7 @@ def conversation(case: Case) -> Iterator[Sample]:
             ("first token", answer["first_s"], SECONDS),
         ):
             yield case.sample(turn_name(turn, what), value, unit, answer, length)
-        # The token chosen last has not been read yet.
+        # The engine has not read the last token of its answer yet.
         known = length + answer["answer_tokens"] - 1
         messages.append({"role": "assistant", "content": answer["text"]})
 
@@ -148,8 +148,7 @@ def turn_name(turn: int, what: str) -> str:
 
 
 def drafts(case: Case) -> Iterator[Sample]:
-    """Code repeated with a change, greedily, and stories, sampled: 1 and 4 at once. Run twice, and only the second run counts, when prompts
-    are cached."""
+    """Repeat code with a change, greedily, and write stories, sampled: 1 and 4 at once. The second run counts, with cached prompts."""
     kinds = ((EDIT, edits(), _EDIT_TOKENS, 0.0), (FREE, list(STORIES), _FREE_TOKENS, _FREE_TEMPERATURE))
     for kind, prompts, tokens, temperature in kinds:
         for streams in (1, len(prompts)):
@@ -179,3 +178,4 @@ WORKS = (
     Work("conversation", SERVERS, conversation),
     Work("drafts", (OURS, UNDRAFTED), drafts),
 )
+ENGINES = tuple(dict.fromkeys(engine for work in WORKS for engine in work.engines))

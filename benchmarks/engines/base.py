@@ -1,47 +1,55 @@
-"""The interface of an engine, as a worker uses it."""
+"""The interface of an engine in a worker."""
 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import asdict
+from typing import Any
 
 WARM_STEPS = 2
 """Decode steps before the clock starts."""
+JOBS = ("load", "about", "prefill", "decode", "cost", "memory", "machine")
+Answer = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class About:
-    """Which engine did the work. `weight_bytes` is what it holds of the model, `cache_item_bytes` the size of a cached number."""
+class Engine:
+    """One model, loaded once. Times are in seconds, and cover only the work itself. Decoding is greedy.
 
-    version: str
-    details: str
-    weight_bytes: int
-    cache_item_bytes: int
+    An engine without a model measures the machine.
+    """
 
+    def load(self, model: str, *, threads: int, context: int, prompt: str) -> Answer:
+        """Load the model for sequences of up to `context` tokens. Returns the `text` of the first token after the prompt."""
+        raise NotImplementedError
 
-class Engine(Protocol):
-    """One model, loaded once. Times are in seconds and cover only the work itself; all tokens are chosen greedily."""
+    def about(self) -> Answer:
+        """`version`, `details`, `weight_bytes`, and `cache_item_bytes`, the bytes of a cached number."""
+        raise NotImplementedError
 
-    def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
-        """Load the model, for sequences of up to `context` tokens, and return the text of the first token after the prompt."""
-        ...
+    def prefill(self, tokens: int) -> Answer:
+        """`seconds` from a prompt of random tokens to the first token of the answer."""
+        raise NotImplementedError
 
-    def about(self) -> About: ...
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> Answer:
+        """`seconds` for `steps` tokens of each of `streams` sequences in one batch, after prompts of `depth` (at least one) random tokens,
+        with a cache of `kv` bits."""
+        raise NotImplementedError
 
-    def prefill(self, tokens: int) -> float:
-        """Time from a prompt of random tokens to the first token of the answer."""
-        ...
-
-    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
-        """Time for `steps` tokens of each of `streams` sequences, in one batch, after prompts of `depth` (at least one) random tokens, with
-        keys and values stored in `kv` bits."""
-        ...
-
-    def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
-        """For a prompt of `tokens`, or for a decode step if that is 0: `operations`, `weight_bytes`, `cache_bytes`. Empty for an engine
+    def cost(self, tokens: int, depth: int, streams: int) -> Answer:
+        """`operations`, `weight_bytes` and `cache_bytes` of a prompt of `tokens`, or of a decode step if `tokens` is 0. Empty for an engine
         that does not know its model's sizes."""
-        ...
+        return {}
+
+    def memory(self) -> Answer:
+        from mlxinfer.util.device import peak_rss
+
+        return {"peak_rss_bytes": peak_rss()}
+
+    def machine(self, bytes: int) -> Answer:
+        """Bytes read, bytes copied and operations per second of the machine."""
+        from mlxinfer.bench.machine import measure_machine
+
+        return asdict(measure_machine(bytes))
 
 
 def random_tokens(count: int, vocabulary: int) -> list[int]:

@@ -1,4 +1,4 @@
-"""llama.cpp, through llama-cpp-python's C interface, used as in llama-bench, with the next token chosen."""
+"""llama.cpp, through llama-cpp-python's C interface, used as in llama-bench, with greedy tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import llama_cpp as llama
 import numpy as np
 
-from .base import WARM_STEPS, About, random_tokens
+from .base import WARM_STEPS, Answer, Engine, random_tokens
 
 _CACHE_TYPES = {8: llama.GGML_TYPE_Q8_0, 4: llama.GGML_TYPE_Q4_0}
 _FLASH_ATTENTION = 1
-"""On: quantized values require it. Otherwise llama.cpp decides."""
+"""On, because quantized values require flash attention. For other caches llama.cpp decides."""
 _ROOM = 64
 """Tokens of context for the warm-up steps."""
 
@@ -23,8 +23,8 @@ def quiet(level: int, text: bytes, data: object) -> None:
     pass
 
 
-class LlamaCpp:
-    def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
+class LlamaCpp(Engine):
+    def load(self, model: str, *, threads: int, context: int, prompt: str) -> Answer:
         llama.llama_log_set(quiet, ctypes.c_void_p(0))
         llama.llama_backend_init()
         self.model = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
@@ -37,24 +37,25 @@ class LlamaCpp:
         self._tokens_of_context = context + _ROOM
         self._contexts = {16: self._context(self._tokens_of_context, 1)}
         self.context = self._contexts[16]
-        return self._text(self._feed(self._tokens(prompt)))
+        return {"text": self._text(self._feed(self._tokens(prompt)))}
 
-    def about(self) -> About:
+    def about(self) -> Answer:
         from importlib.metadata import version  # not before the first token
 
         features = llama.llama_print_system_info().decode().strip()
-        return About(version("llama-cpp-python"), f"keys and values in float16, {features}", llama.llama_model_size(self.model), 2)
+        details, size = f"keys and values in float16, {features}", llama.llama_model_size(self.model)
+        return {"version": version("llama-cpp-python"), "details": details, "weight_bytes": size, "cache_item_bytes": 2}
 
-    def prefill(self, tokens: int) -> float:
+    def prefill(self, tokens: int) -> Answer:
         prompt = random_tokens(tokens, self.size)
         self._forget(self.context)
         start = perf_counter()
         self._feed(prompt)
-        return perf_counter() - start
+        return {"seconds": perf_counter() - start}
 
-    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> Answer:
         if streams > 1:
-            return self._decode_many(depth, streams, steps)
+            return {"seconds": self._decode_many(depth, streams, steps)}
         if kv not in self._contexts:
             self._contexts[kv] = self._context(self._tokens_of_context, 1, kv)
         self.context = self._contexts[kv]
@@ -65,10 +66,7 @@ class LlamaCpp:
         start = perf_counter()
         for _ in range(steps):
             token = self._feed([token])
-        return perf_counter() - start
-
-    def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
-        return {}
+        return {"seconds": perf_counter() - start}
 
     def _context(self, tokens: int, streams: int, kv: int = 16) -> Any:
         params = llama.llama_context_default_params()
@@ -79,18 +77,18 @@ class LlamaCpp:
         params.n_threads = params.n_threads_batch = self.threads
         context = llama.llama_init_from_model(self.model, params)
         if context is None:
-            raise ValueError(f"there is no room for {streams} x {tokens} tokens")
+            raise ValueError(f"llama.cpp has no space for {streams} x {tokens} tokens")
         return context
 
     def _forget(self, context: Any) -> None:
         llama.llama_memory_clear(llama.llama_get_memory(context), False)
 
     def _feed(self, tokens: list[int]) -> int:
-        """Append tokens to the context's only sequence; returns the most likely next one."""
+        """Append tokens to the context's only sequence, and return the most likely next token."""
         size = llama.llama_n_batch(self.context)
         for start in range(0, len(tokens), size):
             part = tokens[start : start + size]
-            # The batch only points to the array, so a name must keep it alive.
+            # The batch only points to the array, so a name keeps the array alive.
             array = (llama.llama_token * len(part))(*part)
             self._run(self.context, llama.llama_batch_get_one(array, len(part)))
         return self._likeliest(self.context, -1)
@@ -105,7 +103,7 @@ class LlamaCpp:
         return int(logits.argmax())
 
     def _decode_many(self, depth: int, streams: int, steps: int) -> float:
-        """All sequences in one batch, one token each."""
+        """Decode all sequences in one batch, one token each."""
         context = self._many.get(streams)
         if context is None:
             context = self._many[streams] = self._context(max(depth, 1) + steps + _ROOM, streams)
@@ -125,7 +123,7 @@ class LlamaCpp:
         return seconds
 
     def _step(self, context: Any, batch: Any, rows: list[tuple[int, int, int]]) -> list[int]:
-        """Run rows of (sequence, position, token); returns the most likely next token of each sequence's last row, in order."""
+        """Run rows of (sequence, position, token). Returns the most likely next token of each sequence's last row, in order."""
         batch.n_tokens = len(rows)
         last = {stream: index for index, (stream, _, _) in enumerate(rows)}
         for index, (stream, position, token) in enumerate(rows):

@@ -1,4 +1,4 @@
-"""mlx-lm, through the generator that its own commands use."""
+"""mlx-lm, through the generator of its commands."""
 
 from __future__ import annotations
 
@@ -12,39 +12,40 @@ from mlx_lm import load
 from mlx_lm.generate import batch_generate, generate_step, generation_stream
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache, trim_prompt_cache
 
-from ..workloads import DEEP
-from .base import WARM_STEPS, About, random_tokens
+from ..compare.workloads import DEEP
+from .base import WARM_STEPS, Answer, Engine, random_tokens
 
 
-class MLXLM:
-    def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
+class MLXLM(Engine):
+    def load(self, model: str, *, threads: int, context: int, prompt: str) -> Answer:
         self.model, self.tokenizer = load(model)[:2]
         self._filled: dict[tuple[int, int], list[Any]] = {}
         tokens = self._generate(self.tokenizer.encode(prompt), 1)
         text: str = self.tokenizer.decode([next(tokens)])
         _finish(tokens)
-        return text
+        return {"text": text}
 
-    def about(self) -> About:
+    def about(self) -> Answer:
         from importlib.metadata import version  # not before the first token
 
         leaves: list[tuple[str, mx.array]] = tree_flatten(self.model.parameters())  # type: ignore[assignment]
         dtype = next(array.dtype for name, array in leaves if name.endswith("norm.weight"))
         details = f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}"
-        return About(version("mlx-lm"), details, sum(array.nbytes for _, array in leaves), dtype.size)
+        size = sum(array.nbytes for _, array in leaves)
+        return {"version": version("mlx-lm"), "details": details, "weight_bytes": size, "cache_item_bytes": dtype.size}
 
-    def prefill(self, tokens: int) -> float:
+    def prefill(self, tokens: int) -> Answer:
         prompt = random_tokens(tokens, self._vocabulary)
         start = perf_counter()
         answer = self._generate(prompt, 1)
         next(answer)
         seconds = perf_counter() - start
         _finish(answer)
-        return seconds
+        return {"seconds": seconds}
 
-    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> Answer:
         if streams != 1:
-            return self._decode_many(depth, streams, steps)
+            return {"seconds": self._decode_many(depth, streams, steps)}
         cache = self._filled.pop((depth, kv), None)
         if cache is None and depth == DEEP:
             cache = self._random_cache(depth, kv)
@@ -61,10 +62,10 @@ class MLXLM:
         if can_trim_prompt_cache(cache):
             trim_prompt_cache(cache, cache[0].offset - depth)
             self._filled[depth, kv] = cache
-        return seconds
+        return {"seconds": seconds}
 
     def _decode_many(self, depth: int, streams: int, steps: int) -> float:
-        """Through `batch_generate`, which reports the time of its decoding."""
+        """Decode with `batch_generate`, which reports its decoding time."""
         prompts = [random_tokens(max(depth, 1), self._vocabulary) for _ in range(streams)]
         stats = batch_generate(self.model, self.tokenizer, prompts, max_tokens=steps).stats
         if stats.generation_tokens != streams * steps:
@@ -72,7 +73,7 @@ class MLXLM:
         return float(stats.generation_tokens / stats.generation_tps)
 
     def _random_cache(self, depth: int, kv: int) -> list[Any]:
-        """Reading a prompt this long would take minutes; attention over random numbers takes the same time."""
+        """Fill a cache with random numbers. Reading such a long prompt would take minutes, and attention takes the same time."""
         cache: list[Any] = make_prompt_cache(self.model)
         self.model(mx.array(random_tokens(1, self._vocabulary))[None], cache=cache)
         for layer in cache:
@@ -82,9 +83,6 @@ class MLXLM:
             cache = [layer.to_quantized(group_size=64, bits=kv) for layer in cache]
         mx.eval([layer.state[:2] for layer in cache])
         return cache
-
-    def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
-        return {}
 
     @property
     def _vocabulary(self) -> int:
@@ -96,7 +94,7 @@ class MLXLM:
 
 
 def _finish(answer: Generator[Any, None, None]) -> None:
-    """The generator has started a step that will not be read; it must not run into the next measurement."""
+    """End the generator, and wait for the step that it has started ahead, which must not run during the next measurement."""
     answer.close()
     mx.synchronize(generation_stream)
 

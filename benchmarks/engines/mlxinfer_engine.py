@@ -1,4 +1,4 @@
-"""This project, through the same front door and engine as every request."""
+"""This project, through `LLM` and its engine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from mlxinfer import LLM, SamplingParams
 
-from .base import About
+from .base import Answer, Engine
 
 if TYPE_CHECKING:
     from mlxinfer.bench.measure import Bench
@@ -19,39 +19,36 @@ if TYPE_CHECKING:
 MOST_STEPS = 256
 
 
-class MLXInfer:
-    def load(self, model: str, *, threads: int, context: int, prompt: str) -> str:
-        # Measure the cost of every token.
+class MLXInfer(Engine):
+    def load(self, model: str, *, threads: int, context: int, prompt: str) -> Answer:
         self.llm = LLM(model, speculate=False, prefix_cache=False)
         text = self.llm.generate(prompt, SamplingParams(temperature=0, max_tokens=1))[0].text
         self._held: dict[tuple[int, int, int], list[Sequence]] = {}
         self._engines = {16: self.llm.engine}
         self._open = ExitStack()
-        return text
+        return {"text": text}
 
-    def about(self) -> About:
+    def about(self) -> Answer:
         from importlib.metadata import version  # not before the first token
 
         from mlxinfer.util.background import finish_background_work
 
-        # The caller measures next.
         finish_background_work()
         dtype = self.llm.dtype
-        return About(
-            version("mlxinfer"), f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}, {_kernels()}", self.llm.weight_bytes, dtype.size
-        )
+        details = f"mlx {version('mlx')}, {str(dtype).rpartition('.')[2]}, {_kernels()}"
+        return {"version": version("mlxinfer"), "details": details, "weight_bytes": self.llm.weight_bytes, "cache_item_bytes": dtype.size}
 
-    def prefill(self, tokens: int) -> float:
-        return self._bench().prefill(tokens)
+    def prefill(self, tokens: int) -> Answer:
+        return {"seconds": self._bench().prefill(tokens)}
 
-    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> float:
-        # The cache is filled once: every measurement runs on copies of the sequences in it.
+    def decode(self, depth: int, streams: int, steps: int, kv: int = 16) -> Answer:
+        # The cache is filled once. Every measurement runs on copies of its sequences.
         key, bench = (depth, streams, kv), self._bench(kv)
         if key not in self._held:
             self._held[key] = self._open.enter_context(bench.filled(depth, streams, MOST_STEPS))
-        return bench.decode(self._held[key], steps)
+        return {"seconds": bench.decode(self._held[key], steps)}
 
-    def cost(self, tokens: int, depth: int, streams: int) -> dict[str, float]:
+    def cost(self, tokens: int, depth: int, streams: int) -> Answer:
         from mlxinfer.bench.roofline import footprint
 
         engine = self.llm.engine
@@ -66,19 +63,19 @@ class MLXInfer:
         return {"operations": costs[0].operations, "weight_bytes": costs[1].bytes, "cache_bytes": costs[0].bytes - costs[1].bytes}
 
     def _bench(self, kv: int = 16) -> Bench:
-        # Loading must not import what only measures.
+        # Loading must not import modules that only measure.
         from mlxinfer.bench.measure import Bench
         from mlxinfer.cache.kv_format import KVFormat
-        from mlxinfer.engine.core.engine import Engine
+        from mlxinfer.engine.core import engine as core
 
         if kv not in self._engines:
             engine = self.llm.engine
-            self._engines[kv] = Engine(engine.model, engine.config, dtype=self.llm.dtype, kv=KVFormat.parse(kv))
+            self._engines[kv] = core.Engine(engine.model, engine.config, dtype=self.llm.dtype, kv=KVFormat.parse(kv))
         return Bench(self._engines[kv])
 
 
 def _kernels() -> str:
-    """Which native operations are in use."""
+    """Status of the native operations."""
     if find_spec("mlxinfer.kernels_cpu") is None:
         return "no CPU kernels"
     status: str = import_module("mlxinfer.kernels_cpu").status()

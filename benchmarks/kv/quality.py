@@ -1,172 +1,104 @@
-"""Every engine's quantized caches compared with its own 16-bit cache, on the same text."""
+"""Compares next-token probabilities with quantized caches and with a 16-bit cache, on the same text."""
 
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 
-from ..loss import Comparison, Loss, Rows
-from ..system import ROOT
+import numpy as np
+from numpy.typing import NDArray
 
-OURS = ("8", "k8v4", "k6v4", "k5v4", "4", "3", "2")
-MLX_LM = (8, 6, 5, 4, 3, 2)
-LLAMA_CPP = (("q8_0", "q8_0"), ("q8_0", "q4_0"), ("q5_0", "q4_0"), ("q4_0", "q4_0"))
+from mlxinfer import LLM, SamplingParams
+from mlxinfer.cache.kv_format import KVFormat
+from mlxinfer.engine.core.events import Logits
+from mlxinfer.engine.core.sequence import Sequence
+
+FORMATS = ("8", "k8v4", "k6v4", "k5v4", "4", "3", "2")
+FIRST16 = "4, first page 16"
+SCALE_BITS = 32 / 64
+"""Bits of scales per value, for head sizes that are multiples of 64."""
 PAGE = 64
-
-Run = Callable[[], Iterator[Rows]]
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """A cache in one model at one length of text."""
-
-    model: str
-    context: int
-    engine: str
-    cache: str
-    bits: float
-    loss: Loss
-
-    def flat(self) -> dict[str, object]:
-        row: dict[str, object] = asdict(self)
-        del row["loss"]
-        return row | asdict(self.loss)
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """`bits`: bits per cached value with its share of scales, for groups of 64 (llama.cpp: 32)."""
-
-    engine: str
-    cache: str
-    bits: float
-    run: Run
-
-
-def compare(name: str, ids: list[int], exact: Run, candidates: list[Candidate], tell: Callable[[str], None]) -> Iterator[Row]:
-    """Each candidate against `exact`, which runs again for each: both sets of logits together would not fit in memory. An engine that
-    refuses a cache is left out."""
-    for candidate in candidates:
-        tell(f"{name}, {len(ids)} tokens: {candidate.engine} {candidate.cache}")
-        try:
-            yield Row(name, len(ids), candidate.engine, candidate.cache, candidate.bits, _loss(ids, exact(), candidate.run()))
-        except ValueError as error:
-            tell(f"left out: {error}")
-
-
-def _loss(ids: list[int], exact: Iterator[Rows], other: Iterator[Rows]) -> Loss:
-    found = Comparison()
-    done = 0
-    for p, q in together(exact, other):
-        found.add(p, q, ids[done + 1 : done + 1 + len(p)])
-        done += len(p)
-    return found.loss(PAGE)
-
-
-def together(left: Iterator[Rows], right: Iterator[Rows]) -> Iterator[tuple[Rows, Rows]]:
-    """Rows of both in pieces of equal size, whatever the sizes they come in."""
-    held: list[Rows | None] = [None, None]
-    sources = (left, right)
-    while True:
-        for i, source in enumerate(sources):
-            if held[i] is None or not len(held[i]):  # type: ignore[arg-type]
-                held[i] = next(source, None)
-        mine, other = held
-        if mine is None or other is None:
-            return
-        count = min(len(mine), len(other))
-        yield mine[:count], other[:count]
-        held = [mine[count:], other[count:]]
-
-
-def ours(model: Path, ids: list[int]) -> tuple[Run, list[Candidate]]:
-    from . import ours as engine
-
-    def run(kv: str, first16: bool = False) -> Run:
-        return partial(engine.logits, model, ids, kv=kv, first16=first16)
-
-    found = [Candidate("mlxinfer", kv, engine.bits_per_value(kv), run(kv)) for kv in OURS]
-    return run("16"), [*found, Candidate("mlxinfer", "4, first page 16", engine.bits_per_value("4"), run("4", first16=True))]
-
-
-def mlx_lm(folder: Path, ids: list[int]) -> tuple[Run, list[Candidate]]:
-    from . import mlx_lm_cache as engine
-
-    def run(bits: int | None) -> Run:
-        return partial(engine.logits, folder, ids, bits=bits)
-
-    return run(None), [Candidate("mlx-lm", str(bits), bits + engine.SCALE_BITS, run(bits)) for bits in MLX_LM]
-
-
-def llama_cpp(model: Path, ids: list[int], threads: int) -> tuple[Run, list[Candidate]]:
-    from . import llama_cpp_cache as engine
-
-    def run(keys: str, values: str) -> Run:
-        return partial(engine.logits, model, ids, keys=keys, values=values, threads=threads)
-
-    found = []
-    for keys, values in LLAMA_CPP:
-        bits = (engine.BITS[keys] + engine.BITS[values]) / 2
-        found.append(Candidate("llama.cpp", keys if keys == values else f"{keys}/{values}", bits, run(keys, values)))
-    return run("f16", "f16"), found
-
-
-def measure(
-    name: str, model: Path, ids: list[int], engines: tuple[str, ...], caches: tuple[str, ...], threads: int, tell: Callable[[str], None]
-) -> Iterator[Row]:
-    """`caches`: only these, or all if empty."""
-    for engine in engines:
-        with tempfile.TemporaryDirectory() as folder:
-            if engine == "mlxinfer":
-                exact, candidates = ours(model, ids)
-            elif engine == "llama.cpp":
-                exact, candidates = llama_cpp(model, ids, threads)
-            else:
-                exact, candidates = mlx_lm(converted(model, Path(folder) / "model"), ids)
-            yield from compare(name, ids, exact, [c for c in candidates if not caches or c.cache in caches], tell)
-
-
-def converted(model: Path, folder: Path) -> Path:
-    """A lossless copy for mlx-lm, which does not read such GGUF files."""
-    if model.is_dir():
-        return model
-    command = [sys.executable, "-m", "mlxinfer", "convert", str(model), str(folder), "--dtype", "float32", "--no-measure"]
-    subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-    return folder
-
-
 COLUMNS = ("model", "context", "engine", "cache", "bits", "tokens", "mean_kl", "high_kl", "highest_kl", "same_top", "perplexity")
+_KEY = COLUMNS[:4]
+
+Rows = NDArray[np.float32]
+Result = dict[str, str]
 
 
-def keep(row: Row, path: Path) -> None:
-    """Add to a file of results: a row replaces an earlier measurement of the same thing."""
-    kept = {_what(other): other for other in read(path)}
-    flat = {key: f"{value:.5g}" if isinstance(value, float) else str(value) for key, value in row.flat().items()}
-    kept[_what(flat)] = flat
+def measure(name: str, model: Path, ids: list[int], caches: tuple[str, ...], tell: Callable[[str], None]) -> Iterator[Result]:
+    """Measure `caches`, or all if empty. The 16-bit cache runs again for each, because both sets of logits would not fit into memory."""
+    for cache in (*FORMATS, FIRST16):
+        if caches and cache not in caches:
+            continue
+        tell(f"{name}, {len(ids)} tokens: {cache}")
+        kv = cache.partition(",")[0]
+        form = KVFormat.parse(kv)
+        bits = sum(each + SCALE_BITS * (each < 16) for each in (form.k_bits, form.v_bits)) / 2
+        loss = losses(zip(logits(model, ids, "16"), logits(model, ids, kv, first16=cache == FIRST16), strict=True), ids)
+        figures = {"model": name, "context": len(ids), "engine": "mlxinfer", "cache": cache, "bits": bits, **loss}
+        yield {key: f"{value:.5g}" if isinstance(value, float) else str(value) for key, value in figures.items()}
+
+
+def logits(model: Path, ids: list[int], kv: str, *, first16: bool = False) -> Iterator[Rows]:
+    """Logits `[rows, vocab]` of all tokens in order, some rows at a time."""
+    with LLM(str(model), kv=kv, kv_first16=first16, max_context=len(ids) + 64) as llm:
+        llm.engine.add(Sequence(ids, SamplingParams(), seed=0, max_length=len(ids), wants_logits=True))
+        while not llm.engine.idle:
+            for event in llm.engine.step():
+                if isinstance(event, Logits):
+                    yield np.array(event.rows)
+
+
+def losses(pairs: Iterator[tuple[Rows, Rows]], ids: list[int], skip: int = PAGE) -> dict[str, float]:
+    """Figures of pairs of exact and other logits `[rows, vocab]` of the tokens `ids`, without the first `skip` positions.
+
+    `mean_kl`, `high_kl` (99th percentile) and `highest_kl` are KL divergences in nats. `same_top` is the share of positions with the same
+    most probable token. `perplexity` is the factor by which the text's perplexity grows.
+    """
+    parts: list[tuple[Rows, NDArray[np.bool_], Rows]] = []
+    done = 0
+    for exact, other in pairs:
+        p, q = log_softmax(exact), log_softmax(other)
+        following = ids[done + 1 : done + 1 + len(p)]
+        rows = np.arange(len(following))
+        parts.append(((np.exp(p) * (p - q)).sum(-1), p.argmax(-1) == q.argmax(-1), p[rows, following] - q[rows, following]))
+        done += len(p)
+    kl, same, surprise = (np.concatenate(each)[skip:] for each in zip(*parts, strict=True))
+    return {
+        "tokens": len(kl),
+        "mean_kl": float(kl.mean()),
+        "high_kl": float(np.percentile(kl.astype(np.float64), 99)),
+        "highest_kl": float(kl.max()),
+        "same_top": float(same.mean()),
+        "perplexity": float(np.exp(surprise.mean())),
+    }
+
+
+def log_softmax(logits: Rows) -> Rows:
+    shifted = logits - logits.max(-1, keepdims=True)
+    sums: NDArray[np.float64] = np.exp(shifted).sum(-1, keepdims=True, dtype=np.float64)
+    found: Rows = shifted - np.log(sums).astype(np.float32)
+    return found
+
+
+def store(row: Result, path: Path) -> None:
+    """Add a row to a file of results. It replaces an earlier row of the same cache, model and length."""
+    rows = {tuple(each[key] for key in _KEY): each for each in [*read(path), row]}
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(kept.values())
+        writer.writerows(rows.values())
 
 
-def read(path: Path) -> list[dict[str, str]]:
+def read(path: Path) -> list[Result]:
     if not path.exists():
         return []
     with path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def _what(row: dict[str, str]) -> tuple[str, ...]:
-    return tuple(row[key] for key in ("model", "context", "engine", "cache"))
-
-
-def table(rows: list[dict[str, str]]) -> str:
+def table(rows: list[Result]) -> str:
     """Markdown: a table for each model and length of text."""
     text = ""
     for model, context in dict.fromkeys((row["model"], row["context"]) for row in rows):
@@ -174,11 +106,7 @@ def table(rows: list[dict[str, str]]) -> str:
         text += "| --- | --- | ---: | ---: | ---: | ---: | ---: |\n"
         for row in rows:
             if (row["model"], row["context"]) == (model, context):
-                text += _line(row)
+                kl, high, top, perplexity = (float(row[key]) for key in ("mean_kl", "high_kl", "same_top", "perplexity"))
+                cells = (row["engine"], row["cache"], row["bits"], f"{kl:.2g}", f"{high:.2g}", f"{top:.1%}", f"x{perplexity:.3f}")
+                text += f"| {' | '.join(cells)} |\n"
     return text.lstrip()
-
-
-def _line(row: dict[str, str]) -> str:
-    kl, high, top, perplexity = (float(row[key]) for key in ("mean_kl", "high_kl", "same_top", "perplexity"))
-    cells = (row["engine"], row["cache"], row["bits"], f"{kl:.2g}", f"{high:.2g}", f"{top:.1%}", f"x{perplexity:.3f}")
-    return f"| {' | '.join(cells)} |\n"

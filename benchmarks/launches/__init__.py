@@ -1,1 +1,1 @@
-"""A ledger of what one step costs on an Apple GPU, computed without one."""
+"""The cost of a step on an Apple GPU, computed without one."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks launches`: what a step costs on an Apple GPU, ours and mlx-lm's, computed on any machine."""
+"""`python -m benchmarks launches`: the cost of a step on an Apple GPU, of this project and mlx-lm, computed on any machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,10 @@ from typing import Any
 
 import click
 
-from ..files import place, publish
-from ..options import stem
-from ..system import ROOT, describe
-from .report import document
+from ..common import options
+from ..common.study import publish, write_about
+from ..common.system import ROOT, describe
 
-STUDY = "launches"
 DEFAULT_MODELS = ("llama-3.1", "smollm2")
 
 
@@ -26,24 +24,23 @@ DEFAULT_MODELS = ("llama-3.1", "smollm2")
 @click.option("--past", type=click.IntRange(1), default=1024, show_default=True, help="Tokens in the cache before decoding.")
 @click.option("--prompt", type=click.IntRange(2), default=4096, show_default=True, help="Tokens of the prompt.")
 @click.option("--kv", default="16", show_default=True, help="Format of this project's cache.")
-@click.option("--chunk", type=click.IntRange(1), help="Rows of a step of ours.  [default: the planner's]")
-@click.option("--name", default=STUDY, show_default=True, help="Of the files in results/.")
+@click.option("--chunk", type=click.IntRange(1), help="Rows of a step of this project.  [default: the memory plan's]")
+@options.name("launches")
 def launches(models: tuple[str, ...], bits: str, past: int, prompt: int, kv: str, chunk: int | None, name: str) -> None:
-    """Launches, stages, bytes and waits of MODELs on an Apple GPU, and the speeds expected from them. A MODEL is a published config (such
-    as llama-3.1), a config.json, or anything that mlxinfer resolves; its weights are not needed. Writes results/NAME.json, .md and .svg.
-    """
-    about = describe() | {"study": STUDY, "bits": bits, "past": past, "prompt": prompt, "kv": kv, "models": {}}
-    options = ["--bits", bits, "--past", str(past), "--prompt", str(prompt), "--kv", kv, *(["--chunk", str(chunk)] if chunk else [])]
+    """Compute launches, stages, bytes and waits of MODELs on an Apple GPU, and the expected speeds. A MODEL is a published config (such as
+    llama-3.1), a config.json, or anything that mlxinfer resolves; no weights are read. Writes results/launches/NAME.json, .md and .svg."""
+    about = describe() | {"study": "launches", "bits": bits, "past": past, "prompt": prompt, "kv": kv, "models": {}}
+    arguments = ["--bits", bits, "--past", str(past), "--prompt", str(prompt), "--kv", kv, *(["--chunk", str(chunk)] if chunk else [])]
     for model in models or DEFAULT_MODELS:
-        about["models"][Path(model).stem if os.path.exists(model) else model] = counted([model, *options])
-    path = stem("launches", name)
+        about["models"][Path(model).stem if os.path.exists(model) else model] = counted([model, *arguments])
+    path = options.result_path("launches", name)
     path.parent.mkdir(exist_ok=True)
-    place(path, "json").write_text(json.dumps(about, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_about(path, about)
     show(path, about)
 
 
 def counted(arguments: list[str]) -> dict[str, Any]:
-    """What `count.py` prints, run in a process of its own. Raises `click.ClickException` with its last line where it fails."""
+    """Run `count.py` in a separate process, and return its output. Raises `click.ClickException` with the last line of an error."""
     command = [sys.executable, "-m", "benchmarks.launches.count", *arguments]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -53,11 +50,12 @@ def counted(arguments: list[str]) -> dict[str, Any]:
 
 
 def show(path: Path, about: dict[str, Any]) -> None:
-    """The tables, and the picture where matplotlib is installed."""
+    """Show stored results."""
+    from .report import document
 
-    def picture(file: Path) -> None:
+    def draw(file: Path) -> None:
         from .picture import draw
 
         draw(about, file)
 
-    publish(path, document(about), picture)
+    publish(path, document(about), draw)

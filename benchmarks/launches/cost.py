@@ -1,8 +1,7 @@
-"""From launches to seconds. A model, not a measurement: every figure that comes out of it is to be marked as computed.
+"""Computes seconds from launches. This is a model, not a measurement: mark every figure from it as computed.
 
-A launch takes as long as the slowest of three: memory, which delivers what it reads, each byte once, and takes what it writes; its
-instructions; its products of tiles. To that each dependent stage adds what starting and ending a launch costs, and each drain the time in
-which the GPU waits for the host.
+A launch takes as long as the slowest of three: memory, which moves each byte read once and each byte written; instructions; products of
+tiles. Each dependent stage adds the cost of starting and ending a launch. Each drain adds the time in which the GPU waits for the host.
 """
 
 from __future__ import annotations
@@ -12,29 +11,29 @@ from .ledger import Ledger
 from .primitives import Launch
 
 BANDWIDTH_SHARE = 0.8
-"""Of the stated bandwidth, what kernels that stream weights reach. An assumption."""
+"""Share of the stated bandwidth that kernels reach when they stream weights. An assumption."""
 ARITHMETIC_SHARE = 0.6
 """The same for instructions and products of tiles. An assumption."""
 STAGE_S = 5e-6
-"""A launch that has to wait for the one before it. Measured by others: 5.2 us for each of 832 launches added to a token's
-(github.com/antonellof/ferrox/issues/149), 5.9 us for each of 986 that were saved on an M3 Ultra (github.com/Blaizzy/mlx-vlm/pull/2105)."""
-BESIDE_S = 1e-6
+"""A launch that waits for the launch before it. Measured by others: 5.2 us for each of 832 launches added to a token
+(github.com/antonellof/ferrox/issues/149), 5.9 us for each of 986 removed launches on an M3 Ultra (github.com/Blaizzy/mlx-vlm/pull/2105)."""
+PARALLEL_S = 1e-6
 """A launch that runs while another does. An assumption."""
 DRAIN_S = 2e-4
-"""From the end of a launch to the host noticing it, and from submitting to the next one's start. An assumption."""
+"""From the end of a launch until the host notices, plus from a submission to the next start. An assumption."""
 UNPACKING = 2
-"""Instructions to take one number out of a quantized matrix: a mask and a conversion (`qdot` in mlx/backend/metal/kernels/quantized.h)."""
+"""Instructions per number of a quantized matrix: a mask and a conversion (`qdot` in mlx/backend/metal/kernels/quantized.h)."""
 
 
 def seconds(ledger: Ledger, chip: Chip, *, drains: float = 0, host_s: float = 0) -> float:
-    """Computed seconds of these launches with so many drains, after which the host takes `host_s` in all until it submits more."""
+    """Computed seconds of the launches, and of `drains`, after which the host takes `host_s` in all until its next submissions."""
     busy = sum(launch_s(launch, chip) for launch in ledger.launches)
-    waiting = ledger.stages * STAGE_S + (ledger.count - ledger.stages) * BESIDE_S
+    waiting = ledger.stages * STAGE_S + (ledger.count - ledger.stages) * PARALLEL_S
     return busy + waiting + drains * DRAIN_S + host_s
 
 
 def launch_s(launch: Launch, chip: Chip) -> float:
-    """Computed seconds of one launch, apart from starting it."""
+    """Computed seconds of a launch, without starting it."""
     memory = (launch.reads - launch.repeated + launch.writes) / (chip.bandwidth * BANDWIDTH_SHARE)
     speed = chip.instructions * ARITHMETIC_SHARE
     products = launch.operations / 2

@@ -1,9 +1,10 @@
-"""Launches of MLX's fused operations, and of custom kernels."""
+"""Launches of MLX's fused operations and of custom kernels."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from .graph import Node
 from .kernels import work_of
@@ -12,7 +13,7 @@ from .primitives import Architecture, Launch, Outcome, after, made, ready
 
 
 def norm(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/normalization.cpp: rows have to lie one after another."""
+    """metal/normalization.cpp: rows must follow one another."""
     launches: list[Launch] = []
     x = inputs[0]
     fine = x.dense and x.strides[-1] == 1 and (len(x.shape) < 2 or x.shape[-2] == 1 or x.strides[-2] in (0, x.shape[-1]))
@@ -32,7 +33,7 @@ def whole(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Arch
 
 
 def delta(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/gated_delta_update.cpp: answers are filled with zeros, then one launch over arrays without gaps."""
+    """metal/gated_delta_update.cpp: results are filled with zeros, then one launch over arrays without gaps."""
     launches: list[Launch] = []
     inputs = [ready(a, node.name, launches, fine=a.in_rows) for a in inputs]
     launches.append(Launch(f"fill for {node.name}", 0, outputs[0].bytes, 1))
@@ -42,7 +43,7 @@ def delta(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Arch
 
 
 def rope(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/rope.cpp: a copy first where only a part of a head turns, or where the input has gaps that the kernel cannot walk."""
+    """metal/rope.cpp: a copy first if only a part of a head turns, or if the kernel does not support the gaps of the input."""
     launches: list[Launch] = []
     x = inputs[0]
     axes = len(x.shape)
@@ -58,7 +59,7 @@ def rope(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Archi
 
 
 def attention(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/scaled_dot_product_attention.cpp: up to 8 rows, each query head reads the keys and values of its KV head; more rows go in tiles
+    """metal/scaled_dot_product_attention.cpp. Up to 8 rows, each query head reads the keys and values of its KV head. More rows use tiles
     of 32. Long pasts are cut into parts, which a second launch joins."""
     launches: list[Launch] = []
     q, k, v, *rest = inputs
@@ -79,7 +80,7 @@ def attention(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: 
         stage += 1
         launches.append(Launch("join of SDPA", parts, out.bytes, stage))
     result = made(outputs, stage)[0]
-    if not few:  # written as [B, L, H, D], so that the transposition which follows is free
+    if not few:  # written as [B, L, H, D], so the next transposition is free
         _, heads, length, dim = out.shape
         result = Laid(out.shape, out.dtype, (length * heads * dim, dim, heads * dim, 1), stage)
     return launches, [result]
@@ -99,16 +100,11 @@ def _keys_fit(a: Laid) -> bool:
 
 
 def custom(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/custom_kernel.cpp: inputs with gaps are copied. What the kernel reads, `kernels.py` knows."""
+    """metal/custom_kernel.cpp: inputs with gaps are copied. `kernels.py` has the reads of each kernel."""
     launches: list[Launch] = []
     details = node.details
     whole = [ready(a, details["kernel"], launches, fine=a.in_rows or not details["ensures"]) for a in inputs]
     stage = after(whole)
-    work = work_of(details, dict(zip(details["names"], whole, strict=True)), outputs)
-    launches.append(
-        Launch(
-            details["kernel"], work.reads, sum(a.bytes for a in outputs), stage, work.repeated, work.matrix,
-            operations=work.operations, unpacked=work.unpacked, on_matrix_units=work.on_matrix_units,
-        )
-    )  # fmt: skip
+    work: dict[str, Any] = work_of(details, dict(zip(details["names"], whole, strict=True)), outputs)
+    launches.append(Launch(details["kernel"], writes=sum(a.bytes for a in outputs), stage=stage, **work))
     return launches, made(outputs, stage)

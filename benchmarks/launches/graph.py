@@ -1,4 +1,4 @@
-"""What a GPU that computes nothing records: graphs, as programs submit them."""
+"""Graphs, as the phantom GPU records them."""
 
 from __future__ import annotations
 
@@ -10,37 +10,29 @@ import mlx.core as mx
 
 @dataclass(frozen=True, slots=True)
 class Marked:
-    """What a marked node stands for."""
+    """An operation that MLX fuses on a GPU. `details` are what its cost depends on besides shapes."""
 
     name: str
-    """"RMSNorm", "LayerNorm", "RoPE", "SDPA", "Compiled", or "CustomKernel"."""
     details: dict[str, Any] = field(default_factory=dict)
-    """What the cost depends on besides shapes: of a custom kernel its name, its inputs' names and the arrays."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One primitive of a submitted graph."""
+    """A primitive of a submitted graph, or a marked operation. `inputs` and `outputs` are names of arrays."""
 
     name: str
-    """MLX's name of the primitive, or that of a marked node."""
     arguments: list[Any]
-    """Its state, as `mx.export_function` reports it."""
+    """State of the primitive, as `mx.export_function` reports it."""
     inputs: list[str]
-    """Names of arrays within the graph."""
     outputs: list[str]
-    """The same."""
     details: dict[str, Any]
-    """Those of a marked node; empty for others."""
+    """Those of `Marked`; empty for primitives."""
 
 
 @dataclass(slots=True)
 class Graph:
-    """One submission: its nodes in an order in which they can run."""
+    """A submission: nodes in an order in which they can run, shapes and dtypes of all arrays, and the requested arrays."""
 
     nodes: list[Node] = field(default_factory=list)
-    """Primitives, with those that are only views."""
     shapes: dict[str, tuple[tuple[int, ...], mx.Dtype]] = field(default_factory=dict)
-    """Of every array by its name."""
     results: list[str] = field(default_factory=list)
-    """The arrays that were asked for."""

@@ -1,14 +1,13 @@
-"""What the kernels of `kernels_metal` read and compute, from their arrays and tables of work.
+"""Reads and operations of the kernels of `kernels_metal`, from their arrays and tables of work.
 
-A kernel that is not listed reads each of its arrays once. Those of attention read the pages that their tables name, and of the pools
-nothing else; products with few rows read their matrix once per 16 rows.
+A kernel that is not listed reads each of its arrays once. Attention kernels read only the pages in their tables. Products with few rows
+read their matrix once per 16 rows.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import mlx.core as mx
@@ -20,36 +19,20 @@ _PAGE = 64
 _ROWS_OF_PRODUCT = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What one launch does; bytes and counts as in `primitives.Launch`."""
-
-    reads: int
-    """Bytes it asks for."""
-    repeated: int = 0
-    """Bytes of these that it has asked for before."""
-    matrix: int = 0
-    """Bytes of `reads` that are weights."""
-    operations: int = 0
-    """Multiplications and additions."""
-    unpacked: int = 0
-    """Numbers taken out of a quantized matrix."""
-    on_matrix_units: bool = False
-    """Whether its products are tiles of matrices."""
-
-
+Work = dict[str, int]
+"""Fields of `primitives.Launch`."""
 Named = Mapping[str, Laid]
 
 
 def work_of(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
-    """`named` are the launch's inputs, `details` those of its `phantom.Marked`."""
+    """The work of a launch with the inputs `named` and the `details` of its `graph.Marked`."""
     rule = _RULES.get(details["kernel"])
-    return rule(details, named, outputs) if rule else Work(sum(a.bytes for a in named.values()))
+    return rule(details, named, outputs) if rule else {"reads": sum(a.bytes for a in named.values())}
 
 
 def _decode(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
-    """Each work item reads its pages once, for all query heads and rows; of the open page only the rows there are. Queries, keys and values
-    of the step may lie in one array."""
+    """Each work item reads its pages once for all query heads and rows, and only the existing rows of the open page. Queries, keys and
+    values of the step may be in one array."""
     page, row = _page_bytes(named)
     read = tokens = 0
     for _slot, _start, count, past, _oldest, first, end, *_ in _table(details, "work", details["groups"][2]):
@@ -58,11 +41,11 @@ def _decode(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -
         tokens += count * (end - first) * _PAGE
     step = {id(a): named[name].bytes for name, a in zip(details["names"], details["arrays"], strict=True) if name in _STEP}
     others = sum(a.bytes for name, a in named.items() if name not in (*_POOLS, *_STEP))
-    return Work(read + sum(step.values()) + others, operations=2 * tokens * _width(details))
+    return {"reads": read + sum(step.values()) + others, "operations": 2 * tokens * _width(details)}
 
 
 def _prefill(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
-    """Each tile of rows, and of heads, reads all pages that its rows see."""
+    """Each tile of rows and heads reads all pages that its rows see."""
     page, _ = _page_bytes(named)
     asked = distinct = products = 0
     parts = details["template"]["GROUP_HEADS"] // details["template"]["HEADS"]
@@ -72,14 +55,15 @@ def _prefill(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) 
         asked += (last // _PAGE + 1 - first) * page * parts
         distinct = max(distinct, (past // _PAGE + 1) * page)
         products += 2 * count * (last - first * _PAGE)
-    operations = products * _width(details)
-    return Work(asked + _besides(named), max(asked - distinct, 0), operations=operations, on_matrix_units=True)
+    others = sum(a.bytes for name, a in named.items() if name not in _POOLS)
+    work = {"reads": asked + others, "repeated": max(asked - distinct, 0)}
+    return work | {"operations": products * _width(details), "on_matrix_units": True}
 
 
 def _unseal(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
-    """As many pages as it writes."""
+    """Reads as many pages as it writes."""
     page, _ = _page_bytes(named)
-    return Work(page * outputs[0].shape[1] // _PAGE)
+    return {"reads": page * outputs[0].shape[1] // _PAGE}
 
 
 def _product(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
@@ -87,7 +71,8 @@ def _product(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) 
     matrix = sum(a.bytes for name, a in named.items() if name in ("weight", "scales", "biases"))
     rows, numbers = x.size // x.shape[-1], x.shape[-1] * named["weight"].shape[0]
     passes = math.ceil(rows / _ROWS_OF_PRODUCT)
-    return Work(x.bytes + passes * matrix, (passes - 1) * matrix, passes * matrix, operations=2 * rows * numbers, unpacked=passes * numbers)
+    work = {"reads": x.bytes + passes * matrix, "repeated": (passes - 1) * matrix, "matrix": passes * matrix}
+    return work | {"operations": 2 * rows * numbers, "unpacked": passes * numbers}
 
 
 _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = {
@@ -100,25 +85,20 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = 
 }
 
 _POOLS = ("sealed_keys", "key_scales", "sealed_values", "value_scales", "first_keys", "first_values", "open_keys", "open_values")
-"""Inputs of the attention kernels of which a launch reads a part."""
+"""Inputs of the attention kernels that a launch reads in part."""
 
 _STEP = ("queries", "keys", "values")
-"""Inputs of decode attention that hold the step's rows."""
-
-
-def _besides(named: Named) -> int:
-    return sum(a.bytes for name, a in named.items() if name not in _POOLS)
+"""Inputs of decode attention with the step's rows."""
 
 
 def _width(details: Mapping[str, Any]) -> int:
-    """Channels of queries and answers, all heads."""
-    template, groups = details["template"], details["groups"]
-    heads = groups[1] * template["HEADS"]
-    return int(heads * (template["KEY_DIM"] + template["VALUE_DIM"]))
+    """Channels of queries and results of all heads."""
+    template = details["template"]
+    return int(details["groups"][1] * template["HEADS"] * (template["KEY_DIM"] + template["VALUE_DIM"]))
 
 
 def _page_bytes(named: Named) -> tuple[int, int]:
-    """Bytes of a sealed page, and of a token in an open one, all KV heads. Arrays of 8 numbers stand for what is not there."""
+    """Bytes of a sealed page and of a token in an open page, for all KV heads. Arrays of 8 numbers stand for missing pools."""
     pools = {name: a for name, a in named.items() if name in _POOLS and a.size > 8}
     row = sum(a.bytes // (a.shape[0] * a.shape[2]) for name, a in pools.items() if name.startswith("open"))
     sealed = sum(a.bytes // a.shape[1] for name, a in pools.items() if not name.startswith(("open", "first")))
@@ -126,7 +106,7 @@ def _page_bytes(named: Named) -> tuple[int, int]:
 
 
 def _table(details: Mapping[str, Any], name: str, count: int) -> list[tuple[int, ...]]:
-    """The rows of a table of work, which is padded."""
+    """Rows of a padded table of work."""
     array: mx.array = details["arrays"][details["names"].index(name)]
     flat = np.array(array).reshape(-1)
     width = flat.size // count

@@ -1,4 +1,4 @@
-"""How arrays lie in memory, as far as MLX needs copies because of it: the strides that views leave behind."""
+"""Strides of arrays, which decide where MLX needs copies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Laid:
-    """An array of a graph."""
+    """An array of a graph. `strides` are in numbers. `stage` is the length of the longest chain of launches before the array exists."""
 
     shape: Shape
-    """Its axes."""
     dtype: mx.Dtype
-    """Its numbers."""
     strides: Shape
-    """Distance of neighbours on each axis, in numbers."""
     stage: int = 0
-    """Launches that have to end one after another before it exists."""
 
     @property
     def size(self) -> int:
@@ -30,12 +26,12 @@ class Laid:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its distinct numbers: an axis that is only repeated counts once."""
+        """Bytes of distinct numbers. A repeated axis counts once."""
         return math.prod(n for n, stride in zip(self.shape, self.strides, strict=True) if stride) * self.dtype.size
 
     @property
     def in_rows(self) -> bool:
-        """MLX's `row_contiguous`: no gaps, last axis fastest; axes of one element do not matter."""
+        """MLX's `row_contiguous`: no gaps, and the last axis is the fastest. Axes of one element do not matter."""
         expected = 1
         for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
             if n != 1 and stride != expected:
@@ -45,7 +41,7 @@ class Laid:
 
     @property
     def dense(self) -> bool:
-        """MLX's `contiguous`, of a whole array: no gaps, in whatever order of axes."""
+        """MLX's `contiguous`: no gaps, in any order of axes."""
         expected = 1
         for stride, n in sorted((stride, n) for n, stride in zip(self.shape, self.strides, strict=True) if n != 1):
             if stride != expected:
@@ -64,7 +60,7 @@ def rows(shape: Sequence[int]) -> Shape:
 
 
 def reshaped(array: Laid, shape: Shape) -> Laid | None:
-    """`prepare_reshape` in mlx/backend/common/common.cpp; None where it takes a copy."""
+    """`prepare_reshape` in mlx/backend/common/common.cpp. Returns None if a copy is needed."""
     if array.in_rows or not array.size:
         return replace(array, shape=shape, strides=rows(shape))
     runs = _collapsed(array)
@@ -82,7 +78,7 @@ def reshaped(array: Laid, shape: Shape) -> Laid | None:
 
 
 def _collapsed(array: Laid) -> list[tuple[int, int]]:
-    """Axes that lie one in another, as (elements, stride)."""
+    """Axes after merging neighbours without gaps, as (elements, stride)."""
     runs: list[tuple[int, int]] = []
     for n, stride in zip(array.shape, array.strides, strict=True):
         if n == 1:
@@ -95,7 +91,7 @@ def _collapsed(array: Laid) -> list[tuple[int, int]]:
 
 
 def realigned(array: Laid, shape: Shape) -> Laid:
-    """Axes of one element added or removed."""
+    """Add or remove axes of one element."""
     left = iter([stride for n, stride in zip(array.shape, array.strides, strict=True) if n != 1])
     return replace(array, shape=shape, strides=tuple(1 if n == 1 else next(left) for n in shape))
 
@@ -117,7 +113,7 @@ def sliced(array: Laid, shape: Shape, steps: Sequence[int]) -> Laid:
 
 
 def like(arrays: Sequence[Laid], shape: Shape, dtype: mx.Dtype) -> Laid:
-    """The result of an operation on each element: laid out as its inputs are, where these have no gaps."""
+    """The result of an elementwise operation, with the strides of its inputs if these have no gaps."""
     same = [a for a in arrays if a.shape == shape]
     whole = same and same[0].dense and all(a.strides == same[0].strides for a in same)
     return Laid(shape, dtype, same[0].strides if whole else rows(shape))

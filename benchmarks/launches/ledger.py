@@ -1,4 +1,4 @@
-"""From a submitted graph to its launches."""
+"""The launches of a submitted graph."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .layout import Laid, rows
 from .primitives import Architecture, Launch, Rule
 
 M4 = Architecture(16, "g")
-"""The chip that launches are counted for where nothing else is said."""
+"""The default chip."""
 
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(primitives.VIEWS, primitives.view),
@@ -40,17 +40,15 @@ _RULES: dict[str, Rule] = {
 
 
 class UnknownPrimitiveError(Exception):
-    """A graph has a primitive for which no rule says what it costs."""
+    """A graph has a primitive without a rule for its cost."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The launches of one or several submissions."""
+    """The launches of submissions, in an order in which they can run. `stages` of them depend on one another."""
 
     launches: tuple[Launch, ...]
-    """In an order in which they can run."""
     stages: int
-    """Launches that have to run one after another; submissions follow one another."""
 
     @property
     def count(self) -> int:
@@ -58,12 +56,12 @@ class Ledger:
 
     @property
     def reads(self) -> int:
-        """Bytes, repeated ones included."""
+        """Bytes, including repeated ones."""
         return sum(launch.reads for launch in self.launches)
 
     @property
     def distinct(self) -> int:
-        """Bytes that each launch reads, each once: what memory has to deliver where caches hold what a launch repeats."""
+        """Bytes without those that a launch reads again, which caches deliver."""
         return self.reads - sum(launch.repeated for launch in self.launches)
 
     @property
@@ -73,12 +71,11 @@ class Ledger:
 
     @property
     def matrix(self) -> int:
-        """Bytes of matrices of weights among those read, repeated ones included."""
+        """Bytes of weights among the reads, including repeated ones."""
         return sum(launch.matrix for launch in self.launches)
 
     @property
     def names(self) -> Counter[str]:
-        """Launches by name."""
         return Counter(launch.name for launch in self.launches)
 
     def __add__(self, other: Ledger) -> Ledger:
@@ -86,7 +83,7 @@ class Ledger:
 
 
 def ledger(graph: Graph, gpu: Architecture = M4) -> Ledger:
-    """What this graph costs. Raises `UnknownPrimitiveError`."""
+    """The launches of a graph. Raises `UnknownPrimitiveError`."""
     known: dict[str, Laid] = {}
     launches: list[Launch] = []
 
@@ -96,7 +93,7 @@ def ledger(graph: Graph, gpu: Architecture = M4) -> Ledger:
     for node in graph.nodes:
         rule = _RULES.get(node.name)
         if rule is None:
-            raise UnknownPrimitiveError(f"there is no rule for MLX's primitive {node.name}: add one in benchmarks/launches/primitives.py")
+            raise UnknownPrimitiveError(f"MLX's primitive {node.name} has no rule: add one in benchmarks/launches/primitives.py")
         outputs = find(node.outputs)
         if any(a.size for a in outputs):
             ran, outputs = rule(node, find(node.inputs), outputs, gpu)
@@ -106,5 +103,5 @@ def ledger(graph: Graph, gpu: Architecture = M4) -> Ledger:
 
 
 def total(graphs: Iterable[Graph], gpu: Architecture = M4) -> Ledger:
-    """The sum over submissions that run one after another."""
+    """The launches of submissions that run one after another."""
     return sum((ledger(graph, gpu) for graph in graphs), Ledger((), 0))

@@ -1,4 +1,4 @@
-"""Models without weights: of every tensor only its shape and dtype, all numbers sharing one zero."""
+"""Models without weights. Tensors have their shape and dtype, and share one zero."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from mlxinfer.loading.formats import packed_shapes
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.nn.weights import Dense, Format, Matrix, Quantized, Recipe
 
-from ..system import ROOT
+from ..common.system import ROOT
 
 _PUBLISHED = ROOT / "tests" / "models" / "published_configs.py"
 
 
 def published() -> dict[str, dict[str, Any]]:
-    """Configs as they are published with well-known models, by name; empty outside a clone of the repository."""
+    """Published configs of well-known models, by name; empty outside a clone of the repository."""
     spec = importlib.util.spec_from_file_location("published_configs", _PUBLISHED)
     if spec is None or spec.loader is None or not _PUBLISHED.exists():
         return {}
@@ -39,19 +39,18 @@ def published() -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A model to count: its config, and how its matrices are stored."""
+    """A model whose launches are counted. Its matrices have the format `form`, or 16 bits if None."""
 
     name: str
-    """As it was asked for."""
     config: dict[str, Any]
-    """Its config.json."""
     form: Format | None
-    """How matrices are quantized; None: in 16 bits."""
 
 
 def subject(model: str, bits: int) -> Subject:
-    """A published config by its name, otherwise the config of a checkpoint: a path, an alias or a hub id. Matrices are taken to be MLX's
-    affine ones of this many bits in groups of 64; 16 leaves them plain. Raises `MLXInferError`."""
+    """Find a published config by its name, or the config of a checkpoint by path, alias or hub id. Raises `MLXInferError`.
+
+    Matrices are assumed to be in MLX's affine format of `bits` bits in groups of 64, or plain if 16.
+    """
     form = None if bits == 16 else Format(bits, 64)
     configs = published()
     if model in configs:
@@ -63,18 +62,18 @@ def subject(model: str, bits: int) -> Subject:
         checkpoint = open_checkpoint(resolve(model).path)
     except MLXInferError as error:
         raise MLXInferError(f"{error} (published configs: {', '.join(configs)})") from None
-    with_it = checkpoint.config
+    config = checkpoint.config
     checkpoint.close()
-    return Subject(model, with_it, form)
+    return Subject(model, config, form)
 
 
 def zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Zeros that take the memory of one."""
+    """Zeros with the memory of one number."""
     return mx.broadcast_to(mx.zeros((), dtype), tuple(shape))
 
 
 class EmptyWeights:
-    """A `Weights` that has whatever it is asked for."""
+    """A `Weights` with every requested tensor."""
 
     def __init__(self, form: Format | None, *, tied: bool) -> None:
         self._form = form

@@ -1,8 +1,8 @@
-"""A GPU that computes nothing: programs run on it as on a Mac, and every graph that they submit is recorded.
+"""A GPU that computes nothing. Programs run on it as on a Mac, and every graph that they submit is recorded.
 
-MLX decides by the device what it puts into a graph: on the CPU a norm is eight operations, on a GPU one. Within `PhantomGPU` MLX's Python
-names say that there is an Apple GPU, fused operations and Metal kernels become one marked node each, and evaluating records the graph and
-then overwrites what it was asked for with zeros that take no memory. So an 8B model needs none, and the host's code runs as it is.
+The device decides which nodes MLX puts into a graph: a norm is eight operations on the CPU, and one on a GPU. Within `PhantomGPU`, MLX's
+Python names report an Apple GPU, and fused operations and Metal kernels become one marked node each. Evaluating records the graph, and
+then overwrites the requested arrays with zeros that take no memory. So an 8B model needs no memory, and the host's code is unchanged.
 """
 
 from __future__ import annotations
@@ -21,28 +21,24 @@ from . import calls
 from .graph import Graph, Marked, Node
 
 _FIRST_TAG = 1_500_000_000
-"""Marked nodes carry an int32 from here on, which no model contains."""
+"""First int32 of marked nodes. Models do not contain such numbers."""
 
 
 class PhantomGPU:
-    """Context in which programs run as on a Mac. Enter it before they are imported, and let the process end with it: what is fused is
-    decided when modules are loaded."""
+    """Context in which programs run as on a Mac.
+
+    Enter it before their modules are imported, because import decides which operations are fused. The process must end with the context.
+    `graphs` are the submissions. `syncs` counts waits of the host, `drains` those after which the GPU had nothing left to do. `exposed` is
+    the program's processor time between a drain and its next submission. `seconds` is the processor time of recording, less the time of the
+    replaced calls of MLX. `recording` can be switched off. `kept` names arrays that survive a submission unrequested, such as a cache.
+    """
 
     def __init__(self) -> None:
         self.graphs: list[Graph] = []
-        """The submissions, in order."""
-        self.syncs = 0
-        """How often the host waited."""
-        self.drains = 0
-        """How often the GPU had nothing left to do by then."""
-        self.exposed = 0.0
-        """Processor time of the program between a drain and its next submission: the GPU waits for it."""
-        self.seconds = 0.0
-        """Processor time spent on recording, which is not the program's own, less what MLX's calls would have taken instead."""
+        self.syncs = self.drains = 0
+        self.exposed = self.seconds = 0.0
         self.recording = True
-        """Off while a program only comes to the point that is of interest."""
         self.kept: Callable[[], Iterator[mx.array]] = lambda: iter(())
-        """Names arrays that survive a submission without being asked for, such as a cache."""
         self._marks: dict[int, Marked] = {}
         self._bases: dict[tuple[tuple[int, ...], str], mx.array] = {}
         self._compiled: dict[tuple[Any, ...], tuple[int, tuple[int, ...], mx.Dtype, float] | None] = {}
@@ -56,11 +52,11 @@ class PhantomGPU:
         self._delta = mx.fast.gated_delta_update
 
     def __enter__(self) -> PhantomGPU:
-        """Raises RuntimeError without g++: what MLX would fuse on a GPU it tells on a CPU only where it could compile it."""
+        """Raises RuntimeError without g++. On a CPU, MLX fuses operations only where it can compile them."""
         if shutil.which("g++") is None:
-            raise RuntimeError("launches are counted where there is a C++ compiler called g++, and none was found")
+            raise RuntimeError("counting launches needs a C++ compiler called g++, which was not found")
         self._patches.callback(mx.set_default_device, mx.default_device())
-        mx.set_default_device(mx.cpu)  # where there is a GPU: graphs are built and emptied as they are without one
+        mx.set_default_device(mx.cpu)  # also on a machine with a GPU
         for owner, name, value in self._replacements():
             self._patches.enter_context(patch.object(owner, name, value))
         return self
@@ -115,7 +111,7 @@ class PhantomGPU:
         return graph
 
     def _evaluate(self, *arrays: Any) -> None:
-        """Submit what was not, and wait: for the last submission, or for an earlier one while the next already runs."""
+        """Submit new graphs, and wait for the last submission, or for an earlier one while the next already runs."""
         asked = list(_leaves(arrays))
         before = max((self._born[id(a)][1] for a in asked if id(a) in self._born), default=0)
         fresh = self._submit(*asked)
@@ -131,7 +127,7 @@ class PhantomGPU:
             self._drained = thread_time() - self.seconds
 
     def _reading(self, read: Callable[[mx.array], Any]) -> Callable[[mx.array], Any]:
-        """`item` and `tolist` wait as `eval` does."""
+        """Let `item` and `tolist` wait as `eval` does."""
 
         def waiting(array: mx.array) -> Any:
             if id(array) in self._born:
@@ -141,7 +137,7 @@ class PhantomGPU:
         return waiting
 
     def empty(self, arrays: Sequence[mx.array]) -> None:
-        """Overwrite arrays with zeros that share one element: their shape and dtype stay, and their graph and memory go."""
+        """Overwrite arrays with zeros that share one element, which drops their graph and memory."""
         for array in arrays:
             if array.size:
                 array[...] = mx.zeros((), array.dtype)
@@ -186,7 +182,7 @@ class PhantomGPU:
         start: float | None = None,
         cost: float | None = None,
     ) -> list[mx.array]:
-        """One node. `start` is when the call began for which it stands, `cost` the seconds that MLX's call takes, otherwise those of an
+        """Add a node. `start` is the time at which the replaced call began. `cost` is the seconds of MLX's call, by default those of an
         operation."""
         start = thread_time() if start is None else start
         node = self._node(mark, inputs, shapes, dtypes)
@@ -230,7 +226,7 @@ class PhantomGPU:
     def _gated_delta(
         self, q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array, **_: Any
     ) -> list[mx.array]:
-        """`GatedDeltaUpdate::use_fallback` in mlx/backend/metal/gated_delta_update.cpp: kernels for some models' heads."""
+        """`GatedDeltaUpdate::use_fallback` in mlx/backend/metal/gated_delta_update.cpp: kernels for the heads of some models."""
         heads = k.shape[2], v.shape[2]
         if (k.shape[3], v.shape[3]) != (128, 128) or heads not in _DELTA_HEADS or kept.ndim != 3:
             return self._delta(q, k, v, kept, beta, state)
@@ -256,7 +252,7 @@ class PhantomGPU:
         return tuple(self._mark(_QUANTIZE, [w], shapes, dtypes))
 
     def _metal_kernel(self, name: str, input_names: Sequence[str], output_names: Sequence[str], *_: Any, **options: Any) -> Any:
-        """`mx.fast.metal_kernel`: the kernel's launch is one node, with all that its bytes depend on."""
+        """`mx.fast.metal_kernel`. A launch is one node, with everything that determines its bytes."""
         ensures = bool(options.get("ensure_row_contiguous", True))
         definition = {"name": name, "input_names": input_names, "output_names": output_names, **options}
         costs: dict[int, float] = {}
@@ -276,11 +272,11 @@ class PhantomGPU:
         return launch
 
     def _compiling(self, function: Any = None, *_: Any, **options: Any) -> Any:
-        """`mx.compile`: one node where MLX fuses the whole function into kernels of its own, otherwise the function as it is."""
+        """`mx.compile`: one node if MLX fuses the whole function, otherwise the function itself."""
         if function is None:
             return lambda f: self._compiling(f, **options)
         if options.get("inputs") is not None or options.get("outputs") is not None:
-            return function  # draws random numbers, which is more than one kernel
+            return function  # random numbers take more than one kernel
         compiled = self._compile(function, shapeless=bool(options.get("shapeless")))
 
         def call(*arguments: Any, **keywords: Any) -> Any:
@@ -298,20 +294,20 @@ class PhantomGPU:
         return call
 
     def _replayed(self, function: Any, compiled: Any, arguments: Sequence[Any]) -> Any:
-        """A function that MLX replays: its graph is recorded as the function builds it, without what MLX would fuse in addition, and its
-        time is that of the replay, the first trace included."""
+        """A function that MLX replays. Its graph is recorded as the function builds it, without additional fusion. Its time is that of the
+        replay, including the first trace."""
         before, start = self.seconds, thread_time()
         built = function(*arguments)
         begin = thread_time()
         replay = compiled(*arguments)
         taken = thread_time() - begin
-        del replay  # letting go of a graph is in nobody's time
+        del replay  # freeing a graph does not count
         self.seconds = before + (thread_time() - start) - taken
         return built
 
     def _fused(self, compiled: Any, arguments: Sequence[mx.array]) -> tuple[int, tuple[int, ...], mx.Dtype, float] | None:
-        """How many kernels MLX makes of the function, with the result's shape and dtype, and seconds of a call; None if there is more in it
-        than it fuses. Long chains of operations become several kernels."""
+        """Number of kernels that MLX makes of the function, shape and dtype of the result, and seconds of a call. None if MLX does not fuse
+        all of it. Long chains of operations become several kernels."""
         key = (id(compiled), *((tuple(a.shape), str(a.dtype)) for a in arguments))
         if key not in self._compiled:
             self._tracing, bases = True, [self._base(tuple(a.shape), a.dtype) for a in arguments]
@@ -343,7 +339,7 @@ def _has_fused_attention(q: mx.array, k: mx.array, v: mx.array) -> bool:
 
 
 def _primitives(result: mx.array) -> list[str]:
-    """Names of the primitives of a graph that are no views, by way of its picture: `mx.export_function` refuses compiled ones."""
+    """Names of the primitives of a graph that are not views, from its drawing, because `mx.export_function` refuses compiled primitives."""
     import re
     from io import StringIO
 

@@ -1,4 +1,4 @@
-"""The computed speeds as a picture: this project against mlx-lm, a bar for each chip."""
+"""A picture of the computed speeds: this project compared with mlx-lm, a bar per chip."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..picture import COLOURS, WIDTH_INCHES
+from ..common.picture import COLOURS, WIDTH_INCHES, finish
 from .chips import CHIPS
 from .report import WORKS, speed
 
@@ -16,7 +16,7 @@ _TITLES = {"decode 1": "one answer", "decode 8": "eight answers together", "pref
 
 
 def draw(about: dict[str, Any], path: Path) -> None:
-    """A row of panels for each model, one for each kind of work. Bars are ratios; the numbers next to them tokens per second of ours."""
+    """Draw a row of panels per model, a panel per kind of work. Bars are ratios; their labels are this project's tokens per second."""
     models = about["models"]
     figure = Figure(figsize=(WIDTH_INCHES, 0.6 + 3.1 * len(models)), layout="constrained", facecolor="white")
     panels = figure.subplots(len(models), len(WORKS), squeeze=False)
@@ -24,11 +24,7 @@ def draw(about: dict[str, Any], path: Path) -> None:
         for index, (work, axes) in enumerate(zip(WORKS, row, strict=True)):
             _panel(axes, found["counts"], work, about["prompt"], labels=index == 0)
             axes.set_title(f"{name}: {_TITLES[work]}" if index == 0 else _TITLES[work], fontsize=9, loc="left", fontweight="bold")
-    figure.supxlabel(
-        "computed, not measured: mlxinfer's speed divided by mlx-lm's; numbers are mlxinfer's tokens per second",
-        fontsize=7.5, color="0.35", x=0.01, ha="left",
-    )  # fmt: skip
-    figure.savefig(path, dpi=200)
+    finish(figure, path, "computed, not measured: mlxinfer's speed divided by mlx-lm's; numbers are mlxinfer's tokens per second")
 
 
 def _panel(axes: Axes, counts: list[dict[str, Any]], work: str, prompt: int, *, labels: bool) -> None:

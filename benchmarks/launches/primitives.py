@@ -1,9 +1,7 @@
-"""Which of MLX's primitives are launches on Metal, and which only views. From MLX's sources, snapshot 846d176 of github.com/ml-explore/mlx;
-paths are below mlx/backend.
+"""The launches of MLX's primitives on Metal, from snapshot 846d176 of github.com/ml-explore/mlx; paths are below mlx/backend.
 
-A launch is one dispatch of a kernel. Copies that a primitive makes first (of inputs with gaps) are launches too. An input that nobody else
-holds is written in place (`is_donatable`): this is assumed for caches and for arrays that are updated; where a buffer is still in use, MLX
-copies it first.
+A launch is one dispatch of a kernel. Copies of inputs with gaps, which some primitives make first, are launches too. Caches and updated
+arrays are assumed to be written in place (`is_donatable`). MLX would first copy a buffer that is still in use.
 """
 
 from __future__ import annotations
@@ -20,8 +18,8 @@ VIEWS = {
     "AsStrided", "Broadcast", "BroadcastAxes", "Copy", "CustomTransforms", "Depends", "ExpandDims", "NumberOfElements", "Slice", "Split",
     "Squeeze", "StopGradient", "Transpose", "Flatten", "Reshape", "Unflatten", "View",
 }  # fmt: skip
-"""gpu/primitives.cpp and common/common.cpp: they share their input's buffer. Flatten, Reshape and Unflatten copy where strides do not
-allow that (`reshape_gpu`), and View where the size of numbers changes along an axis with gaps."""
+"""gpu/primitives.cpp and common/common.cpp: these share their input's buffer. Flatten, Reshape and Unflatten copy where strides require
+it (`reshape_gpu`), and View where the size of numbers changes along an axis with gaps."""
 
 ELEMENTWISE = {
     "Abs", "Add", "ArcCos", "ArcSin", "ArcTan", "ArcTan2", "AsType", "BitwiseBinary", "BitwiseInvert", "Ceil", "Clip", "Compiled",
@@ -33,54 +31,52 @@ ELEMENTWISE = {
 
 SINGLE = {"Arange", "ArgReduce", "Convolution", "Full", "Gather", "GatherAxis", "LogSumExp", "RandomBits", "Reduce", "Scan", "Softmax"}
 """metal/primitives.cpp, indexing.cpp, reduce.cpp, scan.cpp, softmax.cpp, logsumexp.cpp: one launch. A reduction of a whole large
-array takes two, which no model here has; a convolution, in metal/conv.cpp, one where each channel has a kernel of its own, as here."""
+array takes two, but the models here do not have any. A convolution, in metal/conv.cpp, takes one if each channel has its own kernel."""
 
 TOUCHING = {"Scatter": 1, "ScatterAxis": 1, "SliceUpdate": 1, "DynamicSliceUpdate": 2}
-"""metal/indexing.cpp and gpu/primitives.cpp: they write a part of an array in place. A place that is only known on the GPU takes a launch
-of its own (`compute_dynamic_offset`)."""
+"""metal/indexing.cpp and gpu/primitives.cpp: these write a part of an array in place. A place that only the GPU knows takes a separate
+launch (`compute_dynamic_offset`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What MLX's kernels are chosen by (`get_architecture` in metal/device.cpp)."""
+    """A GPU, as MLX chooses kernels (`get_architecture` in metal/device.cpp).
+
+    `generation` is 13 for M1 to 17 for M5. `size` is "g" for base chips and Pro, "s" for Max, "d" for Ultra.
+    """
 
     generation: int
-    """13 for M1, 14 for M2, 15 for M3, 16 for M4, 17 for M5."""
     size: str
-    """"g" for base chips and Pro, "s" for Max, "d" for Ultra."""
 
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One dispatch of a kernel."""
+    """One dispatch of a kernel; `name` is the primitive or the custom kernel.
+
+    `reads` are bytes, counted as often as the kernel reads them. `repeated` are those read before, which are mostly in a cache. `matrix`
+    are those of weights, including repeated ones. `stage` is the length of the longest chain of launches that ends with this one.
+    `operations` are multiplications and additions of a product or of attention. `unpacked` are numbers taken out of quantized matrices,
+    including repeated ones. `on_matrix_units`: products run as tiles of matrices, which takes many rows.
+    """
 
     name: str
-    """The primitive, or the custom kernel."""
     reads: int
-    """Bytes it asks for; where a kernel reads a matrix more than once, each time counts."""
     writes: int
-    """Bytes it writes."""
     stage: int
-    """Launches that have to end one after another until it has ended, itself included."""
     repeated: int = 0
-    """Bytes of `reads` that it has asked for before, and mostly finds in a cache."""
     matrix: int = 0
-    """Bytes of `reads` that are a matrix of weights, repeated ones included."""
     operations: int = 0
-    """Multiplications and additions of a product or of attention."""
     unpacked: int = 0
-    """Numbers of quantized matrices that it unpacks, each as often as it does so."""
     on_matrix_units: bool = False
-    """Whether its products run as tiles of matrices, which takes many rows."""
 
 
 Outcome = tuple[list[Launch], list[Laid]]
 Rule = Callable[[Node, Sequence[Laid], Sequence[Laid], Architecture], Outcome]
-"""From a node, its inputs and its outputs as new arrays, to its launches and its outputs as they are."""
+"""Maps a node, its inputs, and its outputs as if they were new arrays, to its launches and its real outputs."""
 
 
 def after(inputs: Sequence[Laid], ended: int = 1) -> int:
-    """The stage that begins when these exist, and `ended` launches later."""
+    """The stage of `ended` launches after the inputs."""
     return max((a.stage for a in inputs), default=0) + ended
 
 
@@ -89,7 +85,7 @@ def made(outputs: Sequence[Laid], stage: int) -> list[Laid]:
 
 
 def ready(array: Laid, name: str, launches: list[Launch], *, fine: bool) -> Laid:
-    """The array, or a copy of it without gaps unless it is `fine` as it is; the copy's launch is added."""
+    """The array if it is `fine`, otherwise a copy without gaps, whose launch is added."""
     if fine:
         return array
     copy = replace(array, strides=layout.rows(array.shape), stage=array.stage + 1)
@@ -98,7 +94,7 @@ def ready(array: Laid, name: str, launches: list[Launch], *, fine: bool) -> Laid
 
 
 def view(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """Views, with the copies that some need."""
+    """Views, with the copies that some of them need."""
     source, shape, stage = inputs[0], outputs[0].shape, after(inputs, 0)
     if node.name in ("Depends", "CustomTransforms"):
         first = 0 if node.name == "Depends" else len(inputs) - len(outputs)
@@ -127,8 +123,7 @@ def _copied(node: Node, source: Laid, outputs: Sequence[Laid]) -> Outcome:
 
 
 def elementwise(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """One launch, or several of a long compiled function; the results lie as the inputs do. A conversion to the dtype that an array has
-    already is done in place."""
+    """One launch, or several of a long compiled function. Results have the strides of inputs. A conversion to the same dtype is free."""
     count = node.details.get("kernels", 1)
     stage = after(inputs, count)
     if node.name == "AsType" and inputs[0].dtype == outputs[0].dtype:
@@ -147,7 +142,7 @@ def single(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Arc
 
 
 def touching(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """Only what is written counts: the updates, and where they go."""
+    """Only the updates and their places count."""
     news = [a for a in inputs[1:] if a.dtype == inputs[0].dtype] or inputs[1:]
     written = max(a.size for a in news) * inputs[0].dtype.size
     stage = after(inputs, TOUCHING[node.name])
@@ -158,7 +153,7 @@ def touching(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: A
 
 
 def concatenate(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/slicing.cpp: one copy for each input, side by side."""
+    """metal/slicing.cpp: one copy per input, in parallel."""
     parts = [a for a in inputs if a.size]
     launches = [Launch("Concatenate", a.bytes, a.size * a.dtype.size, a.stage + 1) for a in parts]
     return launches, made(outputs, after(parts))
@@ -186,8 +181,8 @@ def dynamic_slice(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], g
 
 
 def sort(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """metal/sort.cpp; a partition is a whole sort there. A row of more than 2048 numbers is sorted in blocks, which are merged in pairs
-    with two launches a round, and copied to their place."""
+    """metal/sort.cpp, where a partition is a whole sort. A row of more than 2048 numbers is sorted in blocks, which are merged in pairs
+    with two launches per round, and copied to their place."""
     axis = node.arguments[-1] if node.arguments and isinstance(node.arguments[-1], int) else -1
     size = inputs[0].shape[axis]
     blocks = math.ceil(size / (2048 if inputs[0].dtype.size <= 4 else 1024))

@@ -1,7 +1,7 @@
-"""Launches of matrix products: which kernel MLX takes, and how often that reads and unpacks the matrix.
+"""Launches of matrix products: the kernel that MLX chooses, and how often the kernel reads and unpacks the matrix.
 
-metal/quantized.cpp and metal/matmul.cpp. Few rows go to matrix-vector kernels. On M1 and M2 these read and unpack an affine matrix for
-every row; from M3 on, `qmv_wide` does so once for up to 5 rows. Many rows go to tiles of 32, each of which reads and unpacks all of it.
+From metal/quantized.cpp and metal/matmul.cpp. Few rows use matrix-vector kernels. On M1 and M2 these read and unpack an affine matrix for
+every row. From M3 on, `qmv_wide` does so once for up to 5 rows. Many rows use tiles of 32, each of which reads and unpacks the matrix.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from .primitives import Architecture, Launch, Outcome, after, made, ready
 _TILE = 32
 """Rows of a tile of a matrix-matrix kernel."""
 _TOGETHER = 5
-"""Rows for which the wide matrix-vector kernels read a matrix once."""
+"""Rows per read of the matrix by the wide matrix-vector kernels."""
 _WIDE_SINCE = 15
-"""Generation from which on they are taken (`use_qmv_wide`, `gemv_wide_config`)."""
+"""First generation with the wide kernels (`use_qmv_wide`, `gemv_wide_config`)."""
 
 
 def vector_limit(columns: int, outputs: int, gpu: Architecture) -> int:
-    """Rows from which on a quantized product goes to tiles: `get_qmv_batch_limit`."""
+    """Least rows for which a quantized product uses tiles: `get_qmv_batch_limit`."""
     size = 0 if columns <= 2048 and outputs <= 2048 else 1 if columns <= 4096 and outputs <= 4096 else 2
     if gpu.size == "d":
         return (32, 18, 12)[size]
@@ -34,7 +34,7 @@ def vector_limit(columns: int, outputs: int, gpu: Architecture) -> int:
 
 
 def _fit(array: Laid) -> bool:
-    """`ensure_row_contiguous_matrix`: the last two axes have no gaps."""
+    """`ensure_row_contiguous_matrix`: True if the last two axes have no gaps."""
     return array.strides[-1] == 1 and (len(array.shape) < 2 or array.strides[-2] == array.shape[-1])
 
 
@@ -62,14 +62,11 @@ def quantized(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: 
             operations=2 * out.size * columns, unpacked=passes * numbers, on_matrix_units=tiled,
         )
     )  # fmt: skip
-    if halves > 1:
-        stage += 1
-        launches.append(Launch("sum of split product", extra, out.bytes, stage))
-    return launches, made(outputs, stage)
+    return _summed(launches, extra, outputs)
 
 
 def _split_tiles(rows: int, width: int, columns: int, group: int) -> int:
-    """`qmm_splitk`: parts that the columns are cut into where there are few tiles."""
+    """`qmm_splitk`: number of parts of the columns if tiles are few."""
     parts = max(1, 512 // (math.ceil(width / 32) * math.ceil(rows / 32)))
     align = max(group, 32)
     parts = min(parts, columns // align)
@@ -79,7 +76,7 @@ def _split_tiles(rows: int, width: int, columns: int, group: int) -> int:
 
 
 def gathered(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """Products with chosen matrices (experts): every row reads its own, unless rows are sorted by expert and many."""
+    """Products with experts. Every row reads its own matrix, unless many rows are sorted by expert."""
     launches: list[Launch] = []
     x, out = ready(inputs[0], node.name, launches, fine=_fit(inputs[0])), outputs[0]
     stored = inputs[1:-2]
@@ -103,7 +100,7 @@ def gathered(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: A
 
 
 def plain(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Architecture) -> Outcome:
-    """Matmul, and AddMM with what is added as a third input."""
+    """Matmul, and AddMM, whose third input is added."""
     launches: list[Launch] = []
     a, b = (ready(m, node.name, launches, fine=_strided(m)) for m in inputs[:2])
     out, columns = outputs[0], a.shape[-1]
@@ -123,14 +120,18 @@ def plain(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Arch
             operations=2 * out.size * columns, on_matrix_units=not (few or wide),
         )
     )  # fmt: skip
-    if split:
-        stage += 1
-        launches.append(Launch("sum of split product", 2 * out.bytes, out.bytes, stage))
-    return launches, made(outputs, stage)
+    return _summed(launches, 2 * out.bytes * split, outputs)
+
+
+def _summed(launches: list[Launch], parts: int, outputs: Sequence[Laid]) -> Outcome:
+    """The outcome of a product, with a launch that adds up `parts`, the bytes of a split product's partial results."""
+    if parts:
+        launches.append(Launch("sum of split product", parts, outputs[0].bytes, launches[-1].stage + 1))
+    return launches, made(outputs, launches[-1].stage)
 
 
 def _strided(array: Laid) -> bool:
-    """`check_transpose` in metal/matmul.cpp: rows or columns lie without gaps within themselves."""
+    """`check_transpose` in metal/matmul.cpp: True if rows or columns have no gaps."""
     if len(array.shape) < 2:
         return array.strides[-1:] in ((), (1,))
     return 1 in array.strides[-2:]

@@ -1,13 +1,16 @@
-"""The two programs that are compared, run on a GPU that computes nothing: this project's engine, and mlx-lm's generators."""
+"""The two programs on the phantom GPU: this project's engine and mlx-lm's generators."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from time import thread_time
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import mlx.core as mx
 
@@ -15,6 +18,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.models import Model, build
 from mlxinfer.nn.packing import arrays
@@ -24,48 +28,45 @@ from mlxinfer.util.device import DeviceMemory
 from .graph import Graph
 from .models import EmptyWeights, Subject
 from .phantom import PhantomGPU
-from .trust import trusted_kernels
 
 STEPS = 64
-"""Steps of decoding that are run: a page of each sequence is filled once."""
+"""Decode steps. In so many, each sequence fills one page."""
 _ROOM = 32 * STEPS
-"""Tokens that a sequence may still generate when counting begins, so that none ends while others' prompts are read."""
-
+"""Tokens that a sequence may generate, so none ends while the prompts of others are read."""
 
 _DEFAULTS = {"rms_norm_eps": 1e-6, "tie_word_embeddings": False}
-"""What some published configs leave out, because transformers has it as default, and mlx-lm asks for."""
+"""Keys that mlx-lm requires, and that some published configs leave to the defaults of transformers."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a program did between two tokens."""
+    """The work of a program between two tokens.
+
+    `syncs` counts waits of the host, `drains` those after which the GPU had nothing left to do. `seconds` is the host's processor time
+    without recording. `exposed` is its part between a drain and the next submission.
+    """
 
     graphs: list[Graph]
-    """What it submitted."""
     syncs: int
-    """Times the host waited."""
     drains: int
-    """Times the GPU had nothing left to do by then."""
     seconds: float
-    """The host's processor time, without recording."""
     exposed: float
-    """The part of that between a drain and the next submission."""
 
 
 class Program(Protocol):
-    """Something that generates tokens."""
+    """A program that generates tokens."""
 
     def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
-        """One turn per step, of `rows` sequences with `past` tokens each before the first."""
+        """One turn per step of `rows` sequences, each after `past` tokens."""
         ...
 
     def prefill(self, tokens: int) -> Turn:
-        """From a prompt of so many tokens to its first token on the host."""
+        """From a prompt of `tokens` tokens to the first token on the host."""
         ...
 
 
 class _Watch:
-    """Cuts what a phantom GPU records into turns."""
+    """Cuts the record of a phantom GPU into turns."""
 
     def __init__(self, gpu: PhantomGPU) -> None:
         self._gpu = gpu
@@ -84,23 +85,27 @@ class _Watch:
         self._mark()
         return found
 
+    def turns(self, steps: int, step: Callable[[], object]) -> list[Turn]:
+        found = []
+        for _ in range(steps):
+            step()
+            found.append(self.turn())
+        return found
+
 
 def _tokens(count: int, seed: int) -> list[int]:
-    """Below 1000, which every vocabulary has."""
+    """Random tokens below 1000, which every vocabulary has."""
     chooser = random.Random(seed)
     return [chooser.randrange(3, 1000) for _ in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Unread:
-    """A model for the planner."""
+    """A model for the memory plan, whose arrays have the sizes of its weights."""
 
     model: Model
-    """With arrays of the sizes that its weights have."""
     load_bytes: int = 0
-    """Needed besides the weights while they are read."""
     dtype: mx.Dtype = mx.bfloat16
-    """That of activations."""
 
     @property
     def weight_bytes(self) -> int:
@@ -111,14 +116,11 @@ _MAC = DeviceMemory(64 * 10**9, 48 * 10**9)
 
 
 class Ours:
-    """This project's engine, its attention by the Metal kernels."""
+    """This project's engine, with the Metal kernels for attention."""
 
     def __init__(self, gpu: PhantomGPU, subject: Subject, kv: str = "16", chunk: int | None = None) -> None:
-        """`kv` is the format of full pages; `chunk` the most rows of a step, None: what the planner chooses on a Mac of 64 GB."""
-        self._gpu = gpu
-        self._subject = subject
-        self._kv = KVFormat.parse(kv)
-        self._chunk = chunk
+        """`kv` is the format of full pages. `chunk` is the most rows of a step; None: the memory plan's choice on a Mac of 64 GB."""
+        self._gpu, self._subject, self._kv, self._chunk = gpu, subject, KVFormat.parse(kv), chunk
 
     @contextmanager
     def _engine(self, rows: int, tokens: int) -> Iterator[tuple[Engine, PhantomGPU]]:
@@ -126,20 +128,14 @@ class Ours:
         gpu.recording = False
         with trusted_kernels():
             text = config.get("text_config", config)
-            model = build(
-                config, EmptyWeights(self._subject.form, tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings"))))
-            )
+            tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))
+            model = build(config, EmptyWeights(self._subject.form, tied=tied))
             gpu.empty(list(arrays(model)))
+            chunk = self._chunk or plan_memory(_Unread(model), kv=self._kv, memory=_MAC).rows
             settings = EngineConfig(
-                max_context=tokens + _ROOM,
-                kv_cache_tokens=rows * (tokens + _ROOM + 128),
-                max_num_batched_tokens=self._chunk or plan_memory(_Unread(model), kv=self._kv, memory=_MAC).rows,
-                max_num_seqs=rows,
-                max_draft=0,
-                prefix_cache=False,
-                decode_share=0.01,
-                max_step_s=1e6,
-            )
+                max_context=tokens + _ROOM, kv_cache_tokens=rows * (tokens + _ROOM + 128), max_num_batched_tokens=chunk, max_num_seqs=rows,
+                max_draft=0, prefix_cache=False, decode_share=0.01, max_step_s=1e6,
+            )  # fmt: skip
             engine = Engine(model, settings, dtype=mx.bfloat16, kv=self._kv)
             gpu.kept = lambda: arrays([*engine.cache._stores.values(), *engine.cache._recurrent.values()])
             yield engine, gpu
@@ -147,29 +143,22 @@ class Ours:
     def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
         with self._engine(rows, past) as (engine, gpu):
             for i in range(rows):
-                prompt = _tokens(past - i, i)  # so that pages become full one after another
+                prompt = _tokens(past - i, i)  # pages become full one after another
                 engine.add(Sequence(prompt, SamplingParams(temperature=0, max_tokens=_ROOM), 0, past + _ROOM))
             while not self._decodes(engine, rows):
                 engine.step()
                 if engine.idle:
                     raise RuntimeError(f"{rows} sequences never ran together")
             engine.step()
-            watch = _Watch(gpu)
-            return [self._turn(engine, watch) for _ in range(steps)]
+            return _Watch(gpu).turns(steps, engine.step)
 
     def prefill(self, tokens: int) -> Turn:
         with self._engine(1, tokens) as (engine, gpu):
             watch = _Watch(gpu)
-            sequence = Sequence(_tokens(tokens, 0), SamplingParams(temperature=0, max_tokens=1), 0, tokens + 1)
-            engine.add(sequence)
+            engine.add(Sequence(_tokens(tokens, 0), SamplingParams(temperature=0, max_tokens=1), 0, tokens + 1))
             while not engine.idle:
                 engine.step()
             return watch.turn()
-
-    @staticmethod
-    def _turn(engine: Engine, watch: _Watch) -> Turn:
-        engine.step()
-        return watch.turn()
 
     @staticmethod
     def _decodes(engine: Engine, rows: int) -> bool:
@@ -178,7 +167,7 @@ class Ours:
 
 
 class MLXLM:
-    """mlx-lm's own graph of the model, by the generator that its commands use: `generate_step`, and for several rows `BatchGenerator`."""
+    """mlx-lm, with the generators of its commands: `generate_step`, and for several rows `BatchGenerator`."""
 
     def __init__(self, gpu: PhantomGPU, subject: Subject) -> None:
         import mlx.nn as nn
@@ -187,25 +176,22 @@ class MLXLM:
         config = _DEFAULTS | subject.config
         kind, arguments = _get_classes(config)  # type: ignore[no-untyped-call]
         model = kind(arguments.from_dict(config))
-        model.eval()  # as mlx-lm's own loading leaves it: some kernels are for that only
+        model.eval()  # as after mlx-lm's loading; some kernels require it
         model.set_dtype(mx.bfloat16)
         form = subject.form
         if form is not None:
-            nn.quantize(  # type: ignore[attr-defined]
-                model, form.group_size, form.bits, class_predicate=_takes(model, form.group_size)
-            )
+            predicate = _quantizable(model, form.group_size)
+            nn.quantize(model, form.group_size, form.bits, class_predicate=predicate)  # type: ignore[attr-defined]
         gpu.empty([a for module in model.modules() for a in module.values() if isinstance(a, mx.array)])
         self._model, self._gpu = model, gpu
 
     def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
-        return self._alone(past, steps) if rows == 1 else self._together(rows, past, steps)
-
-    def _alone(self, past: int, steps: int) -> list[Turn]:
+        if rows > 1:
+            return self._together(rows, past, steps)
         answer = self._answer(past, STEPS + 8)
         for _ in range(3):
             next(answer)
-        watch = _Watch(self._gpu)
-        return [self._turn(answer, watch) for _ in range(steps)]
+        return _Watch(self._gpu).turns(steps, lambda: next(answer))
 
     def _answer(self, past: int, most: int) -> Any:
         from mlx_lm.generate import generate_step
@@ -226,10 +212,7 @@ class MLXLM:
         while len(batch.next_generated()) < rows:
             pass
         batch.next_generated()
-        watch, turns = _Watch(self._gpu), []
-        for _ in range(steps):
-            batch.next_generated()
-            turns.append(watch.turn())
+        turns = _Watch(self._gpu).turns(steps, batch.next_generated)
         batch.close()
         return turns
 
@@ -239,14 +222,9 @@ class MLXLM:
         next(answer)
         return watch.turn()
 
-    @staticmethod
-    def _turn(answer: Any, watch: _Watch) -> Turn:
-        next(answer)
-        return watch.turn()
 
-
-def _takes(model: Any, group: int) -> Any:
-    """What mlx-lm's own conversion quantizes."""
+def _quantizable(model: Any, group: int) -> Any:
+    """The predicate of mlx-lm's conversion."""
     chosen = getattr(model, "quant_predicate", None)
 
     def predicate(path: str, module: Any) -> Any:
@@ -258,7 +236,7 @@ def _takes(model: Any, group: int) -> Any:
 
 
 def _held(node: Any) -> Iterator[mx.array]:
-    """Arrays in caches, which are lists of objects of mlx-lm."""
+    """Arrays in caches, which are lists of mlx-lm's objects."""
     if isinstance(node, mx.array):
         yield node
     elif isinstance(node, (list, tuple)):
@@ -266,3 +244,36 @@ def _held(node: Any) -> Iterator[mx.array]:
             yield from _held(each)
     elif hasattr(node, "__dict__") and type(node).__module__.startswith("mlx_lm"):
         yield from _held(list(vars(node).values()))
+
+
+@contextmanager
+def trusted_kernels() -> Iterator[None]:
+    """Use every kernel for every shape that it supports. On the phantom GPU no kernel could pass its trial."""
+    with ExitStack() as stack:
+        stack.enter_context(patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None))
+        if find_spec("mlxinfer.nn.kernel_trial"):
+            stack.enter_context(patch("mlxinfer.nn.kernel_trial.KernelTrial._tried", _runs))
+        if find_spec("mlxinfer.nn.small_batch_matmul"):
+            products = import_module("mlxinfer.nn.small_batch_matmul")
+            launcher = import_module("mlxinfer.kernels_metal.quantized_matmul.launcher")
+            stack.enter_context(patch.object(products, "_choices", _Always(products.Choice(frozenset(launcher.ROWS)))))
+        yield
+
+
+def _runs(trial: Any, kind: tuple[Any, ...]) -> str | None:
+    """Return the reason if no kernel exists for this kind. Its results do not matter."""
+    try:
+        trial._run(*kind)
+    except UnsupportedShapeError as error:
+        return str(error)
+    return None
+
+
+class _Always(dict[Any, Any]):
+    """A dictionary that has the same value for every key."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__({None: value})
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self[None]

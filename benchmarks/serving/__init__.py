@@ -1,1 +1,1 @@
-"""What HTTP costs: this project's server compared with its own engine and with two other servers."""
+"""The cost of HTTP: this project's server compared with its engine and with two other servers."""

@@ -1,4 +1,4 @@
-"""A client that does as little as possible, so that the measured time is the server's."""
+"""A client that does as little as possible, so the measured time is the server's."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 _EVENT = b"data: {"
 _PATH = "/v1/completions"
 _LEFT = 0.05
-"""Fraction of a stream's pieces, at its end, that are read as they come. Before them the client sleeps while the socket collects."""
+"""Fraction of a stream's pieces, at its end, that are read when they arrive. Before, the client sleeps while the socket collects."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def _request(body: dict[str, Any], port: int, *, close: bool) -> bytes:
 
 
 async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
-    """Read up to `pieces` pieces, or until the end. Raises `ValueError` for a refusal."""
+    """Read up to `pieces` pieces. Raises `ValueError` for a refused request."""
     loop = asyncio.get_running_loop()
     begun = perf_counter()
     byte = first = last = 0.0
@@ -61,7 +61,7 @@ async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
 
 
 async def leave(port: int, body: dict[str, Any], pieces: int) -> float:
-    """Disconnect after this many pieces; returns when, by the clock shared by all processes."""
+    """Disconnect after `pieces` pieces. Returns the time, by the clock that all processes share."""
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.sendall(_request(body | {"stream": True}, port, close=True))
         seen = 0
@@ -80,7 +80,7 @@ async def step(port: int, bodies: Sequence[dict[str, Any]], pieces: int) -> floa
 
 
 async def whole(port: int, bodies: Sequence[dict[str, Any]], connections: int) -> float:
-    """Seconds for all of them, over connections that are reused where the server allows it."""
+    """Seconds for all requests, over connections that are reused where the server allows it."""
     waiting = iter(bodies)
     begun = perf_counter()
     await asyncio.gather(*(_connection(port, waiting) for _ in range(connections)))
@@ -102,7 +102,7 @@ async def _connection(port: int, waiting: Any) -> None:
 
 
 async def _answer(reader: asyncio.StreamReader) -> bool:
-    """Read one answer; returns whether the connection can be reused. Raises `ValueError` for a refusal."""
+    """Read one answer. Returns True if the connection can be reused. Raises `ValueError` for a refused request."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     version, status, *_ = head.split(" ", 2)
     headers = {name.lower(): value.strip().lower() for name, _, value in (line.partition(":") for line in head.split("\r\n")[1:])}

@@ -1,5 +1,7 @@
-"""The engine and the server in one process, to separate the server's share: what it adds to a step (the engine is called directly and over
-HTTP in turns), and how many steps the engine still runs after a client has disconnected."""
+"""Measures the server's share, with engine and server in one process.
+
+The engine is called directly and over HTTP, alternating. The steps that the engine still runs after a client has disconnected are counted.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ NAME = "bench"
 _REST_S = 0.02
 _ENDLESS = 2000
 _READ = 20
-"""Pieces that a client reads before it disconnects; each next one reads one more, so that they disconnect at all points of a step."""
+"""Pieces that the first client reads before it disconnects. Each next client reads one more, so they disconnect at all points of a step."""
 
 
 def greedy(steps: int) -> SamplingParams:
@@ -44,7 +46,7 @@ async def bare_step(llm: AsyncLLM, prompts: Sequence[str], steps: int) -> float:
 
 
 async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int) -> list[tuple[float, float]]:
-    """(bare, served): seconds between two tokens of a stream, for each of `pairs` pairs, after a warm-up."""
+    """Measure `pairs` pairs of (bare, served): seconds between two tokens of a stream, after a warm-up."""
     found, bodies = [], [body(prompt, steps) for prompt in prompts]
     async with _serving(llm) as port, _client() as ask:
         for number in range(pairs + 1):
@@ -57,7 +59,7 @@ async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int)
 
 
 async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[int]:
-    """Steps that the engine submitted after the client had closed its connection."""
+    """Count the steps that the engine submits after the client has closed its connection."""
     assert llm._thread._outputs is not None
     runner = llm._thread._outputs.engine.runner
     submitted: list[float] = []

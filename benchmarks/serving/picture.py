@@ -1,4 +1,4 @@
-"""Three panels: what the server adds to a step, how soon it answers, how many requests per second."""
+"""A picture of three panels: steps, first answers, requests per second."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..batch.workloads import LLAMA_SERVER, MLX_SERVER, OURS
-from ..picture import COLOURS
-from ..samples import Results
-from .workloads import BYTE, ENGINE, EVERYBODY, FIRST, SHORT, step_name
+from ..common.picture import COLOURS, finish
+from ..common.samples import Results
+from .workloads import BYTE, ENGINE, ENGINES, FIRST, SHORT, step_name
 
 _COLOUR = {ENGINE: "#93c5fd", OURS: COLOURS["mlxinfer"], LLAMA_SERVER: COLOURS["llama.cpp"], MLX_SERVER: COLOURS["mlx-lm"]}
 
@@ -23,22 +23,19 @@ def draw(results: Results, path: Path, caption: str) -> None:
     _bars(panels[1], results, "ms from connecting", [BYTE, FIRST], 1000)
     _bars(panels[2], results, "requests/s", [SHORT], 1)
     panels[0].legend(frameon=False, fontsize=8)
-    figure.supxlabel(f"{results.model}. {caption}", fontsize=7.5, color="0.35", x=0.01, ha="left")
-    figure.savefig(path, dpi=200)
+    finish(figure, path, f"{results.model}. {caption}")
 
 
 def _bars(axes: Axes, results: Results, title: str, works: list[str], scale: float) -> None:
     axes.set_title(title, fontsize=9, loc="left", fontweight="bold")
-    for place, engine in enumerate(EVERYBODY):
+    for place, engine in enumerate(ENGINES):
         for group, work in enumerate(works):
-            found = results.spread(work, engine)
-            if found:
-                x = group + (place - 1.5) * 0.2
-                error = [[(found.middle - found.low) * scale], [(found.high - found.middle) * scale]]
-                axes.bar(x, found.middle * scale, 0.18, yerr=error, error_kw={"elinewidth": 0.7, "ecolor": "0.25"}, color=_COLOUR[engine],
+            if found := results.spread(work, engine):
+                x, middle, high = group + (place - 1.5) * 0.2, found.middle * scale, found.high * scale
+                error = [[middle - found.low * scale], [high - middle]]
+                axes.bar(x, middle, 0.18, yerr=error, error_kw={"elinewidth": 0.7, "ecolor": "0.25"}, color=_COLOUR[engine],
                          label=engine if not group else None)  # fmt: skip
-                axes.annotate(f"{found.middle * scale:.3g}", (x, found.high * scale), (0, 2), textcoords="offset points", ha="center",
-                              fontsize=7)  # fmt: skip
+                axes.annotate(f"{middle:.3g}", (x, high), (0, 2), textcoords="offset points", ha="center", fontsize=7)
     axes.set_xticks(range(len(works)), works, fontsize=8)
     axes.set_yscale("log")
     axes.tick_params(labelsize=8)

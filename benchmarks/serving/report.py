@@ -1,4 +1,4 @@
-"""The results as a table in Markdown, and whether they meet the goal."""
+"""The table of results, in Markdown, and the goals."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from statistics import quantiles
 from typing import Any
 
 from ..batch.workloads import LLAMA_SERVER, MLX_SERVER
-from ..report import caption, number, versions, warnings
-from ..samples import Results
-from .workloads import AFTER, ENGINE, EVERYBODY, SHORT, bare_name, served_name, step_name
-
-__all__ = ["caption", "document", "overhead"]
+from ..common.report import caption, markdown, number, versions, warnings
+from ..common.samples import Results
+from .workloads import AFTER, ENGINE, ENGINES, SHORT, bare_name, served_name, step_name
 
 _GOAL = 0.03
 
@@ -21,19 +19,16 @@ def document(models: list[Results], about: dict[str, Any]) -> str:
     for results in models:
         described = about["models"][results.model]
         others = [f"{name} {found['version']}" for name, found in described["engines"].items() if name in (LLAMA_SERVER, MLX_SERVER)]
-        beside = f"Beside {', '.join(others)}." if others else "Nobody beside it."
+        compared = f"Compared with {', '.join(others)}." if others else "This project alone."
         said = [*goals(results), *(line for line in warnings(described, results) if line)]
         lines = "\n".join(f"- {line}" for line in said)
-        parts.append(f"## {results.model} ({described['file']})\n\n{beside}\n\n{table(results)}\n\n{lines}")
+        parts.append(f"## {results.model} ({described['file']})\n\n{compared}\n\n{table(results)}\n\n{lines}")
     return "\n\n".join(parts) + "\n"
 
 
 def table(results: Results) -> str:
-    engines = [engine for engine in EVERYBODY if engine in results.engines]
-    rows = [["", *engines], ["---"] + ["---:"] * len(engines)]
-    for work in results.works:
-        rows.append([work, *(_cell(results, work, engine) for engine in engines)])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    engines = [engine for engine in ENGINES if engine in results.engines]
+    return markdown([["", *engines], *([work, *(_cell(results, work, engine) for engine in engines)] for work in results.works)])
 
 
 def _cell(results: Results, work: str, engine: str) -> str:
@@ -45,7 +40,7 @@ def _cell(results: Results, work: str, engine: str) -> str:
 
 
 def overhead(results: Results, streams: int) -> list[float]:
-    """What the server adds to a step, as a fraction of the same step without it: for each pair, in ascending order."""
+    """Time that the server adds to a step, as a fraction of the step without a server, for each pair, in ascending order."""
     bare, served = (results.of(name(streams), ENGINE) for name in (bare_name, served_name))
     return sorted(with_it.value / without.value - 1 for without, with_it in zip(bare, served, strict=True))
 
@@ -62,4 +57,4 @@ def goals(results: Results) -> Iterator[str]:
     if left:
         counts = ", ".join(f"{count} after {left.count(count)}" for count in sorted(set(left)))
         goal = "goal: at most 1"
-        yield f"When a client has closed its connection the engine begins so many more steps ({len(left)} times, {goal}): {counts}."
+        yield f"Steps that the engine starts after a client has closed its connection ({len(left)} times, {goal}): {counts}."

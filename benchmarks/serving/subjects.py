@@ -1,4 +1,4 @@
-"""The servers, and the engine without one: all do the same jobs."""
+"""The servers, and the engine without a server. All have the same jobs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from .pairs import NAME, bare_step, greedy, measure, steps_after_leaving
 
 
 class Served(Server):
-    """A subject reached over HTTP."""
+    """A subject that is called over HTTP."""
 
     def listen(self, url: str, model: str) -> None:
         super().listen(url, model)
         self._port = int(url.rpartition(":")[2])
 
     def step(self, prompts: Sequence[str], steps: int) -> dict[str, Any]:
-        """Seconds between two tokens of a stream, for all prompts at once, as they arrive."""
+        """Seconds between two tokens of a stream, for all prompts at once."""
         return {"seconds": self.wait(client.step(self._port, [self._body(prompt, steps) for prompt in prompts], steps))}
 
     def connect(self, prompt: str, times: int) -> dict[str, Any]:
-        """Seconds from connecting to the first `byte`, and to the `first` token, of a prompt that the server has cached."""
+        """Seconds from connecting to the first `byte` and to the `first` token, for a prompt in the server's cache."""
         self.wait(client.stream(self._port, self._body(prompt, 2), 1))
         found = [self.wait(client.stream(self._port, self._body(prompt, 2), 1)) for _ in range(times)]
         return {"byte": median(each.byte for each in found), "first": median(each.first for each in found)}
 
     def short(self, prompts: Sequence[str], connections: int, tokens: int) -> dict[str, Any]:
-        """Seconds per answer, for each prompt."""
+        """Seconds for short answers to all prompts."""
         return {"seconds": self.wait(client.whole(self._port, [self._body(prompt, tokens) for prompt in prompts], connections))}
 
     def _body(self, prompt: str, tokens: int) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class OtherMLXServer(Served, MLXServer):
 
 
 class Engine(Ours):
-    """The baseline for the server: the same engine in a process that does nothing else."""
+    """The baseline of the server: the same engine in a process that does nothing else."""
 
     def load(self, model: str, *, threads: int, context: int, **settings: Any) -> dict[str, Any]:
         return super().load(model, threads=threads, context=context, speculate=False)
@@ -71,11 +71,11 @@ class Engine(Ours):
         return {"seconds": self.wait(bare_step(self._llm, prompts, steps))}
 
     def pairs(self, prompts: Sequence[str], steps: int, pairs: int) -> dict[str, Any]:
-        """Seconds per step without the server and with it, in turns."""
+        """Seconds per step without the server and with it, alternating."""
         return {"pairs": self.wait(measure(self._llm, prompts, steps, pairs))}
 
     def leave(self, prompt: str, times: int) -> dict[str, Any]:
-        """Steps after the client has disconnected, for each of several clients."""
+        """Steps after a client has disconnected, for each of `times` clients."""
         return {"steps": self.wait(steps_after_leaving(self._llm, prompt, times))}
 
     def connect(self, prompt: str, times: int) -> dict[str, Any]:

@@ -1,13 +1,10 @@
-"""One subject in a process of its own, as in `benchmarks.batch.worker`."""
+"""A server, or the engine without one, in a separate process."""
 
 from __future__ import annotations
 
-from functools import partial
-
-from .. import worker
 from ..batch.client import Subject
-from ..batch.worker import SubjectWorker
 from ..batch.workloads import LLAMA_SERVER, OURS
+from ..common import worker
 from .workloads import ENGINE
 
 JOBS = ("load", "answer", "step", "pairs", "leave", "connect", "short", "close")
@@ -21,4 +18,4 @@ def create(name: str) -> Subject:
 
 
 if __name__ == "__main__":
-    worker.main(partial(SubjectWorker, create=create, jobs=JOBS))
+    worker.main(create, JOBS)

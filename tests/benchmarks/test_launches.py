@@ -194,7 +194,7 @@ def test_seconds_by_hand() -> None:
     assert cost.launch_s(streams, chip) == cost.launch_s(again, chip) == pytest.approx(1e-3 / cost.BANDWIDTH_SHARE)
     two = Ledger((streams, streams), 1)
     assert cost.seconds(two, chip, drains=2, host_s=1e-3) == pytest.approx(
-        2e-3 / cost.BANDWIDTH_SHARE + cost.STAGE_S + cost.BESIDE_S + 2 * cost.DRAIN_S + 1e-3
+        2e-3 / cost.BANDWIDTH_SHARE + cost.STAGE_S + cost.PARALLEL_S + 2 * cost.DRAIN_S + 1e-3
     )
     tiles = Launch("x", 0, 0, 1, operations=10**12, on_matrix_units=True)
     m5 = next(chip for chip in chips.CHIPS if chip.name == "M5 Max")

@@ -1,18 +1,16 @@
-"""Attention alone on a GPU, compared with MLX's and mlx-lm's: for decode, the share of the copy bandwidth that it reaches; for prefill,
-multiply-adds per second.
+"""Measures attention alone on a GPU, compared with MLX's and mlx-lm's.
 
-Every call reads another layer's keys and values, and there are enough layers that no cache holds them all. The calls of a sample are
-evaluated together, so that the cost of launching one does not count. A ratio of times is the ratio of medians.
+For decode, the result is the share of the copy bandwidth; for prefill, multiply-adds per second. Every call reads the keys and values of
+another layer, and all layers are larger than any cache. The calls of a sample are evaluated together, so launching does not count.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
-from time import perf_counter
 from typing import Any
 
+import click
 import mlx.core as mx
 import numpy as np
 
@@ -26,60 +24,27 @@ from mlxinfer.kernels_metal.paged_attention_prefill.launcher import paged_attent
 from mlxinfer.kernels_metal.paged_attention_prefill.plan import plan_prefill
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 
+from .gpu import FRESH_BYTES, Calls, median_time
+
 FORMATS = ("16", "8", "k8v4", "4")
 HEADS = {"32 heads on 8 of 128": (32, 8, 128), "16 heads on 8 of 128": (16, 8, 128), "8 heads on 4 of 256": (8, 4, 256)}
-"""Query heads, KV heads, head size of: Llama-3.1-8B and Qwen3-4B, smaller Qwen3 models, Gemma-3-4B."""
-FRESH_BYTES = 1 << 30
-"""Least total bytes of a sample's layers: more than any GPU's caches."""
+"""Query heads, KV heads and head size of Llama-3.1-8B and Qwen3-4B, of smaller Qwen3 models, and of Gemma-3-4B."""
 MOST_LAYERS = 32
 TOLERANCE = 0.02
-"""Allowed difference of bfloat16 answers from float32 ones, for values of about 1."""
-
-Calls = list[Callable[[], mx.array]]
+"""Allowed difference of bfloat16 results from float32 ones, for values of about 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One call: its time in seconds, and the bytes of keys and values (with their scales) that it must read."""
+    """A call: its time in seconds, and the bytes of keys and values, with their scales, that it must read."""
 
     name: str
     seconds: float
     bytes: int
 
-    @property
-    def bandwidth(self) -> float:
-        return self.bytes / self.seconds
-
-
-def missing_gpu() -> str:
-    """Why nothing can be measured here; otherwise empty."""
-    if mx.metal.is_available() or mx.cuda.is_available():
-        return ""
-    return "attention on a GPU needs an Apple GPU, or an NVIDIA GPU and MLX for it (pip install 'mlx[cuda]'); this machine has neither"
-
-
-def copy_bandwidth(size: int = FRESH_BYTES, samples: int = 10) -> float:
-    """Bytes per second, reads plus writes, of adding 1 to an array."""
-    x = mx.zeros((size // 4,), mx.uint32)
-    mx.eval(x)
-    return 2 * x.nbytes / median_time([lambda: x + 1], samples)
-
-
-def median_time(calls: Calls, samples: int) -> float:
-    """Seconds of one call."""
-    mx.eval([call() for call in calls])
-    times = []
-    for _ in range(samples):
-        mx.synchronize()
-        begin = perf_counter()
-        mx.eval([call() for call in calls])
-        mx.synchronize()
-        times.append(perf_counter() - begin)
-    return statistics.median(times) / len(calls)
-
 
 class Pages:
-    """Layers of random sealed pages, scattered over the pool, for `batch` sequences of `length` tokens each plus one new token."""
+    """Layers of random sealed pages, scattered over the pool, for `batch` sequences of `length` tokens and a new token each."""
 
     def __init__(self, heads: tuple[int, int, int], form: KVFormat, length: int, batch: int, layers: int | None = None) -> None:
         query_heads, kv_heads, dim = heads
@@ -90,15 +55,13 @@ class Pages:
         ids = np.random.default_rng(0).permutation(pools.pages).reshape(batch, each).tolist()
         rows = [Rows(i, i, 1, each * PAGE + PAGE // 2, ids[i]) for i in range(batch)]
         self.plan: DecodePlan = plan_decode(self.shape, rows, pools, query_rows=batch)
-        self.bytes = sum(_bytes(*a) for a in sealed_arrays(self.shape, pools.pages)) + batch * kv_heads * PAGE * dim * 2
+        sealed_bytes = sum(math.prod(shape) * dtype.size for shape, dtype in sealed_arrays(self.shape, pools.pages))
+        self.bytes = sealed_bytes + batch * kv_heads * PAGE * dim * 2
         count = layers or min(max(2, FRESH_BYTES // self.bytes), MOST_LAYERS)
-        self.layers = [([_random(*a) for a in sealed_arrays(self.shape, pools.pages)], self._open(batch)) for _ in range(count)]
-        self.q = mx.random.normal((batch, query_heads, dim)).astype(mx.bfloat16)
+        opened = [((batch, kv_heads, PAGE, dim), mx.bfloat16)] * 2
+        self.layers = [[[_random(*a) for a in each] for each in (sealed_arrays(self.shape, pools.pages), opened)] for _ in range(count)]
+        self.q = _random((batch, query_heads, dim), mx.bfloat16)
         mx.eval(self.q, self.layers)
-
-    def _open(self, batch: int) -> list[mx.array]:
-        shape = (batch, self.shape.kv_heads, PAGE, self.shape.key_dim)
-        return [mx.random.normal(shape).astype(mx.bfloat16) for _ in range(2)]
 
     def calls(self) -> Calls:
         def call(sealed: list[mx.array], opened: list[mx.array]) -> mx.array:
@@ -107,32 +70,28 @@ class Pages:
         return [lambda sealed=s, opened=o: call(sealed, opened) for s, o in self.layers]  # type: ignore[misc]
 
     def error(self) -> float:
-        """Largest difference from plain MLX in float32, on the first layer."""
+        """Largest difference from MLX in float32, on the first layer."""
         sealed, opened = self.layers[0]
         exact = attention_over_pages(self.q, sealed, [], opened, self.plan, scale=self.scale)
         return float(np.array(mx.abs(self.calls()[0]().astype(mx.float32) - exact.astype(mx.float32)).max()))
 
 
 def _random(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
-    """Codes use all bits; scales are small, because a code can be 255; plain values are about 1."""
+    """Random numbers: codes of all bits, values of about 1, and small scales, because a code can be 255."""
     if dtype == mx.uint32:
         return mx.random.randint(-(2**31), 2**31 - 1, shape, mx.int32).view(mx.uint32)
     return (mx.random.normal(shape) * (0.005 if dtype == mx.float16 else 1.0)).astype(dtype)
 
 
-def _bytes(shape: tuple[int, ...], dtype: mx.Dtype) -> int:
-    return int(np.prod(shape)) * dtype.size
-
-
 def stock(heads: tuple[int, int, int], length: int, batch: int, layers: int, bits: int) -> tuple[Calls, int]:
-    """MLX's attention to bfloat16 (16 bits), or mlx-lm's to the output of `mx.quantize`; and the bytes of one layer."""
+    """Calls of MLX's attention to bfloat16 (16 bits) or of mlx-lm's to the output of `mx.quantize`, and the bytes of a layer."""
     from mlx_lm.models.base import quantized_scaled_dot_product_attention
 
     query_heads, kv_heads, dim = heads
-    q = mx.random.normal((batch, query_heads, 1, dim)).astype(mx.bfloat16)
+    q = _random((batch, query_heads, 1, dim), mx.bfloat16)
     pairs: list[list[Any]] = []
     for _ in range(layers):
-        pair = [mx.random.normal((batch, kv_heads, length, dim)).astype(mx.bfloat16) for _ in range(2)]
+        pair = [_random((batch, kv_heads, length, dim), mx.bfloat16) for _ in range(2)]
         pairs.append(pair if bits == 16 else [mx.quantize(x, group_size=64, bits=bits) for x in pair])
         mx.eval(pairs[-1])
     size = sum(a.nbytes for x in pairs[0] for a in (x if isinstance(x, (tuple, list)) else [x]))
@@ -148,7 +107,7 @@ def stock(heads: tuple[int, int, int], length: int, batch: int, layers: int, bit
 
 
 def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int = 10, layers: int | None = None) -> list[Result]:
-    """Stock MLX comes first. Raises RuntimeError if a kernel's answers are wrong: its speed would then be meaningless."""
+    """Measure decode; MLX comes first. Raises `click.ClickException` for a kernel with wrong results, whose speed means nothing."""
     results = []
     for bits in (16, 8, 4):
         size = 2 * batch * heads[1] * length * heads[2] * (bits + (0.5 if bits < 16 else 0)) / 8
@@ -158,21 +117,21 @@ def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int =
     for form in FORMATS:
         pages = Pages(heads, KVFormat.parse(form), length, batch, layers)
         if not pages.error() <= TOLERANCE:
-            raise RuntimeError(f"{form} bits, {heads}: answers differ by {pages.error():.3g} from those in float32")
-        results.append(
-            Result(f"mlxinfer, {form} bits" if form.isdigit() else f"mlxinfer, {form}", median_time(pages.calls(), samples), pages.bytes)
-        )
+            raise click.ClickException(f"{form} bits, {heads}: answers differ by {pages.error():.3g} from those in float32")
+        results.append(Result(f"mlxinfer, {form}{' bits' * form.isdigit()}", median_time(pages.calls(), samples), pages.bytes))
     return results
 
 
 def measure_prefill(heads: tuple[int, int, int], past: int, count: int, samples: int = 10) -> list[tuple[str, float, float]]:
-    """`count` tokens of one sequence after `past` others: name, seconds and multiply-adds per call, including the sealing of filled pages.
-    MLX's own attention, in bfloat16, comes first. Both token counts are rounded down to whole pages."""
+    """Measure prefill of `count` tokens after `past` others: name, seconds and multiply-adds of a call, which also seals filled pages.
+
+    MLX's attention in bfloat16 comes first. Both token counts are rounded down to whole pages.
+    """
     query_heads, kv_heads, dim = heads
     past, count = past // PAGE * PAGE, max(count // PAGE, 1) * PAGE
     work = 2.0 * query_heads * dim * count * (past + count / 2)
-    q, k, v = (mx.random.normal((count, h, dim)).astype(mx.bfloat16) for h in (query_heads, kv_heads, kv_heads))
-    whole = [mx.random.normal((1, kv_heads, past + count, dim)).astype(mx.bfloat16) for _ in range(2)]
+    q, k, v = (_random((count, h, dim), mx.bfloat16) for h in (query_heads, kv_heads, kv_heads))
+    whole = [_random((1, kv_heads, past + count, dim), mx.bfloat16) for _ in range(2)]
     rows = q.swapaxes(0, 1)[None]
     seconds = median_time([lambda: mx.fast.scaled_dot_product_attention(rows, *whole, scale=dim**-0.5, mask="causal")], samples)
     results = [("MLX, bfloat16", seconds, work)]
@@ -204,7 +163,7 @@ def table(results: list[Result], copied: float) -> str:
     first = results[0]
     rows = ["| | us | MB | GB/s | of copying | times MLX's bfloat16 |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
     for r in results:
-        share = f"{r.bandwidth / copied:.0%}".replace("%", " %")
-        cells = [f"{r.seconds * 1e6:.0f}", f"{r.bytes / 1e6:.1f}", f"{r.bandwidth / 1e9:.0f}", share, f"{first.seconds / r.seconds:.2f}"]
-        rows.append(f"| {r.name} | {' | '.join(cells)} |")
+        bandwidth = r.bytes / r.seconds
+        cells = f"{r.seconds * 1e6:.0f} | {r.bytes / 1e6:.1f} | {bandwidth / 1e9:.0f} | {bandwidth / copied * 100:.0f} %"
+        rows.append(f"| {r.name} | {cells} | {first.seconds / r.seconds:.2f} |")
     return "\n".join(rows) + "\n"

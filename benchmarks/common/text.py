@@ -1,4 +1,4 @@
-"""Real text of any length that every installation has: Python's own language reference."""
+"""Real text of any length that every installation has: Python's language reference."""
 
 from __future__ import annotations
 

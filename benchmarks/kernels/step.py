@@ -1,7 +1,7 @@
-"""The budget of a decode step for one sequence: what each part takes, with and without the CPU kernels.
+"""Measures the parts of a decode step of one sequence, with and without the CPU kernels.
 
-Each part is evaluated alone, repeatedly, and the median is taken; the whole step is measured through the engine. The difference is the
-engine's own work, and waiting.
+Each part is evaluated alone, repeatedly; the median counts. The whole step runs through the engine. The difference is the engine's own
+work, and waiting.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from time import perf_counter, thread_time
 
+import click
 import mlx.core as mx
 
 from mlxinfer import LLM
@@ -33,19 +34,19 @@ MODES = {
     "kernels, each operation alone": {"MLXINFER_WHOLE_BLOCKS": "0"},
     "kernels, whole blocks": {},
 }
-"""Environments in which a step is measured. The second setting is this module's own."""
+"""Environments of a measurement. This module itself reads MLXINFER_WHOLE_BLOCKS."""
 
 _STEPS, _SAMPLES, _SECONDS = 32, 15, 3.0
 
 
 def budgets(model: Path, depth: int) -> dict[str, dict[str, float]]:
-    """By mode: milliseconds by part, in the order of a step."""
+    """Milliseconds by mode and part, in the order of a step. Raises `click.ClickException`."""
     found = {}
     for mode, settings in MODES.items():
         command = [sys.executable, "-m", __spec__.name, str(model), str(depth)]
         done = subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise RuntimeError(f"{mode}: {done.stderr.strip().splitlines()[-1]}")
+            raise click.ClickException(f"{mode}: {done.stderr.strip().splitlines()[-1]}")
         found[mode] = json.loads(done.stdout)
     return found
 
@@ -61,7 +62,7 @@ def table(found: dict[str, dict[str, float]]) -> str:
 
 
 class _Step:
-    """One row of a sequence after `depth` tokens, repeatedly."""
+    """One row of a sequence after `depth` tokens, which can run repeatedly."""
 
     def __init__(self, model: Decoder, depth: int) -> None:
         self.model = model
@@ -87,7 +88,7 @@ class _Step:
         return self.model.through(self.x, self.begin())
 
     def attention(self) -> list[mx.array]:
-        """Attention of all layers, on existing rows."""
+        """Attention of all layers, on prepared rows."""
         step, found = self.begin(), []
         rotations = {name: rope.at(step) for name, rope in self.model.ropes.items()}
         for block, rows in zip(self.model.blocks, self.rows, strict=True):
@@ -99,7 +100,7 @@ class _Step:
         return found
 
     def products(self) -> list[mx.array]:
-        """Matrix products of all blocks, on existing rows."""
+        """Matrix products of all blocks, on prepared rows."""
         found = []
         for block, answers, inner in zip(self.model.blocks, self.answers, self.inner, strict=True):
             assert isinstance(block, Block)
@@ -128,7 +129,7 @@ def budget(path: Path, depth: int) -> dict[str, float]:
     llm = LLM(str(path), speculate=False, prefix_cache=False)
     model = llm.engine.model
     if not isinstance(model, Decoder):
-        raise RuntimeError("this model is no plain decoder")
+        raise RuntimeError("only plain decoders are measured")
     step = _Step(model, depth)
     step.prepare()
     x = step.hidden()
@@ -152,7 +153,7 @@ def budget(path: Path, depth: int) -> dict[str, float]:
 
 
 def _typical(compute: Callable[[], object], clock: Callable[[], float] = perf_counter) -> float:
-    """Milliseconds: the median of as many samples as the time allows."""
+    """Median milliseconds, of as many samples as the time allows."""
     samples: list[float] = []
     until = perf_counter() + _SECONDS
     while len(samples) < 3 or (perf_counter() < until and len(samples) < 20 * _SAMPLES):

@@ -1,4 +1,4 @@
-"""A worker, as seen by the comparing process."""
+"""A worker process, from the side of the process that compares."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
 
-from .engines import ENVIRONMENT
+from ..engines import ENVIRONMENT
 from .system import ROOT, Window
 
 _THREAD_VARIABLES = ("MLXINFER_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -25,21 +26,33 @@ class WorkerError(Exception):
     """A worker reported a failure, exited, or did not answer in time."""
 
 
+def convert_for_mlx_lm(model: Path, folder: Path) -> Path:
+    """Convert a GGUF file without loss for mlx-lm, in float32, the fastest dtype of MLX on a CPU. A directory is returned as it is. Raises
+    `WorkerError`."""
+    if model.is_dir():
+        return model
+    command = [sys.executable, "-m", "mlxinfer", "convert", str(model), str(folder), "--dtype", "float32", "--no-measure"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise WorkerError(done.stderr.strip())
+    return folder
+
+
 class Process(AbstractContextManager["Process"]):
-    """Starts a worker and ends it. All workers get the same number of threads, and this process's processors."""
+    """Starts a worker and ends it. All workers get the same number of threads, and the processors of this process."""
 
     def __init__(self, engine: str, threads: int, *, command: list[str] | None = None, patience_s: float = 1800.0) -> None:
         self.engine = engine
         self._patience = patience_s
         self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         variables = dict.fromkeys(_THREAD_VARIABLES, str(threads)) | ENVIRONMENT.get(engine, {})
-        # Keep bytecode, as an installation does: compiling a working tree at every start is not part of any engine.
+        # An installation stores bytecode too. Compiling a working tree at every start is not part of any engine.
         variables["PYTHONDONTWRITEBYTECODE"] = ""
         self.started = perf_counter()
         self._window = Window()
         self._asked = False
         self._process = subprocess.Popen(
-            command or [sys.executable, "-m", "benchmarks.worker", engine],
+            command or [sys.executable, "-m", "benchmarks.common.worker", engine],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -49,7 +62,7 @@ class Process(AbstractContextManager["Process"]):
         )
 
     def ask(self, do: str, **job: Any) -> dict[str, Any]:
-        """Send a job and wait for the answer; adds the share of the processors that other processes used meanwhile (`others`). Raises
+        """Send a job and return its answer, with the share of the processors that other processes used meanwhile (`others`). Raises
         `WorkerError`."""
         if self._asked:
             self._window = Window()
@@ -81,7 +94,7 @@ class Process(AbstractContextManager["Process"]):
         return WorkerError(f"{self.engine}: its process ended with {code}: {words[-1] if words else 'it said nothing'}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        # Including its children: a server must not outlive its worker.
+        # Its children too: a server must not outlive its worker.
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.communicate()

@@ -1,4 +1,4 @@
-"""Measurements: stored as CSV, one per line, and summarized as medians and ratios."""
+"""Measurements, stored as CSV, and their medians and ratios."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import IO, get_type_hints
 
-from .engines import MODULES
+from ..engines import MODULES
 
 MACHINE = "machine"
 TOKENS_PER_S, SECONDS, BYTES = "tokens/s", "s", "bytes"
@@ -17,9 +17,12 @@ TOKENS_PER_S, SECONDS, BYTES = "tokens/s", "s", "bytes"
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement. `length` is what the engine really got: tokens of the prompt, or in the cache. `bytes` and `operations` are those of
-    the prompt or of one decode step, 0 if unknown. `others` is the share of the processors that other processes used meanwhile,
-    `idle_cpu_s` the processor time that the worker used before it was asked."""
+    """One measurement.
+
+    `length` is the tokens of the prompt or in the cache, as the engine got them. `bytes` and `operations` are those of the prompt or of one
+    decode step, 0 if unknown. `others` is the share of the processors that other processes used meanwhile. `idle_cpu_s` is the processor
+    time that the worker used before the job.
+    """
 
     model: str
     work: str
@@ -37,7 +40,7 @@ class Sample:
 
 
 class Writer:
-    """Writes each sample as it comes, so that an interrupted run keeps its samples."""
+    """Writes each sample at once, so an interrupted run keeps its samples."""
 
     def __init__(self, file: IO[str]) -> None:
         self._file = file
@@ -50,7 +53,7 @@ class Writer:
 
 
 def read(path: Path) -> list[Sample]:
-    """The samples of a file. Raises `ValueError` for a file that this program did not write."""
+    """Read the samples of a file. Raises `ValueError` for a file that this program did not write."""
     types = get_type_hints(Sample)
     with path.open(encoding="utf-8", newline="") as file:
         rows = csv.DictReader(file)
@@ -86,7 +89,7 @@ class Results:
 
     @property
     def engines(self) -> list[str]:
-        """In the order in which tables list them."""
+        """Engines in the order of the tables."""
         found = {sample.engine for sample in self.samples} - {MACHINE}
         return [name for name in MODULES if name in found] + sorted(found - set(MODULES))
 
@@ -94,7 +97,7 @@ class Results:
         return [sample for sample in self.samples if sample.work == work and sample.engine == engine]
 
     def shortened(self, work: str, engine: str) -> int | None:
-        """The length that this engine got, if it is less than others got."""
+        """Length of this engine's samples if another engine has longer ones."""
         longest = max((s.length for other in self.engines for s in self.of(work, other)), default=0)
         own = max((s.length for s in self.of(work, engine)), default=longest)
         return own if own < longest else None
@@ -104,15 +107,14 @@ class Results:
         return Spread.of(sample.value for sample in found) if found else None
 
     def better(self, ours: tuple[str, str], theirs: tuple[str, str]) -> Spread | None:
-        """How many times better one (work, engine) was than the other, for pairs measured in the same round: speeds are better if higher,
-        times and sizes if lower."""
+        """Ratio of one (work, engine) to the other, over pairs of the same round. Above 1, `ours` is better: faster or smaller."""
         pairs = self._pairs(ours, theirs)
         if not pairs:
             return None
         return Spread.of(mine.value / other if mine.unit == TOKENS_PER_S else other / mine.value for mine, other in pairs)
 
     def part(self, one: tuple[str, str], of: tuple[str, str]) -> Spread | None:
-        """One (work, engine) as a fraction of the other, for pairs measured in the same round."""
+        """One (work, engine) as a fraction of the other, over pairs of the same round."""
         pairs = self._pairs(one, of)
         return Spread.of(mine.value / other for mine, other in pairs) if pairs else None
 
@@ -121,7 +123,7 @@ class Results:
         return [(sample, values[sample.round]) for sample in self.of(*ones) if sample.round in values]
 
     def share(self, work: str, engine: str) -> Spread | None:
-        """Fraction of what the machine could do in the same round: bytes read for decoding, multiply-adds for prompts."""
+        """Fraction of the machine's speed in the same round: bytes read for decoding, multiply-adds for prompts."""
         kind = "operations" if work.startswith("prefill") else "bytes"
         rates = {sample.round: sample.value for sample in self.of("multiply-add" if kind == "operations" else "read", MACHINE)}
         shares = []

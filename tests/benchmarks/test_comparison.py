@@ -1,4 +1,4 @@
-"""The harness over workers that are real processes, with engines that only pretend."""
+"""Comparisons with real worker processes and fake engines."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import system
-from benchmarks.compare import Comparison, Settings
-from benchmarks.process import Process, WorkerError
-from benchmarks.samples import Sample
-from benchmarks.workloads import Work, context_of, works
+from benchmarks.common import system
+from benchmarks.common.process import Process, WorkerError
+from benchmarks.common.samples import Sample
+from benchmarks.compare.comparison import Comparison, Settings
+from benchmarks.compare.workloads import Work, context_of, works
 
 FAKE = Path(__file__).parents[1] / "support" / "http" / "fake_worker.py"
 WORKS = (
@@ -30,7 +30,7 @@ def fake(engine: str, threads: int, **options: float) -> Process:
 
 
 def comparison(directory: Path, settings: Settings = SETTINGS) -> Comparison:
-    """Of a model in a directory, which nobody has to convert."""
+    """A comparison of a model in a directory, which needs no conversion."""
     (directory / "weights").write_bytes(bytes(1000))
     return Comparison("tiny", directory, settings, lambda text: None, fake)
 
@@ -69,7 +69,7 @@ def test_whole_processes_give_time_and_memory(tmp_path: Path) -> None:
     assert all(2**20 < s.value < 2**33 for s in samples if s.unit == "bytes")
 
 
-def test_a_first_load_of_ours_is_a_process_of_its_own(tmp_path: Path) -> None:
+def test_a_first_load_of_ours_is_a_separate_process(tmp_path: Path) -> None:
     settings = Settings(("mlxinfer",), WORKS[:1], rounds=1, threads=1, start=True)
     samples = [s for s in comparison(tmp_path, settings).run() if s.unit == "s"]
     assert [(s.work, s.engine) for s in samples] == [("first load to first token", "mlxinfer"), ("load to first token", "mlxinfer")]
@@ -114,7 +114,7 @@ def test_all_workers_have_the_same_threads_and_the_switch_of_the_kernels(monkeyp
         assert (variables.get("MLXINFER_CPU_KERNELS") == "0") == (engine == "mlxinfer-plain")
 
 
-def test_a_worker_that_does_not_answer_is_given_up() -> None:
+def test_a_silent_worker_is_an_error() -> None:
     silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     with Process("silent", 1, command=silent, patience_s=0.2) as process, pytest.raises(WorkerError, match="silent: no answer in 0 s"):
         process.ask("load")
@@ -132,7 +132,7 @@ def test_no_worker_outlives_its_run(tmp_path: Path) -> None:
     assert children() <= before
 
 
-def test_what_a_worker_has_started_ends_with_it() -> None:
+def test_children_of_a_worker_end_with_it() -> None:
     script = """
 import json, subprocess, sys
 sys.stdin.readline()
@@ -143,7 +143,7 @@ sys.stdin.read()
     with Process("parent", 1, command=[sys.executable, "-c", script]) as process:
         pid = process.ask("start")["pid"]
         os.kill(pid, 0)
-    # It had the worker's output as well, which is closed by now: it is gone or about to be, and does not sleep any more.
+    # It also had the worker's output, which is closed by now. It has ended, or is ending and does not sleep.
     status = Path(f"/proc/{pid}/stat")
     assert not status.exists() or status.read_text().rpartition(")")[2].split()[0] != "S"
 
@@ -157,7 +157,7 @@ def test_unknown_jobs_and_bad_ones_are_errors() -> None:
         assert worker.ask("prefill", tokens=20)["seconds"] == 2
 
 
-def test_an_answer_tells_the_time_of_the_worker_and_of_others() -> None:
+def test_answers_have_the_time_of_the_worker_and_of_others() -> None:
     with fake("mlx-lm", 1) as worker:
         first = worker.ask("load", model="", threads=1, context=1, prompt="")
         second = worker.ask("prefill", tokens=20)
@@ -166,7 +166,7 @@ def test_an_answer_tells_the_time_of_the_worker_and_of_others() -> None:
     assert all(0 <= answer["others"] <= 1 for answer in (first, second))
 
 
-def test_others_are_what_is_busy_besides_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_others_are_busy_processors_without_the_measured_process(monkeypatch: pytest.MonkeyPatch) -> None:
     busy, clock = iter([100.0, 106.0, 106.0, 106.0]), iter([10.0, 12.0, 20.0, 30.0])
     monkeypatch.setattr(system, "_busy_seconds", lambda: next(busy))
     monkeypatch.setattr(system, "perf_counter", lambda: next(clock))
@@ -175,15 +175,15 @@ def test_others_are_what_is_busy_besides_the_measured_one(monkeypatch: pytest.Mo
     assert system.Window().others(own=2.0) == 0.0
 
 
-@pytest.mark.skipif(not system._busy_seconds(), reason="this system does not tell")
-def test_the_system_counts_what_is_used() -> None:
+@pytest.mark.skipif(not system._busy_seconds(), reason="this system does not report its processor time")
+def test_the_system_counts_busy_processors() -> None:
     before, own = system._busy_seconds(), time.process_time()
     while time.process_time() < own + 0.1:
         pass
     assert system._busy_seconds() - before >= 0.05
 
 
-def test_limits_and_room() -> None:
+def test_limits_and_context() -> None:
     work = Work("x", "decode", depth=1024, steps=64)
     assert work.limited(None) == work
     assert work.limited(100).depth == 100

@@ -1,4 +1,4 @@
-"""The machine and the versions behind a result."""
+"""The machine and the versions of a result."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any
 
 from mlxinfer.util.device import processor_name
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("mlxinfer", "mlx", "mlx-lm", "llama-cpp-python", "numpy", "transformers", "tokenizers")
 
 
 def pin(cpus: list[int]) -> list[int]:
-    """Restrict this process, and those it starts, to these processors, if any are named; returns those it may use. Linux only. Raises
-    OSError for processors that do not exist."""
+    """Restrict this process, and those it starts, to `cpus` if there are any (Linux). Returns the allowed processors. Raises OSError for
+    processors that do not exist."""
     if sys.platform != "linux":
         return list(range(os.cpu_count() or 1))
     if cpus:
@@ -41,14 +41,6 @@ def describe() -> dict[str, Any]:
     }
 
 
-def device_name() -> str:
-    """The GPU that MLX computes on."""
-    import mlx.core as mx
-
-    information: dict[str, Any] = mx.device_info(mx.gpu)
-    return str(information.get("device_name", information.get("architecture", "GPU")))
-
-
 def _version(package: str) -> str | None:
     try:
         return version(package)
@@ -67,20 +59,21 @@ def _commit() -> str:
 
 
 class Window:
-    """From its creation on: the share of the processors that was not available to the measured process."""
+    """Measures the use of the processors from its creation on."""
 
     def __init__(self) -> None:
         self._start, self._busy = perf_counter(), _busy_seconds()
 
     def others(self, own: float) -> float:
-        """`own` is the processor time that the measured process used, in seconds. 0 where the system does not report it."""
+        """Share of the processors that other processes used. `own` is the processor time of the measured process in seconds. Returns 0
+        where the system does not report it."""
         elapsed = perf_counter() - self._start
         busy = _busy_seconds() - self._busy
         return min(max(busy - own, 0.0) / (elapsed * (os.cpu_count() or 1)), 1.0)
 
 
 def _busy_seconds() -> float:
-    """Processor time of all processes since the system started, including what a hypervisor took."""
+    """Processor time of all processes since the system started, including the hypervisor's share."""
     try:
         line = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
     except OSError:

@@ -1,11 +1,11 @@
-"""The results as tables in Markdown."""
+"""Tables of results, in Markdown."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..compare.workloads import OURS
 from .samples import BYTES, MACHINE, SECONDS, Results, Spread
-from .workloads import OURS
 
 MOST_IDLE_S = 1.0
 MOST_OTHERS = 0.05
@@ -13,7 +13,7 @@ TOGETHER, ALONE = "decode at 0, 8 together", "decode at 0"
 
 
 def document(models: list[Results], about: dict[str, Any]) -> str:
-    """The complete page: where it was measured, and for each model its table and notes."""
+    """The whole page: the machine, and for each model its table and notes."""
     parts = [f"{caption(about)}\n\n{versions(about)}"]
     for results in models:
         described = about["models"][results.model]
@@ -33,19 +33,26 @@ def versions(about: dict[str, Any]) -> str:
 
 
 def table(results: Results) -> str:
-    """A row per work, a column per engine, and how much better ours is than each of the others."""
+    """A row per work, a column per engine, and the ratio to each other engine."""
     engines, others = results.engines, [engine for engine in results.engines if engine != OURS] if OURS in results.engines else []
     head = ["", *engines, *(f"{OURS} / {other}" for other in others), "of the machine"]
-    rows = [head, ["---"] + ["---:"] * (len(head) - 1)]
+    rows = [head]
     for work in results.works:
         ratios = [ratio(results.better((work, OURS), (work, other))) for other in others]
         share = results.share(work, OURS)
         rows.append([work, *(cell(results, work, engine) for engine in engines), *ratios, f"{share.middle:.0%}" if share else ""])
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return markdown(rows)
+
+
+def markdown(rows: list[list[str]]) -> str:
+    """A table whose first row is the head; "" without other rows."""
+    if len(rows) == 1:
+        return ""
+    return "\n".join(f"| {' | '.join(row)} |" for row in [rows[0], ["---"] + ["---:"] * (len(rows[0]) - 1), *rows[1:]])
 
 
 def notes(results: Results) -> list[str]:
-    """What the table itself does not say."""
+    """Lines below the table."""
     lines = []
     together = results.better((TOGETHER, OURS), (ALONE, OURS))
     if together:
@@ -79,7 +86,7 @@ def warnings(described: dict[str, Any], results: Results) -> list[str]:
 
 
 def cell(results: Results, work: str, engine: str, *, spread: bool = True) -> str:
-    """A value with its unit and spread, and its length if that differs from the others'."""
+    """A value with its unit and spread, and its length if other engines have a longer one."""
     samples = results.of(work, engine)
     if not samples:
         return "–"

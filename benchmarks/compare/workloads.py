@@ -1,4 +1,4 @@
-"""The measurements of `compare`, and their lengths."""
+"""The measurements of `compare`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ PROMPT = "The capital of France is"
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A row of the results. `tokens` of a prompt, or `depth` and `steps` of decoding `streams` sequences; `kv` is the bits of keys and
-    values."""
+    """A row of the results: `tokens` of a prompt, or `steps` of decoding `streams` sequences after `depth` tokens. `kv` is the bits of the
+    cache."""
 
     name: str
     kind: str
@@ -28,8 +28,10 @@ class Work:
         return {"depth": self.depth, "streams": self.streams, "steps": self.steps, "kv": self.kv}
 
     def limited(self, most: int | None) -> Work:
-        """The same with at most this many tokens in a prompt or in the cache. A cache of a given width is filled without reading a prompt
-        where that would take minutes, so its depth stays; it gets fewer steps."""
+        """The same work with at most `most` tokens in a prompt or in the cache.
+
+        A cache whose width is compared keeps its depth, because it is filled without a prompt. It gets fewer steps.
+        """
         if most is None:
             return self
         if self.depth == DEEP:
@@ -41,14 +43,14 @@ class Work:
 
 
 DEEP = 4096
-"""Tokens in the cache when its widths are compared."""
+"""Tokens in a cache whose widths are compared."""
 
 START = Work("start", "start", tokens=512, steps=32)
-"""A separate process, from its start to the first token; then a prompt and some decoding, to measure its memory."""
+"""A separate process, from its start to the first token. Then a prompt and some decoding, to measure its memory."""
 
 START_NAME, FIRST_NAME, MEMORY_NAME = "load to first token", "first load to first token", "peak memory"
 OURS_FIRST = "mlxinfer-first"
-"""The engine of our first load: later ones map what it leaves on disk. All others do the same every time."""
+"""This project at a first load. Later loads map the file that the first has written. Other engines do the same every time."""
 
 
 def works(steps: int) -> tuple[Work, ...]:
@@ -62,10 +64,10 @@ def works(steps: int) -> tuple[Work, ...]:
 
 
 def kv_works(steps: int) -> tuple[Work, ...]:
-    """Decoding after a long past, stored in fewer and fewer bits."""
+    """Decoding after a long past, in caches of fewer and fewer bits."""
     return tuple(Work(f"decode at {DEEP}, {bits}-bit cache", "decode", depth=DEEP, steps=steps, kv=bits) for bits in (16, 8, 4))
 
 
 def context_of(all_works: tuple[Work, ...]) -> int:
-    """Tokens that a sequence needs room for."""
+    """Tokens of the longest sequence."""
     return max(max(work.tokens, work.depth) + work.steps for work in all_works) + 64

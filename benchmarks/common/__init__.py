@@ -1,0 +1,1 @@
+"""Shared parts: options of commands, processes of engines, samples, tables and pictures."""

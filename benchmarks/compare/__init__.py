@@ -1,0 +1,1 @@
+"""This project, llama.cpp and mlx-lm, compared in one run."""

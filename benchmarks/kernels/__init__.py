@@ -1,0 +1,1 @@
+"""A decode step by parts, and Metal kernels alone."""
