@@ -15,10 +15,15 @@ from mlxinfer.loading.gguf.reader import GGUFFile
 from mlxinfer.loading.safetensors import SafetensorsFile
 from mlxinfer.tokenizer.config_files import read_bytes
 from mlxinfer.tokenizer.config_files import read_json as read_tokenizer_json
-from mlxinfer.tokenizer.sentencepiece import _parse
+from mlxinfer.tokenizer.sentencepiece_library import read_sentencepiece_model
 from mlxinfer.util.plain_file import open_plain, read_plain
 
-READERS = [read_json, SafetensorsFile, GGUFFile, read_tokenizer_json, read_bytes, _parse]
+
+def read_sentencepiece(path: Path) -> None:
+    read_sentencepiece_model(path, {}, {})
+
+
+READERS = [read_json, SafetensorsFile, GGUFFile, read_tokenizer_json, read_bytes, read_sentencepiece]
 
 
 @pytest.mark.timeout(60)
