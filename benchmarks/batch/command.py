@@ -9,7 +9,6 @@ from typing import Any
 import click
 
 from ..common import options, study
-from ..common.report import caption
 from ..common.system import describe
 from .workloads import ENGINES, WORKS, Plan
 
@@ -58,10 +57,4 @@ def show(path: Path, about: dict[str, Any]) -> None:
     from .report import document
 
     models = study.stored_results(path, about)
-
-    def draw(file: Path) -> None:
-        from .picture import draw
-
-        draw(models[0], file, caption(about))
-
-    study.publish(path, document(models, about), draw)
+    study.publish(path, document(models, about))

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
-
-from ..common.text import text
 
 Messages = list[dict[str, str]]
 _LETTERS_A_TOKEN = 8
@@ -17,6 +16,12 @@ STORY = STORIES[0]
 QUESTIONS: tuple[str, ...] = tuple(_TEXTS["questions"])
 CODE = "\n".join(_TEXTS["code"])
 _RENAMED = (("total", "amount"), ("describe_order", "print_receipt"), ("customer", "client"), ("lines", "rows"))
+
+
+def text() -> str:
+    """Technical prose that every installation has: Python's language reference."""
+    first = ("assignment", "class", "import")
+    return "".join(topics[name] for name in [*first, *sorted(topics.keys() - set(first))])
 
 
 def passage(tokenizer: Any, tokens: int, number: int) -> str:

@@ -104,10 +104,12 @@ def stored_results(path: Path, about: dict[str, Any]) -> list[Results]:
     return [Results(name, samples) for name in about["models"]]
 
 
-def publish(path: Path, text: str, draw: Callable[[Path], None]) -> None:
-    """Write and print the tables of results, and draw the picture where matplotlib is installed."""
+def publish(path: Path, text: str, draw: Callable[[Path], None] | None = None) -> None:
+    """Write and print the tables of results, and draw their picture, if any, where matplotlib is installed."""
     place(path, "md").write_text(text, encoding="utf-8")
     click.echo(text)
+    if draw is None:
+        return
     try:
         draw(place(path, "svg"))
     except ImportError:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from ..batch.texts import text
 from ..common import options
-from ..common.text import text
 
 
 @click.command("kv-quality")

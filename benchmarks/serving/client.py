@@ -60,19 +60,6 @@ async def stream(port: int, body: dict[str, Any], pieces: int) -> Times:
     return Times(byte, first, last)
 
 
-async def leave(port: int, body: dict[str, Any], pieces: int) -> float:
-    """Disconnect after `pieces` pieces. Returns the time, by the clock that all processes share."""
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.sendall(_request(body | {"stream": True}, port, close=True))
-        seen = 0
-        while seen < pieces and (part := connection.recv(1 << 16)):
-            seen += part.count(_EVENT)
-        gone = perf_counter()
-    if seen < pieces:
-        raise ValueError(f"the stream ended after {seen} pieces")
-    return gone
-
-
 async def step(port: int, bodies: Sequence[dict[str, Any]], pieces: int) -> float:
     """Seconds between two pieces of a stream, for all streams at once."""
     found = await asyncio.gather(*(stream(port, body, pieces) for body in bodies))
@@ -121,5 +108,4 @@ async def _answer(reader: asyncio.StreamReader) -> bool:
 if __name__ == "__main__":
     for line in sys.stdin:
         job = json.loads(line)
-        work = step(**job) if job.pop("do") == "step" else leave(**job)
-        print(json.dumps(asyncio.run(work)), flush=True)
+        print(json.dumps(asyncio.run(step(**job))), flush=True)

@@ -1,7 +1,4 @@
-"""Measures the server's share, with engine and server in one process.
-
-The engine is called directly and over HTTP, alternating. The steps that the engine still runs after a client has disconnected are counted.
-"""
+"""Measures the server's share: engine and server in one process, the engine called directly and over HTTP, alternating."""
 
 from __future__ import annotations
 
@@ -13,12 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from statistics import mean
 from subprocess import PIPE
-from time import perf_counter
 from typing import Any
 
 from mlxinfer import AsyncLLM, SamplingParams
-from mlxinfer.engine.core.scheduler import Schedule
-from mlxinfer.engine.runner.model_runner import PendingStep
 from mlxinfer.server.model_manager.manager import ModelManager
 from mlxinfer.server.model_manager.memory_room import MemoryRoom
 from mlxinfer.server.model_manager.registry import Registry
@@ -27,9 +21,6 @@ from mlxinfer.server.settings import LOOPBACK, ServerSettings
 
 NAME = "bench"
 _REST_S = 0.02
-_ENDLESS = 2000
-_READ = 20
-"""Pieces that the first client reads before it disconnects. Each next client reads one more, so they disconnect at all points of a step."""
 
 
 def greedy(steps: int) -> SamplingParams:
@@ -53,33 +44,9 @@ async def measure(llm: AsyncLLM, prompts: Sequence[str], steps: int, pairs: int)
             times: dict[bool, float] = {}
             for bare in (True, False) if number % 2 else (False, True):
                 await asyncio.sleep(_REST_S)
-                times[bare] = await (bare_step(llm, prompts, steps) if bare else ask("step", port=port, bodies=bodies, pieces=steps))
+                times[bare] = await (bare_step(llm, prompts, steps) if bare else ask(port=port, bodies=bodies, pieces=steps))
             found.append((times[True], times[False]))
     return found[1:]
-
-
-async def steps_after_leaving(llm: AsyncLLM, prompt: str, times: int) -> list[int]:
-    """Count the steps that the engine submits after the client has closed its connection."""
-    assert llm._thread._outputs is not None
-    runner = llm._thread._outputs.engine.runner
-    submitted: list[float] = []
-    submit = runner.submit
-
-    def noted(schedule: Schedule, before: PendingStep | None = None) -> PendingStep:
-        submitted.append(perf_counter())
-        return submit(schedule, before)
-
-    found = []
-    runner.submit = noted  # type: ignore[method-assign]
-    async with _serving(llm) as port, _client() as ask:
-        for number in range(times):
-            submitted.clear()
-            gone = await ask("leave", port=port, body=body(prompt, _ENDLESS), pieces=_READ + number)
-            while llm.stats().running:
-                await asyncio.sleep(_REST_S)
-            found.append(sum(when > gone for when in submitted))
-    runner.submit = submit  # type: ignore[method-assign]
-    return found
 
 
 @asynccontextmanager
@@ -105,8 +72,8 @@ async def _client() -> AsyncGenerator[Callable[..., Awaitable[float]], None]:
     assert to is not None
     assert back is not None
 
-    async def ask(what: str, **job: Any) -> float:
-        to.write(json.dumps({"do": what, **job}).encode() + b"\n")
+    async def ask(**job: Any) -> float:
+        to.write(json.dumps(job).encode() + b"\n")
         answer: float = json.loads(await back.readline())
         return answer
 

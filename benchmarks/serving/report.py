@@ -1,4 +1,4 @@
-"""The table of results, in Markdown, and the goals."""
+"""The table of results, in Markdown."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 from ..batch.workloads import LLAMA_SERVER, MLX_SERVER
 from ..common.report import caption, markdown, number, versions, warnings
 from ..common.samples import Results
-from .workloads import AFTER, ENGINE, ENGINES, SHORT, bare_name, served_name, step_name
-
-_GOAL = 0.03
+from .workloads import ENGINE, ENGINES, SHORT, bare_name, served_name, step_name
 
 
 def document(models: list[Results], about: dict[str, Any]) -> str:
@@ -20,7 +18,7 @@ def document(models: list[Results], about: dict[str, Any]) -> str:
         described = about["models"][results.model]
         others = [f"{name} {found['version']}" for name, found in described["engines"].items() if name in (LLAMA_SERVER, MLX_SERVER)]
         compared = f"Compared with {', '.join(others)}." if others else "This project alone."
-        said = [*goals(results), *(line for line in warnings(described, results) if line)]
+        said = [*overheads(results), *(line for line in warnings(described, results) if line)]
         lines = "\n".join(f"- {line}" for line in said)
         parts.append(f"## {results.model} ({described['file']})\n\n{compared}\n\n{table(results)}\n\n{lines}")
     return "\n\n".join(parts) + "\n"
@@ -35,7 +33,7 @@ def _cell(results: Results, work: str, engine: str) -> str:
     found = results.spread(work, engine)
     if found is None:
         return "–"
-    scale, unit = {SHORT: (1.0, "/s"), AFTER: (1.0, "")}.get(work, (1000.0, " ms"))
+    scale, unit = (1.0, "/s") if work == SHORT else (1000.0, " ms")
     return f"{number(found.middle * scale)}{unit} ({number(found.low * scale)}–{number(found.high * scale)})"
 
 
@@ -45,16 +43,11 @@ def overhead(results: Results, streams: int) -> list[float]:
     return sorted(with_it.value / without.value - 1 for without, with_it in zip(bare, served, strict=True))
 
 
-def goals(results: Results) -> Iterator[str]:
+def overheads(results: Results) -> Iterator[str]:
+    """A sentence for each number of streams."""
     for streams in range(1, 17):
         found = overhead(results, streams)
         if len(found) > 1:
             low, middle, high = quantiles(found, n=4)
-            reached = "reached" if middle <= _GOAL else "not reached"
-            spread = f"median of {len(found)} pairs, quartiles {low:.1%} to {high:.1%}; goal: at most {_GOAL:.0%}"
-            yield f"The server adds {middle:.1%} to a {step_name(streams)} ({spread}): {reached}."
-    left = [int(sample.value) for sample in results.of(AFTER, ENGINE)]
-    if left:
-        counts = ", ".join(f"{count} after {left.count(count)}" for count in sorted(set(left)))
-        goal = "goal: at most 1"
-        yield f"Steps that the engine starts after a client has closed its connection ({len(left)} times, {goal}): {counts}."
+            spread = f"median of {len(found)} pairs, quartiles {low:.1%} to {high:.1%}"
+            yield f"The server adds {middle:.1%} to a {step_name(streams)} ({spread})."

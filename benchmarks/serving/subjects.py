@@ -12,7 +12,7 @@ from typing import Any
 from ..batch.ours import Ours
 from ..batch.servers import LlamaServer, MLXServer, Server
 from . import client
-from .pairs import NAME, bare_step, greedy, measure, steps_after_leaving
+from .pairs import NAME, bare_step, greedy, measure
 
 
 class Served(Server):
@@ -73,10 +73,6 @@ class Engine(Ours):
     def pairs(self, prompts: Sequence[str], steps: int, pairs: int) -> dict[str, Any]:
         """Seconds per step without the server and with it, alternating."""
         return {"pairs": self.wait(measure(self._llm, prompts, steps, pairs))}
-
-    def leave(self, prompt: str, times: int) -> dict[str, Any]:
-        """Steps after a client has disconnected, for each of `times` clients."""
-        return {"steps": self.wait(steps_after_leaving(self._llm, prompt, times))}
 
     def connect(self, prompt: str, times: int) -> dict[str, Any]:
         found = [self.wait(self._first(prompt)) for _ in range(times + 1)][1:]

@@ -7,7 +7,7 @@ from ..batch.workloads import LLAMA_SERVER, OURS
 from ..common import worker
 from .workloads import ENGINE
 
-JOBS = ("load", "answer", "step", "pairs", "leave", "connect", "short", "close")
+JOBS = ("load", "answer", "step", "pairs", "connect", "short", "close")
 
 
 def create(name: str) -> Subject:

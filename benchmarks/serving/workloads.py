@@ -13,15 +13,14 @@ ENGINE = "mlxinfer-engine"
 SERVERS = (OURS, LLAMA_SERVER, MLX_SERVER)
 ENGINES = (ENGINE, *SERVERS)
 BYTE, FIRST = "first byte, warm", "first token, warm"
-AFTER = "steps after the client has gone"
-REQUESTS_PER_S, STEPS = "requests/s", "steps"
+REQUESTS_PER_S = "requests/s"
 
 CONNECTIONS = 8
 SHORT = f"short requests, {CONNECTIONS} connections"
 _SHORT_TOKENS = 4
 _CONNECTING = 5
 """Repetitions; the median counts."""
-_PAIRS, _LEAVING = 10, 10
+_PAIRS = 10
 
 
 def step_name(streams: int) -> str:
@@ -58,12 +57,6 @@ def pairs(case: Case) -> Iterator[Sample]:
             yield case.sample(served_name(streams), served, SECONDS, answer, 0, streams, case.plan.steps)
 
 
-def leaving(case: Case) -> Iterator[Sample]:
-    answer = case.process.ask("leave", prompt=STORIES[0], times=_LEAVING)
-    for count in answer["steps"]:
-        yield case.sample(AFTER, count, STEPS, answer)
-
-
 def connecting(case: Case) -> Iterator[Sample]:
     prompt = case.passage(0)
     answer = case.process.ask("connect", prompt=prompt, times=_CONNECTING)
@@ -80,7 +73,6 @@ def short(case: Case) -> Iterator[Sample]:
 
 WORKS = (
     Work("pairs", (ENGINE,), pairs),
-    Work("leaving", (ENGINE,), leaving),
     Work("steps", ENGINES, steps),
     Work("connecting", ENGINES, connecting),
     Work("short", ENGINES, short),

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from support.models.tiny_directory import tiny_directory
-from support.processes.optional import needs
 from support.tokenizers.golden_tokenizers import golden_tokenizer
 
 from benchmarks.__main__ import main
@@ -249,7 +248,7 @@ def test_an_engine_that_fails_is_left_out(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert measured.left_out == {missing: f"{missing}: not here"}
 
 
-def test_tables_and_goals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     results = Results("m", samples(monkeypatch, tmp_path))
     engine = {"version": "1"}
     about = {
@@ -259,27 +258,6 @@ def test_tables_and_goals(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
     text = report.document([results], about)
     assert "20.0 s (20.0–20.0) at 20" in text
     assert "mlx-lm is left out: gone" in text
-    goals = report.goals(results)
-    assert len(goals) == 10
-    assert all(line.endswith(": reached.") for line in goals), goals
-    slow = Results("m", [s for s in results.samples if s.work != works.WARM] + [warm(2.0)])
-    assert [line for line in report.goals(slow) if line.endswith(": not reached.")] == [
-        "A warm prefix takes 1 of a cold one's time (goal: at most 0.05): not reached."
-    ]
-
-
-def warm(seconds: float) -> Sample:
-    return Sample("m", works.WARM, works.OURS, 1, 100, 1, 1, seconds, "s")
-
-
-@pytest.mark.long
-def test_a_picture_of_ours_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    needs("matplotlib")
-    from benchmarks.batch.picture import draw
-
-    found = [sample for sample in samples(monkeypatch, tmp_path) if sample.engine.startswith(works.OURS)]
-    draw(Results("m", found), tmp_path / "x.svg", "here")
-    assert (tmp_path / "x.svg").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
