@@ -171,7 +171,6 @@ KNOWN_SMALL = {
     "mlxinfer/engine/runner/kernel_fallback.py",
     "mlxinfer/evaluation/streamed.py",
     "mlxinfer/loading/gguf/gpu_formats.py",
-    "mlxinfer/loading/repack_cache/progress.py",
     "mlxinfer/nn/product_speeds.py",
     "mlxinfer/nn/unpacking.py",
     "mlxinfer/sampling/noise.py",
@@ -207,9 +206,7 @@ KNOWN_LONG = {
     "tests/convert",
     "tests/engine",
     "tests/kernels_metal",
-    "tests/loading",
     "tests/models",
-    "tests/real_checkpoints",
 }
 
 

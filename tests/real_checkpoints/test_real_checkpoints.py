@@ -22,7 +22,7 @@ from mlxinfer.errors import WeightsError
 from mlxinfer.loading.load import meta_model, prepare
 from mlxinfer.nn.weights import FLOAT8
 
-HERE = Path(__file__).parent
+DATA = Path(__file__).parent / "data"
 
 TOWERS = r"files are not read: only the text model is used"
 HEADS = r"files are not read: head that predicts several tokens, not used"
@@ -49,11 +49,11 @@ MANY_TENSORS = ("deepseek-v3", "minimax-m2.5")
 
 
 def written(target: Path, name: str) -> Path:
-    return write_sparse(target / name, config(name), tensors((HERE / f"{name}.tensors").read_text(encoding="utf-8")))
+    return write_sparse(target / name, config(name), tensors((DATA / f"{name}.tensors").read_text(encoding="utf-8")))
 
 
 def config(name: str) -> dict[str, Any]:
-    read: dict[str, Any] = json.loads((HERE / f"{name}.json").read_text(encoding="utf-8"))
+    read: dict[str, Any] = json.loads((DATA / f"{name}.json").read_text(encoding="utf-8"))
     return read
 
 
@@ -104,7 +104,7 @@ def test_fp8_stays_at_its_bytes_for_the_cpu_kernels(tmp_path: Path) -> None:
     ],
 )
 def test_a_tensor_that_is_missing_is_named(name: str, without: str, problem: str, tmp_path: Path) -> None:
-    entries = tensors((HERE / f"{name}.tensors").read_text(encoding="utf-8"))
+    entries = tensors((DATA / f"{name}.tensors").read_text(encoding="utf-8"))
     del entries[without]
     path = write_sparse(tmp_path / name, config(name), entries)
     with pytest.raises(WeightsError, match=problem), prepare(path):

@@ -1,4 +1,4 @@
-"""Packed matrices of GGUF files, kept on disk so that the next start maps them instead of packing once more."""
+"""Packed matrices of GGUF files, cached on disk: the next start maps them instead of packing again."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Where packed copies lie, and how a copy lies in its file.
+"""Paths of packed copies, and the layout of a copy's file.
 
 A header (`_HEADER`), an index in JSON (`{"source": ..., "matrices": {key: [offset, bytes, CRC-32]}}`), and from the next page on the
-matrices, each after a preamble (`kernels_cpu.preamble`). The header has the sizes of the index and of the whole file, so that a truncated
-file is recognised. It is written last: an unfinished file has no valid header.
+matrices, each after a preamble (`kernels_cpu.preamble`). The header has the sizes of the index and of the whole file, which reveals a
+truncated file. It is written last: an unfinished file has no valid header.
 
-Besides `NAME.packed` there can be `NAME.checked`, which says that the copy's checksums were verified, and for which file stamp; and
-`NAME.part`, a copy that is not finished.
+`NAME.checked` records that the checksums of `NAME.packed` were verified, with the file stamp. `NAME.part` is an unfinished copy.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from ..files import file_stamp
 from ..find.resolve import cache_dir
 
 LIMIT = "MLXINFER_PACKED_GB"
-"""Gigabytes that all copies together may take; 0 keeps none."""
+"""Environment variable: gigabytes for all copies together; 0 keeps none."""
 
 SUFFIX, UNFINISHED, CHECKED = ".packed", ".part", ".checked"
 _DEFAULT_GB = 8.0
 _ABANDONED_S = 86400.0
-"""Seconds after which an unfinished copy is removed: until then the next load of its model goes on with it."""
+"""Seconds after which an unfinished copy is removed. Until then the next load of its model continues it."""
 
 
 def directory() -> Path:
@@ -47,7 +46,7 @@ def limit_bytes() -> int:
 
 
 def copy_path(model: Path) -> Path:
-    """Where the copy of a model is, one for each path."""
+    """Path of a model's copy, one for each path of a model."""
     # Two paths with one checksum would only replace each other's copies: each copy names what it was made from.
     checksum = zlib.crc32(os.fsencode(os.path.realpath(model)))
     return directory() / f"{model.stem[:40]}-{checksum:08x}{SUFFIX}"
@@ -55,16 +54,14 @@ def copy_path(model: Path) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class CacheUsage:
-    """What the folder of packed copies holds."""
+    """Contents of the folder of packed copies."""
 
     copies: int
-    """Finished copies, a count."""
+    """Count of finished copies."""
     copy_bytes: int
-    """Bytes of finished copies."""
     unfinished: int
-    """Copies being written, or left by a process that ended: the next load of their model finishes them. A count."""
+    """Count of copies that are being written, or that a process left: the next load of their model finishes them."""
     unfinished_bytes: int
-    """Bytes of unfinished ones."""
 
 
 def cache_usage() -> CacheUsage:
@@ -73,13 +70,13 @@ def cache_usage() -> CacheUsage:
 
 
 def kept_bytes() -> int:
-    """Bytes that all finished copies take."""
+    """Bytes of all finished copies."""
     return cache_usage().copy_bytes
 
 
 def make_room(nbytes: int, instead_of: Path) -> bool:
-    """Remove the least recently used copies until `nbytes` fit below the limit. False if they cannot fit, or if the disk would have
-    less than `nbytes` left. Raises OSError."""
+    """Remove the least recently used copies until `nbytes` fit below the limit. False if they cannot fit, or if the disk would be left with
+    less than `nbytes`. Raises OSError."""
     from shutil import disk_usage  # slow to import, and seldom needed
 
     remove_abandoned()
@@ -99,7 +96,7 @@ def make_room(nbytes: int, instead_of: Path) -> bool:
 
 
 def is_checked(path: Path) -> bool:
-    """Whether the copy's checksums were verified and the file has not been written to since; notes that the copy is used now."""
+    """True if the copy's checksums were verified and the file is unchanged since. Records the use of the copy."""
     checked = path.with_suffix(CHECKED)
     try:
         if checked.read_text(encoding="utf-8") != _stamp(path):
@@ -110,8 +107,15 @@ def is_checked(path: Path) -> bool:
     return True
 
 
+def mark_safe(path: Path) -> None:
+    """Sync a copy to the disk and let later loads trust it; this process has verified its checksums. Raises OSError."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    mark_checked(path)
+
+
 def mark_checked(path: Path) -> None:
-    """Note that the copy's checksums are right. Raises OSError."""
+    """Record that the copy's checksums are right. Raises OSError."""
     path.with_suffix(CHECKED).write_text(_stamp(path), encoding="utf-8")
 
 
@@ -120,7 +124,7 @@ def _stamp(path: Path) -> str:
 
 
 def _used(path: Path) -> float:
-    """When a copy was last used."""
+    """Time of a copy's last use."""
     try:
         return path.with_suffix(CHECKED).stat().st_mtime
     except OSError:
@@ -149,7 +153,7 @@ _MAGIC, _VERSION = b"mlxipack", 2
 _PAGE = 4096
 
 Source = dict[str, Any]
-"""What the copy was made from and for whom, in JSON's types: a copy is valid for an equal source only."""
+"""The files and kernels that a copy was made for, in JSON's types. A copy is valid for an equal source only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,21 +161,19 @@ class Place:
     """One matrix in the file."""
 
     offset: int
-    """Byte at which the matrix begins, a multiple of `ALIGNMENT`."""
+    """First byte of the matrix, a multiple of `ALIGNMENT`."""
     nbytes: int
-    """Size of the matrix, in bytes."""
     checksum: int
-    """CRC-32 of its preamble and the matrix."""
+    """CRC-32 of the preamble and the matrix."""
 
 
 @dataclass(frozen=True, slots=True)
 class CopyLayout:
-    """Where everything lies in a file that is about to be written."""
+    """Layout of a file that is about to be written."""
 
     source: Source
-    """What the copy is made from, and for whom."""
     offsets: Mapping[str, int]
-    """Byte at which each matrix begins, by its key."""
+    """First byte of each matrix, by its key."""
     sizes: Mapping[str, int]
     """Bytes of each matrix."""
     base: int
@@ -180,7 +182,7 @@ class CopyLayout:
     """Bytes of the file."""
 
     def head(self, checksums: Mapping[str, int]) -> bytes:
-        """The beginning of the file, `base` bytes, given the checksum of each matrix."""
+        """The first `base` bytes of the file, given the checksum of each matrix."""
         index = _index(self.source, {key: at - self.base for key, at in self.offsets.items()}, self.sizes, checksums)
         header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(index), len(index), self.size)
         return (header + index).ljust(self.base, b"\0")
@@ -198,13 +200,13 @@ def plan(source: Source, sizes: Mapping[str, int]) -> CopyLayout:
 
 
 def _index(source: Source, relative: Mapping[str, int], sizes: Mapping[str, int], checksums: Mapping[str, int]) -> bytes:
-    """Checksums have a fixed length, so that the index has the same one before they are known."""
+    """Encode the index. Checksums have a fixed length, so its size is known before them."""
     places = {key: [offset, sizes[key], f"{checksums[key]:08x}"] for key, offset in relative.items()}
     return json.dumps({"source": source, "matrices": places}).encode()
 
 
 def read_places(file: IO[bytes], file_size: int, source: Source) -> dict[str, Place] | None:
-    """Where each matrix lies, if this is a whole copy made from `source`; None for anything else. Raises OSError."""
+    """Places of all matrices if this is a whole copy made from `source`, otherwise None. Raises OSError."""
     head = file.read(_HEADER.size)
     if len(head) != _HEADER.size:
         return None

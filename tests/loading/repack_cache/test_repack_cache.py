@@ -17,8 +17,9 @@ from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
 from mlxinfer.loading.repack_cache import CacheUsage, cache, cache_usage, directory, kept_bytes, open_copies
+from mlxinfer.loading.repack_cache import writer as copy_writer
 from mlxinfer.loading.repack_cache.layout import copy_path, mark_checked
-from mlxinfer.loading.repack_cache.progress import WriteProgress
+from mlxinfer.loading.repack_cache.writer import CopyWriter, WriteProgress, locked
 from mlxinfer.nn.packing import objects
 from mlxinfer.util.background import finish_background_work
 from tests.support.formats.tiny_gguf import write_tiny_gguf
@@ -130,20 +131,20 @@ def test_a_copy_that_was_begun_is_finished(model: Path) -> None:
     assert cache_usage() == CacheUsage(1, len(whole), 0, 0)
 
 
-def _writer(model: Path, monkeypatch: pytest.MonkeyPatch) -> cache.CopyWriter:
+def _writer(model: Path, monkeypatch: pytest.MonkeyPatch) -> CopyWriter:
     """What a load of a model without a copy would do later."""
-    found: list[cache.CopyWriter] = []
+    found: list[CopyWriter] = []
     monkeypatch.setattr(cache, "later", lambda work, *, at_exit=None, delay_s, nice: found.append(at_exit))
     load(model)
     return found[0]
 
 
-def _again(writer: cache.CopyWriter) -> cache.CopyWriter:
+def _again(writer: CopyWriter) -> CopyWriter:
     """The same in another process."""
-    return cache.CopyWriter(writer._path, writer._plan.source, writer._matrices)
+    return CopyWriter(writer._path, writer._plan.source, writer._matrices)
 
 
-def _stopped(writer: cache.CopyWriter, pieces: int) -> None:
+def _stopped(writer: CopyWriter, pieces: int) -> None:
     """Let it write so many pieces in a process that ends then."""
     asked = iter([False] * pieces)
     writer(lambda: next(asked, True))
@@ -154,8 +155,8 @@ def test_short_processes_finish_a_copy_together(model: Path, monkeypatch: pytest
     settled(model)
     whole = copy_path(model).read_bytes()
     copy_path(model).unlink()
-    monkeypatch.setattr(cache, "_PIECE", 512)
-    monkeypatch.setattr(cache, "_RECORDED", 512)
+    monkeypatch.setattr(copy_writer, "_PIECE", 512)
+    monkeypatch.setattr(copy_writer, "_RECORDED", 512)
     writer = _writer(model, monkeypatch)
     pieces = sum(-(-data.nbytes // 512) for data in writer._matrices.values())
     processes = 0
@@ -193,7 +194,7 @@ def test_a_record_that_says_nothing_is_not_believed(model: Path, monkeypatch: py
 def test_one_process_at_a_time_writes_a_copy(model: Path) -> None:
     settled(model)
     copy_path(model).unlink()
-    with cache._locked(copy_path(model).with_suffix(".part")) as mine:
+    with locked(copy_path(model).with_suffix(".part")) as mine:
         assert mine is not None
         settled(model)
         assert not has_copy(model)

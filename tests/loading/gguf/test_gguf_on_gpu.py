@@ -27,7 +27,7 @@ from mlxinfer.nn.packing import objects
 from mlxinfer.nn.weights import Blocks, Dense, Format, Quantized
 from mlxinfer.types import SamplingParams
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "gguf"
+GOLDEN = Path(__file__).parents[2] / "golden" / "gguf"
 ALL = ("Q4_K", "Q5_K", "Q6_K")
 
 

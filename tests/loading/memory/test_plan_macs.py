@@ -57,7 +57,7 @@ def planned(config: dict[str, Any], gigabytes: float, memory: DeviceMemory = MAC
     return plan
 
 
-def test_gemma_3_4b_in_4_bits_has_a_long_context_in_a_chat_on_8_gb() -> None:
+def test_gemma_3_4b_in_4_bits_has_a_long_chat_on_8_gb() -> None:
     assert planned(GEMMA3_4B_TEXT, 2.6, **CHAT).context >= 80_000
 
 
@@ -75,7 +75,7 @@ def test_fewer_sequences_come_before_a_shorter_context_and_before_a_refusal() ->
         planned(QWEN3_8B, 5.5)
 
 
-def test_what_metal_leaves_to_plain_mlx_is_counted_at_16_bits_only() -> None:
+def test_what_metal_leaves_to_plain_mlx_is_counted_at_16_bits() -> None:
     sizes = {
         kv: step_memory.step_size(
             outline(QWEN3_8B, 4.6).model, mx.bfloat16, KVFormat.parse(kv), step_memory.StepRows(rows=512, sequences=1, drafts=8)

@@ -10,7 +10,7 @@ from mlxinfer.loading.find import catalog
 from mlxinfer.loading.find.catalog import describe, local_models, remove_model
 from mlxinfer.loading.find.resolve import models_dir
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "arch"
+GOLDEN = Path(__file__).parents[2] / "golden" / "arch"
 
 
 @pytest.fixture(autouse=True)
