@@ -63,10 +63,10 @@ def _check_nodes(hostfile: Path, model: str | None, kv: str) -> None:
     """Check that these machines can run a model together, and show each one's part."""
     from ..cache.kv_format import KVFormat
     from ..distributed.nodes import read_nodes
-    from ..distributed.preflight import examine, plan_lines
+    from ..distributed.preflight import check_machines, plan_lines
 
     nodes = read_nodes(hostfile)
-    machines = examine(nodes)
+    machines = check_machines(nodes)
     click.secho("machines", bold=True)
     click.echo("\n".join(f"  {machine.line()}" for machine in machines))
     if model is not None:

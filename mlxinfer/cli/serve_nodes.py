@@ -46,10 +46,10 @@ def serve_on_nodes(
         _supervise(settings if rank == 0 else None)
     elif rank:
         from ..distributed.ring import name_ring
-        from ..distributed.worker_process import run_member
+        from ..distributed.worker_process import run_worker
 
         name_ring(nodes, rank)
-        run_member(path, nodes, rank, options.get("memory_gb"), lambda: say_ready(descriptors[0]), adapters=options.get("adapters"))
+        run_worker(path, nodes, rank, options.get("memory_gb"), lambda: say_ready(descriptors[0]), adapters=options.get("adapters"))
         os._exit(0)  # threads of the ring wait for one another
     else:
         _serve(name, EngineArgs(path, **options), nodes, settings, aliases, descriptors, split)

@@ -1,1 +1,1 @@
-"""One model over several machines: each has some of the layers (or a share of every layer), and rank 0 tells the others what to compute."""
+"""One model on several machines: each rank has some layers (or a share of every layer), and rank 0 schedules the steps of all."""

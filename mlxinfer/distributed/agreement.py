@@ -1,4 +1,4 @@
-"""What ranks tell each other before they begin: who they are, what each is to do, and what it has room for."""
+"""Messages that the ranks exchange before the group starts: their identity, rank 0's orders, and each rank's limits."""
 
 from __future__ import annotations
 
@@ -26,26 +26,24 @@ _WEIGHTS = (".safetensors", ".gguf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hello:
-    """Who a rank is."""
+    """Identity of a rank, sent to rank 0 first."""
 
     rank: int
-    """Its place in the hostfile."""
+    """Position in the hostfile."""
     nodes: str
-    """`Nodes.digest` of its hostfile."""
+    """`Nodes.digest` of the rank's hostfile."""
     version: str
-    """Version of mlxinfer."""
     mlx: str
-    """Version of MLX."""
     device: str
-    """What it computes on, and with which of our CPU kernels: "gpu", "cpu, avx2"."""
+    """Device, with the instruction set of the CPU kernels in use: "gpu", "cpu, avx2"."""
     model: str
-    """`model_digest` of its copy of the model."""
+    """`model_digest` of the rank's copy of the model."""
     memory: int
-    """Bytes that the model may take there."""
+    """Bytes that the model may take on the rank."""
 
     @classmethod
     def mine(cls, rank: int, nodes: str, model: str, memory: int) -> Hello:
-        """This process's."""
+        """Return the identity of this process."""
         kernels = f", {kernels_cpu.isa_name()}" if kernels_cpu.in_use() else ""
         kind = str(mx.default_device().type).rpartition(".")[2]
         version = mx.__version__  # type: ignore[attr-defined]
@@ -53,8 +51,10 @@ class Hello:
 
     @classmethod
     def of(cls, told: dict[str, Any]) -> Hello:
-        """Parse the hello of a rank. Raises `NodesError` where it has another version, which may say other things, and
-        `TypeError` for what no rank says."""
+        """Parse the hello of a rank.
+
+        Raises `NodesError` for another version of mlxinfer, whose fields may differ, and `TypeError` for malformed fields.
+        """
         version = told.get("version")
         if version != __version__:
             raise NodesError(f"rank {told.get('rank')!r:.20} runs mlxinfer {version!s:.20}, and rank 0 {__version__}: install the same")
@@ -66,7 +66,7 @@ class Hello:
         return hello
 
     def check(self, other: Hello) -> None:
-        """Raises `NodesError` if the other cannot run the same model with this one, as its one line."""
+        """Raise `NodesError` if `other` cannot run the same model with this rank."""
         for what, own, its in (
             ("has another hostfile", self.nodes, other.nodes),
             (f"runs MLX {other.mlx}, and rank 0 {self.mlx}: install the same", self.mlx, other.mlx),
@@ -78,29 +78,31 @@ class Hello:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Orders:
-    """What rank 0 tells all others to do."""
+    """Orders of rank 0 to all other ranks."""
 
     memory: list[int]
-    """Bytes that each rank may take: what the plan is made from."""
+    """Bytes that each rank may take; input of the plan."""
     plan: str
-    """Digest of the plan that every rank must come to."""
+    """Digest of the plan that every rank must compute."""
     split: str
     """"pipeline" or "tensor"."""
     settings: dict[str, Any]
     """Fields of `EngineArgs` that decide how weights are read and how memory is used."""
 
     adapters: dict[str, str]
-    """Digests of the adapters by name, in the order of their places."""
-    besides: int
-    """Bytes of weights that rank 0 has besides blocks: embedding, output matrix, and what drafts."""
+    """Digests of the adapters by name, in the order of their slots."""
+    outside_blocks: int
+    """Bytes of rank 0's weights outside the blocks: embedding, output matrix, and drafter."""
     taps: list[int]
-    """Blocks before which a head reads the rows, for models divided by layers."""
+    """Blocks before which a draft head reads the rows; for pipelines only."""
     windows: list[int | None]
-    """Windows of the attention layers that rank 0 has besides those of the blocks: a head's. Its pages are counted everywhere."""
+    """Windows of the draft head's attention layers on rank 0. Every rank counts their pages."""
 
     def args(self, path: str, memory_gb: float, adapters: Mapping[str, str | Path] | None) -> EngineArgs:
-        """As rank 0's, for the model and the adapters at a rank's own paths. Raises `NodesError` where one is
-        missing, and for settings that ranks do not share: rank 0 names no files."""
+        """Return rank 0's settings with the model and adapters at this rank's paths.
+
+        Raises `NodesError` for a missing adapter, and for settings that ranks do not share, as rank 0 must not name files.
+        """
         odd = [name for name in self.settings if name not in _SHARED]
         if odd:
             raise NodesError(f"rank 0 sets {odd[0]!r:.40}, which each rank sets for itself: install the same version of mlxinfer")
@@ -118,33 +120,30 @@ _SHARED = (
 
 
 def shared_settings(args: EngineArgs, dtype: str) -> dict[str, Any]:
-    """The settings that all ranks share, with the dtype that rank 0 has chosen."""
+    """Return the settings that all ranks share, with the dtype that rank 0 chose."""
     return {name: getattr(args, name) for name in _SHARED} | {"dtype": dtype}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a rank has room for, with its part of the model."""
+class RankLimits:
+    """Engine limits that fit a rank's memory, for its part of the model."""
 
     context: int
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     pool_tokens: int
-    """Tokens of all pages."""
     rows: int
-    """Rows of a step."""
+    """Rows per step."""
     scored_rows: int
-    """Rows of prompts whose logits are computed in a step."""
+    """Prompt rows per step whose logits are computed."""
     max_num_seqs: int
-    """Sequences that run together."""
     prefix_cache_tokens: int
-    """Tokens that are kept for reuse."""
     snapshots: int
-    """Bytes of open pages and states kept for reuse, as they would be for the whole model."""
+    """Bytes of open pages and states kept for reuse, scaled to the whole model."""
 
     @classmethod
-    def of(cls, plan: MemoryPlan, share: float, *, pages: bool) -> Limits:
-        """Those of a plan for a part that has this share of the bytes of a snapshot. `pages`: it has layers with pages; a part of
-        recurrent layers only sets no limit to them."""
+    def of(cls, plan: MemoryPlan, share: float, *, pages: bool) -> RankLimits:
+        """Return the limits of `plan`, for a part with `share` of a snapshot's bytes. `pages` is False if all of its layers are
+        recurrent."""
         return cls(
             context=plan.context,
             pool_tokens=plan.pool_tokens if pages else _ANY,
@@ -156,17 +155,16 @@ class Limits:
         )
 
     @staticmethod
-    def least(limits: Iterable[dict[str, int]]) -> Limits:
-        """What all of them have room for."""
+    def minimum(limits: Iterable[dict[str, int]]) -> RankLimits:
+        """Return the smallest of each limit."""
         found = list(limits)
-        return Limits(**{name: min(each[name] for each in found) for name in found[0]})
+        return RankLimits(**{name: min(each[name] for each in found) for name in found[0]})
 
-    def told(self) -> dict[str, int]:
-        """As JSON."""
+    def as_json(self) -> dict[str, int]:
         return asdict(self)
 
     def limited(self, config: EngineConfig) -> EngineConfig:
-        """A configuration within them."""
+        """Return `config` with these limits."""
         return replace(
             config,
             max_context=self.context,
@@ -180,7 +178,8 @@ class Limits:
 
 
 def model_digest(path: Path) -> str:
-    """16 hexadecimal digits that copies of a model have in common: of its config, and of the sizes, headers and samples of its files."""
+    """Return 16 hexadecimal digits over the config and over sizes, headers and samples of the weight files. Copies of a model have the
+    same."""
     found = hashlib.sha256()
     for file in model_files(path):
         if file == path or file.suffix in _WEIGHTS:  # a GGUF file may have another name
@@ -199,6 +198,6 @@ def _sampled(size: int) -> Sequence[int]:
     return sorted({0, max(size - _SAMPLE, 0), *(size * i // _SAMPLES for i in range(_SAMPLES))})
 
 
-def say(line: str) -> None:
-    """A line for the log of this rank."""
+def log_line(line: str) -> None:
+    """Write a line to this rank's log."""
     print(line, file=sys.stderr, flush=True)  # noqa: T201

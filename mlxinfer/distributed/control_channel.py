@@ -1,4 +1,4 @@
-"""A TCP connection between rank 0 and another rank, next to the ring: what is said there arrives even if the ring is stuck."""
+"""TCP connection between rank 0 and another rank. It is separate from the ring, so messages arrive even if the ring is stuck."""
 
 from __future__ import annotations
 
@@ -16,85 +16,83 @@ from ..errors import NodesError
 from ..util.tcp import keep_alive
 
 BEAT_S = 0.25
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 SILENCE_S = 1.5
-"""After so many seconds without one the other side counts as stalled."""
+"""A rank counts as stalled after this many seconds without a frame."""
 _FIRST_S = 5.0
-"""Seconds that the first one may take longer: ranks are not joined at the same moment."""
+"""Additional seconds before the first heartbeat, as ranks do not join at the same moment."""
 HEADER = struct.Struct("<BI")
-"""Kind and length of a frame, before it."""
+"""Frame header: kind and payload length."""
 _MOST = 1 << 28
 
 
-class Kind(IntEnum):
-    """What a frame is."""
-
+class FrameKind(IntEnum):
     HELLO = 0
-    """Who a rank is, and what it has: JSON."""
+    """Identity of a rank: `Hello` as JSON."""
     PLAN = 1
-    """What each rank is to do: JSON."""
+    """`Orders` as JSON."""
     LIMITS = 2
-    """What a rank has room for: JSON."""
+    """`RankLimits` as JSON."""
     LOADED = 3
-    """A rank has read its weights: JSON."""
+    """A rank has read its weights; byte counts as JSON."""
     GO = 4
-    """All have: the ring begins."""
+    """All ranks have read their weights: the ring starts."""
     REFUSED = 5
-    """A line for people: the rank, or the plan, does not fit."""
+    """Refusal of a rank or of a plan; one line for people."""
     STEPS = 6
-    """What `messages.Journal` has collected."""
+    """Output of `messages.MessageBuffer.take`."""
     BEAT = 7
-    """A sign of life."""
     END = 8
-    """The group ends, without a fault."""
+    """Regular end of the group."""
 
 
-class Link:
-    """One end of a connection. Frames may be sent from several threads, and received by one."""
+class ControlChannel:
+    """One end of a connection. Several threads may send, one may receive."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        keep_alive(connection)  # before the group is joined there are no other signs of life: loading takes as long as it takes
+        keep_alive(connection)  # loading may take long and sends no heartbeats
         self._socket = connection
         self._lock = Lock()
         self.sent_bytes = 0
-        """Bytes that were sent, signs of life included."""
+        """Bytes sent, including heartbeats."""
         self.heard = monotonic()
-        """When the last frame came, in seconds of `monotonic`."""
+        """Time of the last frame, in seconds of `monotonic`."""
 
     @classmethod
-    def connect(cls, address: tuple[str, int], timeout_s: float) -> Link:
-        """Raises OSError where nobody listens."""
+    def connect(cls, address: tuple[str, int], timeout_s: float) -> ControlChannel:
+        """Connect to `address`. Raises OSError if nothing listens there."""
         return cls(socket.create_connection(address, timeout_s))
 
-    def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Raises OSError where the other side has gone."""
+    def send(self, kind: FrameKind, payload: bytes = b"") -> None:
+        """Send one frame. Raises OSError if the connection is lost."""
         frame = HEADER.pack(kind, len(payload)) + payload
         with self._lock:
             self._socket.sendall(frame)
             self.sent_bytes += len(frame)
 
-    def tell(self, kind: Kind, value: dict[str, Any]) -> None:
-        """`send` JSON."""
+    def send_json(self, kind: FrameKind, value: dict[str, Any]) -> None:
         self.send(kind, json.dumps(value).encode())
 
-    def receive(self) -> tuple[Kind, bytes]:
-        """The next frame. Raises OSError where the other side has gone."""
+    def receive(self) -> tuple[FrameKind, bytes]:
+        """Return the next frame. Raises OSError if the connection is lost."""
         number, size = HEADER.unpack(self._read(HEADER.size))
-        if number > max(Kind) or size > _MOST:
+        if number > max(FrameKind) or size > _MOST:
             raise ConnectionError("this is not spoken here")
         payload = self._read(size)
         self.heard = monotonic()
-        return Kind(number), payload
+        return FrameKind(number), payload
 
-    def expect(self, wanted: Kind) -> dict[str, Any]:
-        """The next frame that is no sign of life, which must be of this kind: its JSON. Raises `NodesError` if the other side refuses, and
-        OSError if it has gone."""
+    def expect(self, wanted: FrameKind) -> dict[str, Any]:
+        """Return the JSON of the next frame that is not a heartbeat; its kind must be `wanted`.
+
+        Raises `NodesError` if the other side refuses, and OSError if the connection is lost.
+        """
         kind, payload = self.receive()
-        while kind is Kind.BEAT:
+        while kind is FrameKind.BEAT:
             kind, payload = self.receive()
-        if kind is Kind.REFUSED:
+        if kind is FrameKind.REFUSED:
             raise NodesError(payload.decode(errors="replace"))
         if kind is not wanted:
             raise ConnectionError(f"{wanted.name} was expected, not {kind.name}")
@@ -116,7 +114,7 @@ class Link:
 
 
 def listen(address: str, port: int, otherwise: str) -> socket.socket:
-    """A socket that listens there. Raises `NodesError`, which says `otherwise` and why."""
+    """Return a listening socket. Raises `NodesError` with `otherwise` and the reason."""
     try:
         return socket.create_server((address, port))
     except (OSError, OverflowError) as error:
@@ -124,30 +122,32 @@ def listen(address: str, port: int, otherwise: str) -> socket.socket:
         raise NodesError(f"{otherwise} at {address}:{port}: {reason}; its address is the one in the hostfile") from None
 
 
-class Pulse:
-    """Sends signs of life to other ranks, and listens for theirs, in threads of its own. Once one of them is silent or gone, `lost` is
-    called with its place in `links` and the reason; never twice."""
+class Heartbeat:
+    """Threads that send heartbeats to other ranks and watch for theirs.
+
+    `lost` is called at most once, with the index in `channels` and the reason.
+    """
 
     def __init__(
         self,
-        links: list[Link],
+        channels: list[ControlChannel],
         lost: Callable[[int, str], None],
-        take: Callable[[Kind, bytes], None] = lambda kind, payload: None,
+        take: Callable[[FrameKind, bytes], None] = lambda kind, payload: None,
         silence_s: float = SILENCE_S,
     ) -> None:
-        """`take` is called with every frame but signs of life, in a thread."""
-        self._links, self._lost, self._take, self._silence_s = links, lost, take, silence_s
+        """`take` is called in a thread with every frame that is not a heartbeat."""
+        self._channels, self._lost, self._take, self._silence_s = channels, lost, take, silence_s
         self._over = Event()
         self._gate = Lock()
-        for link in links:
-            link.heard = monotonic() + _FIRST_S
-        for place in range(len(links)):
+        for channel in channels:
+            channel.heard = monotonic() + _FIRST_S
+        for place in range(len(channels)):
             Thread(target=self._listen, args=(place,), name="mlxinfer link", daemon=True).start()
         Thread(target=self._beat, name="mlxinfer beat", daemon=True).start()
         Thread(target=self._watch, name="mlxinfer watch", daemon=True).start()
 
     def stop(self) -> None:
-        """Call `lost` no more."""
+        """Disable `lost`."""
         with self._gate:
             self._over.set()
 
@@ -161,23 +161,23 @@ class Pulse:
     def _listen(self, place: int) -> None:
         try:
             while True:
-                kind, payload = self._links[place].receive()
-                if kind is Kind.END:
+                kind, payload = self._channels[place].receive()
+                if kind is FrameKind.END:
                     self.stop()
-                if kind is not Kind.BEAT:
+                if kind is not FrameKind.BEAT:
                     self._take(kind, payload)
         except OSError:
             self._end(place, "has ended")
 
     def _beat(self) -> None:
         while not self._over.wait(BEAT_S):
-            for link in self._links:
-                with suppress(OSError):  # `_listen` hears of it
-                    link.send(Kind.BEAT)
+            for channel in self._channels:
+                with suppress(OSError):  # `_listen` notices the loss
+                    channel.send(FrameKind.BEAT)
 
     def _watch(self) -> None:
-        """Apart from `_beat`, which may have to wait until a stalled rank reads."""
+        """Check for silence, in a thread of its own: `_beat` blocks while a stalled rank does not read."""
         while not self._over.wait(BEAT_S):
-            for place, link in enumerate(self._links):
-                if monotonic() - link.heard > self._silence_s:
+            for place, channel in enumerate(self._channels):
+                if monotonic() - channel.heard > self._silence_s:
                     self._end(place, f"has not been heard of for {self._silence_s:g} s")

@@ -1,4 +1,4 @@
-"""What every rank but 0 does: the steps that it is told of, on its own blocks and pages. It decides nothing."""
+"""Executes rank 0's steps on the blocks and pages of another rank. All decisions are rank 0's."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from ..models.decoder import BlockStack
 from ..models.pipeline_stage import side_by_side
 from ..util.dataclass import dataclass
 from .leader import read_rows
-from .messages import Op, StepMessage, messages, unpack_pages
+from .messages import Op, StepMessage, parse_messages, unpack_pages
 from .ring import Ring
 
 _IN_FLIGHT = 2
-"""Steps that are submitted and not known to have ended: rank 0 may be far ahead while it reads a prompt."""
+"""Steps submitted and not yet finished: rank 0 may be far ahead while it reads a prompt."""
 
 
 class FollowingCache(PagedCache):
-    """A cache that does as rank 0's did. It has the pages and states of its own layers only, and no index of prefixes."""
+    """Cache that repeats the operations of rank 0's cache, for this rank's layers, without a prefix index."""
 
     def __init__(self, layers: Sequence[LayerSpec], dtype: mx.Dtype, kv: KVFormat, kv_cache_tokens: int, chunk: int) -> None:
         self._slots = 0
@@ -59,10 +59,10 @@ class FollowingCache(PagedCache):
         self._snapshots[number] = self._rows(slot, count)[0]
 
     def follow_drop(self, number: int) -> None:
-        self._snapshots.pop(number, None)  # one of a cache before this
+        self._snapshots.pop(number, None)  # missing if an earlier cache had it
 
     def follow_store(self, step: CacheStep, slot: int, pages: list[list[int | None]]) -> None:
-        """Store what a step that has ended filled. `pages` are, for each group, the places and the slot's newest pages."""
+        """Store the pages that a finished step filled. `pages` has, for each group, the places and the slot's newest pages."""
         segment = next(s for s in step.segments if s.slot == slot)
         places: list[Places] = []
         for group, own, new in zip(self.pool.groups, pages[::2], pages[1::2], strict=True):
@@ -83,14 +83,11 @@ class FollowingCache(PagedCache):
 
 @dataclass(slots=True)
 class _Running:
-    """A step that was submitted."""
-
     number: int
-    """As rank 0 counts."""
+    """Rank 0's number of the step."""
     step: CacheStep
-    """What it has filled."""
     awaited: list[mx.array]
-    """What is there once it has ended."""
+    """Arrays that are evaluated once the step has finished."""
 
 
 class Follower:
@@ -109,13 +106,15 @@ class Follower:
         adapted: AdaptedModel | None = None,
         windows: Sequence[int | None] = (),
     ) -> None:
-        """`before` and `after` are columns of a row besides the hidden ones that come and go: inputs of this rank's blocks and of later
-        ones, for families that have such. `tapped`: how often earlier ranks have added the rows between their blocks.
-        `adapted` are the blocks with adapters, `windows` what `Orders` say."""
+        """`before` and `after` count the columns that rows have after the hidden ones when they arrive and leave.
+
+        These columns are inputs of this rank's and later ranks' blocks; most families have none. `tapped` counts the copies of rows that
+        earlier ranks added for a draft head. `adapted` has the blocks with adapters, `windows` is that of `Orders`.
+        """
         self._adapted = adapted
         self.stack = stack
         self.steps = 0
-        """Steps that were submitted."""
+        """Submitted steps."""
         self._ring = ring
         self.cache: FollowingCache
         layers = (*stack.layers, *(Elsewhere(AttentionSpec(1, 1, 1, window)) for window in windows))
@@ -123,11 +122,11 @@ class Follower:
         self._columns, self._tapped = (stack.hidden_size, before, after), tapped
         self._running: list[_Running] = []
         self._filled: dict[int, CacheStep] = {}
-        """Steps whose pages are still to be stored, by their number."""
+        """Steps whose pages are still to be stored, by number."""
 
     def take(self, data: bytes) -> None:
-        """Do what these messages say."""
-        for op, numbers in messages(data):
+        """Execute packed messages."""
+        for op, numbers in parse_messages(data):
             self._take(op, numbers)
 
     def _take(self, op: Op, numbers: list[int]) -> None:
@@ -155,7 +154,7 @@ class Follower:
             self.cache = self._new_cache(*numbers)
 
     def _step(self, message: StepMessage) -> None:
-        """Receive rows, compute, send them on: all of them, or from the last rank to rank 0 those that are read."""
+        """Receive rows, run the blocks, and send the result on. The last rank sends rank 0 only the rows that it reads."""
         self.cache.submit()
         self._wait(_IN_FLIGHT - 1)
         step = self.cache.begin(message.segments)
@@ -164,7 +163,7 @@ class Follower:
         mx.async_eval(arrays)  # type: ignore[no-untyped-call]
         if step.needs_commit:
             self._filled[message.number] = step
-        # Kept only where it is needed: MLX writes in place only what nobody else refers to.
+        # Keep as few references as possible: MLX writes in place only into arrays with a single one.
         last = arrays if step.needs_commit else [sent]
         self._running.append(_Running(message.number, step, last))
         self.steps += 1
@@ -176,7 +175,7 @@ class Follower:
         if stack.part.shares > 1:
             x = self._ring.sum(mx.zeros((rows, hidden), message.dtype))
             y = stack.advance(x, step, stack.rotations(step))
-            # Rank 0 computes the last sums only where it reads rows, and sums of all ranks must be the same ones.
+            # All ranks must take part in the same sums, and rank 0 computes the last ones only if it reads rows.
             return y if any(s.read for s in message.segments) else x
         wide = hidden * (1 + self._tapped)
         whole = self._ring.receive((rows, wide + before), message.dtype)
@@ -197,7 +196,7 @@ class Follower:
         return self._ring.send(y if len(read) == rows else y[mx.array(read)])
 
     def _wait(self, most: int) -> None:
-        """Until at most so many steps are in flight."""
+        """Wait until at most `most` steps are in flight."""
         while len(self._running) > most:
             ended = self._running.pop(0)
             mx.eval(ended.awaited)

@@ -1,4 +1,4 @@
-"""A model on several machines as the server sees it: an `AsyncLLM`."""
+"""`AsyncLLM` of a model on several machines, for the server."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .group import Group
 
 
 class GroupThread(EngineThread):
-    """Tells requests which machine was lost, also where the ring has noticed it first."""
+    """Fails requests with the name of the lost machine, even if the ring noticed the loss first."""
 
     def __init__(self, group: Group, args: EngineArgs, progress: Progress | None) -> None:
         self._group = group
@@ -25,14 +25,16 @@ class GroupThread(EngineThread):
 
 
 class GroupLLM(AsyncLLM):
-    """An `AsyncLLM` whose other ranks are other processes. Once one of them is lost it answers nothing any more, and the process has to
-    end: what waits for another rank cannot be interrupted."""
+    """An `AsyncLLM` whose other ranks are other processes.
+
+    After the loss of a rank it answers no more requests and the process must end: waiting for another rank cannot be interrupted.
+    """
 
     _group: Group
 
     @classmethod
     def joined(cls, group: Group, args: EngineArgs) -> Self:
-        """One whose thread begins to load rank 0's part; `ready` waits for the other ranks too."""
+        """Return an instance whose thread starts to load rank 0's part; `ready` also waits for the other ranks."""
         self = cls.__new__(cls)
         self._group = group
         self._start(args, None)
@@ -48,5 +50,5 @@ class GroupLLM(AsyncLLM):
 
     async def close(self) -> None:
         if not self._group.reason:
-            await super().close()  # with the others: a step may still be under way
+            await super().close()  # with the other ranks: a step may still be running
         self._group.close()

@@ -1,4 +1,4 @@
-"""What rank 0 tells the others: operations on the cache and steps, as small integers in the order in which they happened."""
+"""Messages of rank 0: cache operations and steps in order, packed as small integers."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from ..util.dataclass import dataclass
 
 ITEM = array("i").itemsize
 _SEGMENT = 7
-"""Integers of a segment."""
+"""Integers per segment."""
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
-"""Dtypes of rows; a message has the place in this list."""
+"""Dtypes of rows; a message has the index."""
 NONE = -(2**31)
-"""Stands for None among page ids, of which those of first pages are negative."""
+"""Encodes None among page ids; ids of first pages are negative, too."""
 
 
 class Op(IntEnum):
-    """What a message asks for."""
+    """Operation of a message, with its operands."""
 
     START = 0
-    """A new, empty cache: tokens that it holds, rows of a step."""
+    """Create an empty cache: its tokens, rows per step."""
     OPEN = 1
-    """A slot begins: slot, snapshot (-1 without), open rows to take from it, whether states come with them, then its pages by group."""
+    """Open a slot: slot, snapshot (-1 without), open rows to take from it, whether its states are used, then the pages by group."""
     FORK = 2
-    """A slot begins with what another has: that one, the new one."""
+    """Copy a slot: source, new slot."""
     RELEASE = 3
-    """A slot ends."""
+    """Release a slot."""
     TAKE = 4
-    """Keep a slot's open page and states as a snapshot: number of the snapshot, slot, open rows."""
+    """Save a slot's open page and states as a snapshot: number of the snapshot, slot, open rows."""
     DROP = 5
-    """Forget a snapshot."""
+    """Drop a snapshot."""
     VERIFIED = 6
-    """So many rows of a slot's drafts hold: slot, rows."""
+    """Accept the first `rows` drafts of a slot: slot, rows."""
     STORE = 7
-    """Pages that a step has filled get their places: step, slot, then for each group the places and the slot's pages from now on."""
+    """Store the pages that a step filled: step, slot, then for each group the places and the slot's new pages."""
     STEP = 8
-    """Compute a step: its number, dtype of the rows, its segments, and which adapters its rows have."""
+    """Compute a step: number, dtype of the rows, segments, adapters of the rows."""
 
 
-class Journal:
+class MessageBuffer:
     """Collects messages until they are sent."""
 
     def __init__(self) -> None:
@@ -56,11 +56,11 @@ class Journal:
         self._numbers.extend(numbers)
 
     def drop(self, snapshot: int) -> None:
-        """Have a snapshot forgotten. May be called by the garbage collector, at any moment and in any thread."""
+        """Report a dropped snapshot. The garbage collector may call this at any moment and in any thread."""
         self._dropped.append(snapshot)
 
     def take(self) -> bytes:
-        """All messages since the last time."""
+        """Return all messages since the last call, and clear the buffer."""
         dropped, self._dropped = self._dropped, []
         for snapshot in dropped:
             self.put(Op.DROP, (snapshot,))
@@ -68,8 +68,8 @@ class Journal:
         return taken
 
 
-def messages(data: bytes) -> Iterator[tuple[Op, list[int]]]:
-    """What a journal has collected, message by message."""
+def parse_messages(data: bytes) -> Iterator[tuple[Op, list[int]]]:
+    """Yield the messages of `MessageBuffer.take`."""
     numbers = array("i")
     numbers.frombytes(data)
     at = 0
@@ -81,25 +81,22 @@ def messages(data: bytes) -> Iterator[tuple[Op, list[int]]]:
 
 @dataclass(frozen=True, slots=True)
 class StepMessage:
-    """A step to compute."""
-
     number: int
-    """Counted from 0 since the group began."""
+    """Counted from 0 for the group."""
     dtype: mx.Dtype
-    """The dtype of the rows that go from rank to rank."""
+    """Dtype of the rows sent between ranks."""
     segments: tuple[Segment, ...]
-    """As rank 0's cache was given them."""
+    """Arguments of rank 0's `PagedCache.begin`."""
     adapters: tuple[tuple[int, int], ...]
-    """Places of adapters in their stacks (0: none) and how many rows they are for, in order; empty where no row has one."""
+    """(place in the stack, number of rows) of consecutive adapters; place 0 means no adapter. Empty if no row has one."""
 
     def pack(self) -> list[int]:
-        """As integers."""
         flat = chain.from_iterable((s.slot, s.start, s.count, s.past, s.total, s.drafts, s.read) for s in self.segments)
         return [self.number, DTYPES.index(self.dtype), len(self.segments), *flat, *chain.from_iterable(self.adapters)]
 
     @classmethod
     def unpack(cls, numbers: Sequence[int]) -> StepMessage:
-        """From what `pack` gave."""
+        """Parse the integers of `pack`."""
         number, dtype, count = numbers[:3]
         end = 3 + count * _SEGMENT
         segments = tuple(Segment(*numbers[at : at + _SEGMENT]) for at in range(3, end, _SEGMENT))
@@ -108,12 +105,12 @@ class StepMessage:
 
 
 def pack_pages(groups: Sequence[Sequence[int | None]]) -> list[int]:
-    """Lists of page ids, each with its length before it."""
+    """Pack lists of page ids, each after its length."""
     return [n for pages in groups for n in (len(pages), *(NONE if page is None else page for page in pages))]
 
 
 def unpack_pages(numbers: Sequence[int]) -> list[list[int | None]]:
-    """From what `pack_pages` gave."""
+    """Parse the integers of `pack_pages`."""
     groups: list[list[int | None]] = []
     at = 0
     while at < len(numbers):

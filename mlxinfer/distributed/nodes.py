@@ -1,4 +1,4 @@
-"""The hostfile: which machines take part, in the order of their ranks. It is MLX's (`mlx.launch --hostfile`)."""
+"""The hostfile: machines in the order of their ranks, in MLX's format (`mlx.launch --hostfile`)."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..errors import NodesError
 from ..util.dataclass import dataclass
 
 PORT = 32323
-"""Where rank 0 has its ring port, and the others the ones after it, as `mlx.launch` does; rank 0 is told of ranks at the port before."""
+"""Ring port of rank 0; rank r has the r-th port after it, as with `mlx.launch`. Rank 0 accepts control connections on the port before."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
-    """One machine."""
+class Host:
+    """One machine of the hostfile."""
 
     address: str
-    """IP address at which the others reach it."""
+    """IP address for the other machines."""
     port: int
-    """TCP port of its place in the ring."""
+    """TCP port in the ring."""
     name: str = ""
-    """Its name for ssh; empty where the hostfile has none."""
+    """Name for ssh; "" if the hostfile has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
     """All machines, by rank."""
 
-    nodes: tuple[Node, ...]
+    nodes: tuple[Host, ...]
     """At least two."""
 
     def __len__(self) -> int:
@@ -38,27 +38,30 @@ class Nodes:
 
     @property
     def control(self) -> tuple[str, int]:
-        """Where rank 0 waits for the others, besides the ring."""
+        """Address and port of rank 0's control connections."""
         return self.nodes[0].address, self.nodes[0].port - 1
 
     @property
     def digest(self) -> str:
-        """Equal on all machines, unless somebody has another hostfile."""
+        """Hash of addresses and ports; equal on machines with the same hostfile."""
         return hashlib.sha256(repr([(n.address, n.port) for n in self.nodes]).encode()).hexdigest()[:16]
 
     def ring(self) -> str:
-        """The file that MLX_HOSTFILE names."""
+        """Return the content of the file that MLX_HOSTFILE names."""
         return json.dumps([[f"{node.address}:{node.port}"] for node in self.nodes])
 
     def label(self, rank: int) -> str:
-        """A rank, for people."""
+        """Return a rank with its machine, for people."""
         node = self.nodes[rank]
         return f"rank {rank} ({node.name or node.address})"
 
 
 def read_nodes(path: Path) -> Nodes:
-    """Read a hostfile: a list of objects with `ips` and perhaps `ssh`, an object with such a list as `hosts`, or lists of "address:port",
-    as MLX_HOSTFILE has them. Raises `NodesError`."""
+    """Read a hostfile. Raises `NodesError`.
+
+    It is a list of objects with `ips` and optionally `ssh`, an object with such a list as `hosts`, or lists of "address:port" as in
+    MLX_HOSTFILE.
+    """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -74,10 +77,10 @@ def read_nodes(path: Path) -> Nodes:
 _EXAMPLE = '[{"ssh": "mac1", "ips": ["10.0.0.1"]}, {"ssh": "mac2", "ips": ["10.0.0.2"]}]'
 
 
-def _node(path: Path, host: Any, rank: int) -> Node:
+def _node(path: Path, host: Any, rank: int) -> Host:
     if isinstance(host, dict) and isinstance(host.get("ips"), list) and host["ips"]:
-        return Node(str(host["ips"][0]), PORT + rank, str(host.get("ssh") or ""))
+        return Host(str(host["ips"][0]), PORT + rank, str(host.get("ssh") or ""))
     if isinstance(host, list) and host and isinstance(host[0], str) and host[0].rpartition(":")[2].isdecimal():
         address, _, port = host[0].rpartition(":")
-        return Node(address, int(port))
+        return Host(address, int(port))
     raise NodesError(f"the hostfile {path} has an entry {json.dumps(host)[:80]} without ips: it must be like {_EXAMPLE}")

@@ -1,4 +1,4 @@
-"""Which rank has which blocks: from the headers of the checkpoint and the memory of each machine, before a weight is read."""
+"""Assigns blocks to ranks by the checkpoint's headers and each machine's memory, before weights are read."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from ..util.dataclass import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """Consecutive blocks for each rank. Rank 0 has the embedding and the head as well."""
+    """Consecutive blocks for each rank. Rank 0 also has the embedding and the head."""
 
     parts: tuple[Stage, ...]
     """By rank."""
     weights: tuple[int, ...]
     """Bytes of weights, by rank."""
     memory: tuple[int, ...]
-    """Bytes that each rank may take, by rank."""
+    """Bytes that each rank may take."""
     extra: tuple[int, ...]
-    """Columns of a row besides the hidden ones, as rank r sends it: inputs of later ranks' blocks; 0 for most families."""
+    """Columns that rank r sends after the hidden ones: inputs of later ranks' blocks. 0 for most families."""
 
     def taps(self, rank: int, taps: Sequence[int]) -> list[int]:
-        """Those of the whole model's that are where rows enter a block of this rank, counted from its first."""
+        """Return the whole model's `taps` that fall into this rank's blocks, counted from its first block."""
         part = self.parts[rank]
         return [tap - part.first for tap in taps if part.first <= tap < part.last]
 
     @property
     def digest(self) -> str:
-        """Equal where two ranks have planned the same."""
+        """Hash; equal for equal plans."""
         return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
 
     def lines(self, label: Sequence[str]) -> Iterator[str]:
-        """For people; `label` names the ranks."""
+        """Yield one line per rank, for people; `label` has the names of the ranks."""
         for name, part, weights, memory in zip(label, self.parts, self.weights, self.memory, strict=True):
             ends = ", embedding and head" if part.first == part.share == 0 else ""
             ends = f", one share of {part.shares}{ends}" if part.shares > 1 else ends
@@ -50,17 +50,19 @@ class SplitPlan:
             yield f"{name}: blocks {part.first} to {part.last - 1}{ends}, {sizes}"
 
 
-def bytes_besides(found: PreparedModel, draft: PreparedModel | None = None) -> int:
-    """Bytes of weights that rank 0 has besides blocks, with those of a draft model."""
+def bytes_outside_blocks(found: PreparedModel, draft: PreparedModel | None = None) -> int:
+    """Return the bytes of rank 0's weights outside the blocks, with those of a draft model."""
     return found.weight_bytes - sum(found.block_bytes) + (draft.weight_bytes if draft else 0)
 
 
-def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], besides: int | None = None) -> SplitPlan:
-    """Such that the fullest machine has as much room left as possible, for weights and `GOOD_CONTEXT` tokens of context. `besides` are the
-    bytes that rank 0 has besides blocks, those of the model without a drafter if it is not given. Raises `NodesError` where the machines
-    are too many or too small together, `UnsupportedModelError` for a model that cannot be cut."""
+def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], outside_blocks: int | None = None) -> SplitPlan:
+    """Divide the blocks so that the fullest machine has as much free memory as possible, with `GOOD_CONTEXT` tokens of context.
+
+    `outside_blocks` are the bytes of rank 0's weights outside the blocks; by default the model's own, without a drafter. Raises
+    `NodesError` for too many machines or too little memory, and `UnsupportedModelError` for a model that cannot be divided.
+    """
     graph = cuttable(found)
-    first = bytes_besides(found) if besides is None else besides
+    first = bytes_outside_blocks(found) if outside_blocks is None else outside_blocks
     pages = [_context_bytes(graph, block, kv, found) for block in graph.blocks]
     costs = [weights + page for weights, page in zip(found.block_bytes, pages, strict=True)]
     cuts = best_cuts(costs, first, memory, allowed_cuts(graph))
@@ -72,16 +74,18 @@ def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], beside
     return SplitPlan(parts, tuple(weights), tuple(memory), extra)
 
 
-def plan_shares(found: PreparedModel, memory: Sequence[int], besides: int | None = None) -> SplitPlan:
-    """An equal share of every block for each rank; `besides` as in `plan_split`. Raises `NodesError` where one of them has too little
-    memory for it, and `UnsupportedModelError` for a model that cannot be divided so."""
+def plan_shares(found: PreparedModel, memory: Sequence[int], outside_blocks: int | None = None) -> SplitPlan:
+    """Give each rank an equal share of every block; `outside_blocks` as in `plan_split`.
+
+    Raises `NodesError` if a machine has too little memory, and `UnsupportedModelError` for a model that cannot be divided so.
+    """
     ranks, blocks = len(memory), len(found.block_bytes)
     cuttable(found)
     parts = tuple(Stage(0, blocks, rank, ranks) for rank in range(ranks))
     assert found.outline is not None
     found.outline(parts[0])
     share = -(-sum(found.block_bytes) // ranks)
-    weights = (share + (bytes_besides(found) if besides is None else besides), *[share] * (ranks - 1))
+    weights = (share + (bytes_outside_blocks(found) if outside_blocks is None else outside_blocks), *[share] * (ranks - 1))
     for rank, (size, room) in enumerate(zip(weights, memory, strict=True)):
         if size > room:
             raise NodesError(f"rank {rank} has {room / 1e9:.3g} GB, and its share of the weights takes {size / 1e9:.3g} GB")
@@ -89,7 +93,7 @@ def plan_shares(found: PreparedModel, memory: Sequence[int], besides: int | None
 
 
 def cuttable(found: PreparedModel) -> Decoder:
-    """The graph of a model that can run on several machines. Raises `UnsupportedModelError`."""
+    """Return the graph of a model that can run on several machines. Raises `UnsupportedModelError`."""
     if found.borrowed or not isinstance(found.model, Decoder):
         raise UnsupportedModelError(f"{found.model_type} runs on mlx-lm's graph, which cannot be divided among machines: run it on one")
     if any(isinstance(spec, BidirectionalSpec) for spec in found.model.layers):
@@ -103,7 +107,7 @@ def cuttable(found: PreparedModel) -> Decoder:
 
 
 def part_outline(graph: Decoder, part: Stage) -> Decoder:
-    """A graph without values as one rank has it, for a plan of its memory."""
+    """Return a rank's part of the graph without values, to plan its memory."""
     twin = copy.copy(graph)
     twin.part, twin.blocks = part, graph.blocks[part.first : part.last]
     own = layers_of(twin.blocks)
@@ -114,14 +118,16 @@ def part_outline(graph: Decoder, part: Stage) -> Decoder:
 
 
 def allowed_cuts(graph: Decoder) -> list[bool]:
-    """Whether the model can be cut before each block: not where later blocks read pages that earlier ones write."""
+    """For each block, True if the model can be cut before it: no later block reads pages that an earlier one writes."""
     used = [layers_of([block]) for block in graph.blocks]
     return [not set().union(*used[:at]) & set().union(*used[at:]) for at in range(len(used))]
 
 
 def best_cuts(costs: Sequence[int], first: int, memory: Sequence[int], allowed: Sequence[bool]) -> list[int]:
-    """Where each rank's blocks begin, and the end: the greatest part of its memory that any rank uses is as small as possible. `first` are
-    the bytes that rank 0 has besides its blocks. Raises `NodesError`."""
+    """Return the first block of each rank, and the number of blocks, so that the largest used fraction of any rank's memory is minimal.
+
+    `first` are the bytes of rank 0's weights outside the blocks. Raises `NodesError`.
+    """
     count, ranks = len(costs), len(memory)
     sums = [0]
     for cost in costs:
@@ -129,7 +135,7 @@ def best_cuts(costs: Sequence[int], first: int, memory: Sequence[int], allowed: 
 
     @cache
     def best(rank: int, begin: int) -> tuple[float, int]:
-        """The least such part for the ranks from this one on, and where this one's blocks end."""
+        """Return the smallest such fraction for the ranks from `rank` on, and the end of this rank's blocks."""
         own = first if rank == 0 else 0
         if rank == ranks - 1:
             return (own + sums[count] - sums[begin]) / memory[rank], count

@@ -1,5 +1,7 @@
-"""What `mlxinfer doctor --nodes` tells: whether all machines can be reached, have the same versions and enough memory, and who would have
-which blocks. It asks each machine by ssh, as `mlx.launch` starts them."""
+"""Checks of `mlxinfer doctor --nodes`: reachable machines, equal versions, sufficient memory, and the resulting plan.
+
+Each machine is queried by ssh, as `mlx.launch` starts them.
+"""
 
 from __future__ import annotations
 
@@ -16,35 +18,35 @@ from ..errors import MLXInferError, one_line
 from ..loading.load import prepare
 from ..util.dataclass import dataclass
 from .cost import estimate_lines
-from .nodes import Node, Nodes
+from .nodes import Host, Nodes
 from .plan import plan_split
 
 _PATIENCE_S = 30.0
 _COMPARED = ("mlxinfer", "mlx")
-"""Packages whose versions must be the same everywhere."""
+"""Packages that must have the same version on all machines."""
 
-Ask = Callable[[Node], str]
-"""What `mlxinfer doctor --json` prints on a machine. Raises OSError with the reason where it cannot be asked."""
+DoctorQuery = Callable[[Host], str]
+"""Returns the output of `mlxinfer doctor --json` on a machine. Raises OSError with the reason for a failure."""
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    """What is known of one machine."""
+class MachineCheck:
+    """Result for one machine."""
 
     label: str
-    """Its rank and its name."""
+    """Rank and name."""
     found: dict[str, Any]
-    """What `mlxinfer doctor --json` has printed there; empty where it could not be asked."""
+    """JSON of `mlxinfer doctor --json` on the machine; empty if the query failed."""
     problem: str
-    """Why it could not be asked, or cannot take part; empty where all is well."""
+    """Reason for a failed query, or for which the machine cannot take part; "" if it can."""
 
     @property
     def usable(self) -> int:
-        """Bytes that a model may take there."""
+        """Bytes that a model may take on the machine."""
         return int(self.found.get("usable_bytes", 0))
 
     def line(self) -> str:
-        """For people."""
+        """Return the result for people."""
         if not self.found:
             return f"{self.label}: {self.problem}"
         versions = ", ".join(f"{name} {self.found['versions'].get(name)}" for name in _COMPARED)
@@ -52,33 +54,33 @@ class Machine:
         return f"{told}; {self.problem}" if self.problem else told
 
 
-def examine(nodes: Nodes, ask: Ask | None = None) -> list[Machine]:
-    """Ask all machines at once."""
-    ask = ask or ask_there
+def check_machines(nodes: Nodes, query: DoctorQuery | None = None) -> list[MachineCheck]:
+    """Query all machines at once."""
+    query = query or query_machine
 
-    def one(rank: int) -> Machine:
+    def one(rank: int) -> MachineCheck:
         label = nodes.label(rank)
         try:
-            found = json.loads(ask(nodes.nodes[rank]))
+            found = json.loads(query(nodes.nodes[rank]))
         except (OSError, ValueError) as error:
-            return Machine(label, {}, f"cannot be asked: {one_line(error)}")
-        return Machine(label, found if isinstance(found, dict) else {}, "")
+            return MachineCheck(label, {}, f"cannot be asked: {one_line(error)}")
+        return MachineCheck(label, found if isinstance(found, dict) else {}, "")
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         machines = list(pool.map(one, range(len(nodes))))
     return [_compared(each, machines[0]) for each in machines]
 
 
-def _compared(machine: Machine, first: Machine) -> Machine:
+def _compared(machine: MachineCheck, first: MachineCheck) -> MachineCheck:
     for name in _COMPARED if machine.found and first.found else ():
         own, other = machine.found["versions"].get(name), first.found["versions"].get(name)
         if own != other:
-            return Machine(machine.label, machine.found, f"rank 0 has {name} {other}: install the same")
+            return MachineCheck(machine.label, machine.found, f"rank 0 has {name} {other}: install the same")
     return machine
 
 
-def ask_there(node: Node) -> str:
-    """By ssh, or in a process of this machine where the address is loopback. Raises OSError."""
+def query_machine(node: Host) -> str:
+    """Run `mlxinfer doctor --json` by ssh, or in a process of this machine for loopback addresses. Raises OSError."""
     command = [sys.executable, "-m", __package__.split(".")[0], "doctor", "--json"]
     if not node.address.startswith("127."):
         target = node.name or node.address
@@ -92,8 +94,8 @@ def ask_there(node: Node) -> str:
     return done.stdout
 
 
-def plan_lines(model: str, kv: KVFormat, nodes: Nodes, machines: Sequence[Machine]) -> Iterator[str]:
-    """Who would have which blocks, and what that costs on the way. Raises `MLXInferError` where there is no such plan."""
+def plan_lines(model: str, kv: KVFormat, nodes: Nodes, machines: Sequence[MachineCheck]) -> Iterator[str]:
+    """Yield the blocks of each machine and the communication cost. Raises `MLXInferError` if no plan is possible."""
     if any(machine.problem for machine in machines):
         raise MLXInferError("no plan, as not all machines can take part")
     with prepare(model, kv=kv) as found:

@@ -1,4 +1,4 @@
-"""Reception of connections at rank 0. Anybody may connect: rank 0 waits for no single stranger, and reads little before it knows a rank."""
+"""Accepts connections at rank 0, from anybody: no connection blocks the others, and little is read before a rank is known."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ import socket
 from time import monotonic
 from typing import Any
 
-from .control_channel import HEADER, Kind
+from .control_channel import HEADER, FrameKind
 
 HELLO_S = 5.0
-"""Seconds that a connection has to say who it is."""
-MOST_STRANGERS = 64
-"""Connections that have not said who they are; beyond, the oldest goes."""
-LONGEST_HELLO = 64 * 1024
-"""Bytes of what a rank says first."""
+"""Seconds for the first message of a connection."""
+MAX_PENDING = 64
+"""Maximum connections without a complete first message; beyond it, the oldest is closed."""
+MAX_HELLO_BYTES = 64 * 1024
+"""Maximum bytes of the first message."""
 
 
-class _Stranger:
+class _PendingConnection:
     def __init__(self, connection: socket.socket, until: float) -> None:
         self.connection = connection
         self.until = until
         self.heard = bytearray()
 
     def hello(self) -> dict[str, Any] | None:
-        """Return the message, or None while some of it is missing. Raises `ValueError` for what no rank says, and OSError."""
-        part = self.connection.recv(HEADER.size + LONGEST_HELLO - len(self.heard))
+        """Return the first message, or None while it is incomplete. Raises `ValueError` for a malformed one, and OSError."""
+        part = self.connection.recv(HEADER.size + MAX_HELLO_BYTES - len(self.heard))
         if not part:
             raise ConnectionError("the connection was closed")
         self.heard += part
         if len(self.heard) < HEADER.size:
             return None
         kind, size = HEADER.unpack_from(self.heard)
-        if kind != Kind.HELLO or size > LONGEST_HELLO:
+        if kind != FrameKind.HELLO or size > MAX_HELLO_BYTES:
             raise ValueError("this is not spoken here")
         if len(self.heard) < HEADER.size + size:
             return None
@@ -44,60 +44,60 @@ class _Stranger:
 
 
 class Reception:
-    """Connections to a listening socket until each has said who it is, any number at once."""
+    """Reads the first message of any number of connections at once."""
 
     def __init__(self, server: socket.socket) -> None:
         self._server = server
-        self._strangers: dict[int, _Stranger] = {}
-        """By their descriptors, the oldest first."""
+        self._pending: dict[int, _PendingConnection] = {}
+        """By descriptor, oldest first."""
         self._watched = selectors.DefaultSelector()
         server.setblocking(False)
         self._watched.register(server, selectors.EVENT_READ)
 
     def next(self) -> tuple[socket.socket, dict[str, Any] | Exception]:
-        """The next connection that has said who it is, or what is wrong with what it said."""
+        """Return the next connection with its first message, or with the error in it."""
         while True:
             now = monotonic()
-            late = next((each for each in self._strangers.values() if each.until <= now), None)
+            late = next((each for each in self._pending.values() if each.until <= now), None)
             if late is not None:
                 return self._taken(late), TimeoutError("timed out")
-            wait = min((each.until - now for each in self._strangers.values()), default=None)
+            wait = min((each.until - now for each in self._pending.values()), default=None)
             for key, _ in self._watched.select(wait):
-                stranger = self._strangers.get(key.fd)
-                if stranger is None:
+                pending = self._pending.get(key.fd)
+                if pending is None:
                     self._accept()
                     continue
                 try:
-                    told = stranger.hello()
+                    told = pending.hello()
                 except BlockingIOError:
                     continue
                 except (OSError, ValueError, RecursionError) as error:
-                    return self._taken(stranger), error
+                    return self._taken(pending), error
                 if told is not None:
-                    return self._taken(stranger), told
+                    return self._taken(pending), told
 
     def close(self) -> None:
-        """Leave all that have not said who they are."""
-        for stranger in list(self._strangers.values()):
-            self._taken(stranger).close()
+        """Close all connections without a complete first message."""
+        for pending in list(self._pending.values()):
+            self._taken(pending).close()
         self._watched.close()
 
     def _accept(self) -> None:
-        oldest = next(iter(self._strangers.values()), None)
+        oldest = next(iter(self._pending.values()), None)
         try:
             connection, _ = self._server.accept()
-        except OSError:  # it has left, or there are no descriptors for it
+        except OSError:  # the client has disconnected, or no descriptors are left
             if oldest is not None:
                 self._taken(oldest).close()
             return
         connection.setblocking(False)
-        if oldest is not None and len(self._strangers) >= MOST_STRANGERS:
+        if oldest is not None and len(self._pending) >= MAX_PENDING:
             self._taken(oldest).close()
-        self._strangers[connection.fileno()] = _Stranger(connection, monotonic() + HELLO_S)
+        self._pending[connection.fileno()] = _PendingConnection(connection, monotonic() + HELLO_S)
         self._watched.register(connection, selectors.EVENT_READ)
 
-    def _taken(self, stranger: _Stranger) -> socket.socket:
-        self._watched.unregister(stranger.connection)
-        del self._strangers[stranger.connection.fileno()]
-        stranger.connection.setblocking(True)
-        return stranger.connection
+    def _taken(self, pending: _PendingConnection) -> socket.socket:
+        self._watched.unregister(pending.connection)
+        del self._pending[pending.connection.fileno()]
+        pending.connection.setblocking(True)
+        return pending.connection

@@ -1,4 +1,4 @@
-"""Rows from rank to rank by `mx.distributed`."""
+"""Sends rows between ranks by `mx.distributed`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .control_channel import listen
 from .nodes import Nodes
 
 COORDINATOR = "MLX_JACCL_COORDINATOR"
-"""The environment's variable that is set where rows go by RDMA over Thunderbolt."""
+"""Environment variable that is set if rows are sent by RDMA over Thunderbolt."""
 JOIN_S = 60
-"""Seconds until the neighbours must be there: all ranks begin at the same moment."""
+"""Seconds within which the neighbours must have joined: all ranks start at the same moment."""
 
 
 def name_ring(nodes: Nodes, rank: int) -> None:
-    """Tell MLX who the neighbours are, unless `mlx.launch` has done so. Raises `NodesError` where this rank could not listen for them."""
+    """Set MLX's variables for the neighbours, unless `mlx.launch` did. Raises `NodesError` if this rank cannot listen for them."""
     os.environ["MLX_RANK"] = str(rank)
     if COORDINATOR in os.environ:
         return
@@ -32,7 +32,7 @@ def name_ring(nodes: Nodes, rank: int) -> None:
             file.write(nodes.ring())
         os.environ["MLX_HOSTFILE"] = file.name
         atexit.register(os.unlink, file.name)
-    # As MLX will, once all ranks have read their weights.
+    # MLX listens only once all ranks have read their weights: find out now whether it can.
     for address, port in _places(os.environ["MLX_HOSTFILE"], rank):
         listen(address, port, f"rank {rank} cannot wait for its neighbour").close()
 
@@ -46,19 +46,21 @@ def _places(hostfile: str, rank: int) -> list[tuple[str, int]]:
 
 
 class Ring:
-    """The ranks in a circle. To be used by the thread that has made it: streams belong to threads.
+    """Ring of ranks, for the thread that made it, as streams belong to threads.
 
-    What is sent has a stream of its own, and what is received another one: a step's receive must not keep its send, or the send of the next
-    step, from running."""
+    Sending and receiving have separate streams: a receive must not delay the send of the same or the next step.
+    """
 
     def __init__(self) -> None:
-        """Connects to the neighbours, and waits for them. MLX_RANK and MLX_HOSTFILE name them, or the variables of JACCL, as `mlx.launch`
-        sets them. Raises `GroupLostError`; after `JOIN_S` seconds SIGALRM ends the process, which its supervisor starts again."""
-        # MLX waits for a neighbour that has died meanwhile for ever and holds Python's lock, so that no thread could end the process.
+        """Connect to the neighbours that MLX_RANK and MLX_HOSTFILE name, or the variables of JACCL that `mlx.launch` sets.
+
+        Raises `GroupLostError`. After `JOIN_S` seconds SIGALRM ends the process, and its supervisor restarts it.
+        """
+        # MLX waits forever for a neighbour that died, and holds Python's lock: no thread could end the process.
         signal.alarm(JOIN_S)
         try:
             self._group = mx.distributed.init(strict=True, backend="jaccl" if COORDINATOR in os.environ else "ring")
-        except RuntimeError as error:  # a port that was free when the rank began, too
+        except RuntimeError as error:  # or a port was taken since this rank started
             raise GroupLostError(f"the ranks could not be joined: {one_line(error)}") from None
         finally:
             signal.alarm(0)
@@ -73,15 +75,15 @@ class Ring:
         return (self.rank + 1) % self.size
 
     def send(self, rows: mx.array) -> mx.array:
-        """Send rows to the next rank, once the array that is returned is evaluated."""
+        """Send rows to the next rank once the returned array is evaluated."""
         self.sent_bytes += rows.nbytes
         return mx.distributed.send(rows, self.next, group=self._group, stream=self._out)
 
     def receive(self, shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-        """What the rank before this one has sent."""
+        """Return the rows of the previous rank."""
         return mx.distributed.recv(shape, dtype, (self.rank - 1) % self.size, group=self._group, stream=self._in)
 
     def sum(self, rows: mx.array) -> mx.array:
-        """The sum of what all ranks have."""
+        """Return the sum over all ranks."""
         self.sent_bytes += rows.nbytes * 2 * (self.size - 1) // self.size
         return mx.distributed.all_sum(rows, group=self._group, stream=self._sums)

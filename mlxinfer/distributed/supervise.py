@@ -1,4 +1,4 @@
-"""Starts the process of a rank again when its group is lost, and answers 503 on the server's sockets while there is none."""
+"""Restarts the process of a rank whose group is lost, and answers 503 on the server's sockets meanwhile."""
 
 from __future__ import annotations
 
@@ -16,44 +16,42 @@ from time import monotonic
 from types import FrameType
 
 from ..errors import GroupLostError
-from .agreement import say
+from .agreement import log_line
 from .control_channel import BEAT_S
 
 LOST = GroupLostError.exit_code
 CHILD = "MLXINFER_RANK_CHILD"
-"""The environment's variable that a rank's own process has: the descriptor of a pipe to write to when it is ready, then those of the
-server's sockets."""
+"""Environment variable of a rank's process: descriptor of the pipe that reports readiness, then those of the server's sockets."""
 _BODY = {"message": "The machines that run the model are being joined. Ask again soon.", "type": "overloaded", "code": "group_down"}
 _LAST_S = 2.0
-"""Seconds that a client has to send a request that is refused."""
+"""Seconds that a client has to send a refused request."""
 _BACK_OFF_S, _LONGEST_BACK_OFF_S = 1.0, 30.0
-"""Seconds before a process that failed otherwise is started again, twice as many each time; those that have lost their group are at
-once."""
+"""Seconds before a restart after other failures, doubled each time. After the loss of a group the restart is immediate."""
 _PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _STILL_S = 5.0
-"""A process that was ready and says nothing for so long stands still: it could not notice either that its group is lost."""
+"""A process that was ready and is silent for this many seconds counts as stalled, and would not notice the loss of its group."""
 _YOUNG_S = 10.0
-"""A process that fails before it is so old, was never ready and has not lost its group would only fail again."""
+"""Do not restart a process that failed within this many seconds without ever being ready."""
 
 
 class Supervisor:
     """Keeps the process of one rank running."""
 
     def __init__(self, command: Sequence[str], sockets: Sequence[socket.socket] = (), environment: Mapping[str, str] | None = None) -> None:
-        """`sockets` are listening; the process accepts on them once it has said that it is ready, and the supervisor before."""
+        """`sockets` are listening. The process accepts on them once it is ready; until then the supervisor does."""
         self._command, self._sockets = list(command), list(sockets)
         for each in self._sockets:
-            each.setblocking(False)  # a client may have left before it is accepted, and waiting for the next one would miss a signal
+            each.setblocking(False)  # a client may disconnect before `accept`, which would then block and miss signals
         self._environment = dict(os.environ if environment is None else environment)
         self._process: subprocess.Popen[bytes] | None = None
         self._ending = Event()
         self._was_ready = False
-        """Whether any of its processes was: what keeps the next from starting may go away, such as an address without its cable."""
+        """True once any process was ready. Faults after that may pass, such as an unplugged cable."""
         self._failures = 0
-        """Processes in a row that were not ready."""
+        """Consecutive processes that were never ready."""
 
     def run(self) -> int:
-        """Until the process ends by itself, by a user's error before it was ever ready, or by a signal. Returns the exit status."""
+        """Run until the process ends, fails by a user's error before it was ever ready, or a signal arrives. Returns the exit status."""
         ignored = {signal.SIGHUP} if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else set()  # by nohup
         before = {number: signal.signal(number, self._pass_on) for number in _PASSED_ON if number not in ignored}
         try:
@@ -64,7 +62,7 @@ class Supervisor:
                     return max(status, 0)
                 if status != LOST and not self._was_ready and monotonic() - began < _YOUNG_S:
                     return 1
-                say("the group is lost: joining it again" if status == LOST else f"the process ended ({status}) and starts again")
+                log_line("the group is lost: joining it again" if status == LOST else f"the process ended ({status}) and starts again")
                 pause = min(_BACK_OFF_S * 2 ** min(max(self._failures - 1, 0), 10), _LONGEST_BACK_OFF_S)
                 self._answer_until(None, pause if status != LOST else 0.0)
                 if self._ending.is_set():
@@ -79,25 +77,25 @@ class Supervisor:
         descriptors = [each.fileno() for each in self._sockets]
         environment = self._environment | {CHILD: ":".join(map(str, (writing, *descriptors)))}
         try:
-            # In a session of its own: a terminal would send it each Ctrl-C too, and two of them cancel answers instead of ending them.
+            # A session of its own: a terminal would also send it each Ctrl-C, and the second one cancels answers.
             self._process = subprocess.Popen(self._command, pass_fds=(writing, *descriptors), env=environment, start_new_session=True)
         finally:
             os.close(writing)
-        if self._ending.is_set():  # a signal that came while it was started has not reached it
+        if self._ending.is_set():  # a signal during the start has not reached the process
             self._process.terminate()
         try:
             self._answer_until(reading, None)
             if os.read(reading, 1):
                 self._was_ready, self._failures = True, 0
                 if not _lives_until_end(reading):
-                    say("the process stands still, and is ended")
+                    log_line("the process stands still, and is ended")
                     self._process.kill()
         finally:
             os.close(reading)
         return self._process.wait()
 
     def _answer_until(self, pipe: int | None, seconds: float | None) -> None:
-        """Answer 503 until the pipe says something or is closed, or for so long."""
+        """Answer 503 for `seconds`, or until `pipe` is written to or closed."""
         watched = [each.fileno() for each in self._sockets] + ([] if pipe is None else [pipe])
         end = None if seconds is None else monotonic() + seconds
         while not self._ending.is_set() or pipe is not None:
@@ -116,7 +114,7 @@ class Supervisor:
 
 
 def _lives_until_end(pipe: int) -> bool:
-    """Wait until a process that is ready closes its end of the pipe. False once it has been silent for too long."""
+    """Wait until a ready process closes its end of the pipe. Returns False once it has been silent for too long."""
     while select.select([pipe], [], [], _STILL_S)[0]:
         if not os.read(pipe, 64):
             return True
@@ -133,18 +131,18 @@ def _refuse(connection: socket.socket) -> None:
         connection.recv(65536)
         connection.sendall(f"{head}retry-after: 2\r\nconnection: close\r\n\r\n".encode() + body)
         connection.shutdown(socket.SHUT_WR)
-        while connection.recv(65536) and monotonic() < end:  # a client that still sends would not see the answer if this end were closed
+        while connection.recv(65536) and monotonic() < end:  # closing while the client still sends would discard the answer
             pass
 
 
 def child_descriptors() -> list[int] | None:
-    """The pipe and the sockets of a process that a supervisor has started; None in any other process."""
+    """Return the pipe and the sockets if a supervisor started this process, otherwise None."""
     found = os.environ.pop(CHILD, None)
     return None if found is None else [int(number) for number in found.split(":")]
 
 
 def say_ready(pipe: int) -> None:
-    """Tell the supervisor to leave the sockets to this process, and from now on that it lives."""
+    """Report readiness to the supervisor, which then leaves the sockets to this process, and keep reporting life."""
 
     def live() -> None:
         with suppress(OSError):
@@ -156,8 +154,10 @@ def say_ready(pipe: int) -> None:
 
 
 def end_with_supervisor() -> None:
-    """Have this process ended as by SIGTERM once the supervisor has gone, ready or not: nobody else would do so, as no terminal knows of
-    it, and its sockets and ports could not be opened again."""
+    """End this process as by SIGTERM once the supervisor is gone.
+
+    No terminal would end it, and its sockets and ports would stay in use.
+    """
     supervisor = os.getppid()
 
     def watch() -> None:
@@ -169,7 +169,7 @@ def end_with_supervisor() -> None:
 
 
 def own_command() -> list[str]:
-    """The command line of this process, to be started again."""
+    """Return the command line of this process, for a restart."""
     if sys.argv[0].endswith("__main__.py"):
         return [sys.executable, "-m", __package__.split(".")[0], *sys.argv[1:]]
     return [sys.executable, *sys.argv]

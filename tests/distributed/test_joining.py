@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 from support.http.ports import free_port
 
-from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.nodes import Host, Nodes
 from mlxinfer.distributed.ring import name_ring
 from mlxinfer.errors import NodesError
 
 _JOINS_ALONE = """
 import sys
 from mlxinfer.distributed import ring
-from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.nodes import Host, Nodes
 ring.JOIN_S = 1
 port, rank = int(sys.argv[1]), int(sys.argv[2])
-ring.name_ring(Nodes((Node("127.0.0.1", port), Node("127.0.0.1", port + 1))), rank)
+ring.name_ring(Nodes((Host("127.0.0.1", port), Host("127.0.0.1", port + 1))), rank)
 print("joining", flush=True)
 ring.Ring()
 """
@@ -41,7 +41,7 @@ def test_a_port_in_use_is_an_error_in_one_line(tmp_path: Path, monkeypatch: pyte
         (tmp_path / "ring.json").write_text(json.dumps([["127.0.0.1:1"], [f"127.0.0.1:{port}"]]))
         monkeypatch.setenv("MLX_RANK", "1")
         monkeypatch.setenv("MLX_HOSTFILE", str(tmp_path / "ring.json"))
-        nodes = Nodes((Node("127.0.0.1", 1), Node("127.0.0.1", port)))
+        nodes = Nodes((Host("127.0.0.1", 1), Host("127.0.0.1", port)))
         told = f"rank 1 cannot wait for its neighbour at 127.0.0.1:{port}: Address already in use; its address is the one in the hostfile"
         with pytest.raises(NodesError, match=f"^{told}$"):
             name_ring(nodes, 1)
@@ -54,4 +54,4 @@ def test_a_hostfile_that_tells_nothing_is_too(text: str | None, tmp_path: Path, 
     monkeypatch.setenv("MLX_RANK", "1")
     monkeypatch.setenv("MLX_HOSTFILE", str(tmp_path / "ring.json"))
     with pytest.raises(NodesError, match=r"^MLX_HOSTFILE: .*ring.json does not tell where rank 1 listens \(.*\); unset it$"):
-        name_ring(Nodes((Node("127.0.0.1", 1), Node("127.0.0.1", 2))), 1)
+        name_ring(Nodes((Host("127.0.0.1", 1), Host("127.0.0.1", 2))), 1)

@@ -13,10 +13,10 @@ from support.http.ports import free_port
 
 from mlxinfer.cache.base import Segment
 from mlxinfer.distributed.agreement import Hello, model_digest
-from mlxinfer.distributed.control_channel import Kind, Link, Pulse
+from mlxinfer.distributed.control_channel import ControlChannel, FrameKind, Heartbeat
 from mlxinfer.distributed.group import Group
-from mlxinfer.distributed.messages import Journal, Op, StepMessage, messages, pack_pages, unpack_pages
-from mlxinfer.distributed.nodes import Node, Nodes, read_nodes
+from mlxinfer.distributed.messages import MessageBuffer, Op, StepMessage, pack_pages, parse_messages, unpack_pages
+from mlxinfer.distributed.nodes import Host, Nodes, read_nodes
 from mlxinfer.distributed.supervise import Supervisor
 from mlxinfer.errors import GroupLostError, NodesError
 
@@ -30,64 +30,64 @@ def connected():
 @pytest.fixture
 def ends():
     both = connected()
-    links = [Link(each) for each in both]
+    links = [ControlChannel(each) for each in both]
     yield links
     for link in links:
         link.close()
 
 
 def watched(link, silence_s):
-    """A pulse on one link: (what was lost, an event that says so)."""
+    """A heartbeat on one link: (what was lost, an event that says so)."""
     lost, told = [], Event()
 
     def note(place, why):
         lost.append(why)
         told.set()
 
-    return Pulse([link], note, silence_s=silence_s), lost, told
+    return Heartbeat([link], note, silence_s=silence_s), lost, told
 
 
 def test_an_end_is_noticed_at_once(ends):
-    pulse, lost, told = watched(ends[0], 60.0)
+    heartbeat, lost, told = watched(ends[0], 60.0)
     ends[1].close()
     assert told.wait(50)  # silence would be noticed after 60
     assert lost == ["has ended"]
-    pulse.stop()
+    heartbeat.stop()
 
 
 def test_silence_is_noticed(ends):
-    pulse, lost, told = watched(ends[0], 0.3)
-    ends[1].send(Kind.BEAT)  # alive once, then never again
+    heartbeat, lost, told = watched(ends[0], 0.3)
+    ends[1].send(FrameKind.BEAT)  # alive once, then never again
     assert told.wait(60)
     assert lost == ["has not been heard of for 0.3 s"]
-    pulse.stop()
+    heartbeat.stop()
 
 
 def test_those_that_beat_are_not_lost(ends):
     here, other = watched(ends[0], 30.0), watched(ends[1], 30.0)
-    ends[1].send(Kind.STEPS, b"1234")
+    ends[1].send(FrameKind.STEPS, b"1234")
     assert not here[2].wait(0.6)
     before, end = ends[0].heard, time.monotonic() + 60
     while ends[0].heard == before:
         assert time.monotonic() < end, "nothing more was heard"
         time.sleep(0.01)
-    for pulse, lost, _ in (here, other):
+    for heartbeat, lost, _ in (here, other):
         assert not lost
-        pulse.stop()
+        heartbeat.stop()
 
 
 def test_messages_come_out_as_they_went_in():
-    journal = Journal()
-    journal.put(Op.FORK, (1, 2))
+    buffer = MessageBuffer()
+    buffer.put(Op.FORK, (1, 2))
     step = StepMessage(7, mx.bfloat16, (Segment(0, 0, 3, 64, 90, 1, 2), Segment(4, 3, 1, 5, 6, 0, 1)), ((0, 3), (2, 1)))
-    journal.put(Op.STEP, step.pack())
-    journal.put(Op.STORE, [7, 0, *pack_pages([[3, None, ~0], []])])
-    journal.drop(9)
-    found = list(messages(journal.take()))
+    buffer.put(Op.STEP, step.pack())
+    buffer.put(Op.STORE, [7, 0, *pack_pages([[3, None, ~0], []])])
+    buffer.drop(9)
+    found = list(parse_messages(buffer.take()))
     assert [op for op, _ in found] == [Op.FORK, Op.STEP, Op.STORE, Op.DROP]
     assert StepMessage.unpack(found[1][1]) == step
     assert unpack_pages(found[2][1][2:]) == [[3, None, -1], []]
-    assert not journal.take()
+    assert not buffer.take()
 
 
 MINE = Hello(rank=0, nodes="n", version="1", mlx="2", device="cpu", model="m", memory=10)
@@ -106,17 +106,17 @@ def test_a_rank_that_differs_is_refused_in_one_line(field, line):
 
 def test_rank_0_refuses_another_version_and_waits_for_the_right_one(capfd):
     port = free_port()
-    nodes = Nodes((Node("127.0.0.1", port + 1), Node("127.0.0.1", port + 2)))
+    nodes = Nodes((Host("127.0.0.1", port + 1), Host("127.0.0.1", port + 2)))
     group, mine = Group(nodes), Hello.mine(0, nodes.digest, "m", 100)
     found = []
     waiting = Thread(target=lambda: found.append(group._gather(mine)))
     waiting.start()
     older = reached(nodes)
-    older.tell(Kind.HELLO, asdict(replace(mine, rank=1, version="0.0.1")) | {"another": "field"})
+    older.send_json(FrameKind.HELLO, asdict(replace(mine, rank=1, version="0.0.1")) | {"another": "field"})
     with pytest.raises(NodesError, match=r"rank 1 runs mlxinfer 0\.0\.1, and rank 0 .*: install the same"):
-        older.expect(Kind.PLAN)
+        older.expect(FrameKind.PLAN)
     right = reached(nodes)
-    right.tell(Kind.HELLO, asdict(replace(mine, rank=1, memory=50)))
+    right.send_json(FrameKind.HELLO, asdict(replace(mine, rank=1, memory=50)))
     waiting.join(60)
     assert found == [[100, 50]]
     assert "refused: rank 1 runs mlxinfer 0.0.1" in capfd.readouterr().err
@@ -127,7 +127,7 @@ def reached(nodes):
     end = time.monotonic() + 60
     while True:
         try:
-            return Link.connect(nodes.control, 5)
+            return ControlChannel.connect(nodes.control, 5)
         except OSError:
             assert time.monotonic() < end
 

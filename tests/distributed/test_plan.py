@@ -9,15 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.distributed.cost import Job, Link, pipeline_bytes, pipeline_tokens_s, tensor_bytes, tensor_tokens_s
-from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.cost import Interconnect, Job, pipeline_bytes, pipeline_tokens_s, tensor_bytes, tensor_tokens_s
+from mlxinfer.distributed.nodes import Host, Nodes
 from mlxinfer.distributed.plan import allowed_cuts, best_cuts, plan_split
-from mlxinfer.distributed.preflight import examine, plan_lines
+from mlxinfer.distributed.preflight import check_machines, plan_lines
 from mlxinfer.errors import MLXInferError, NodesError
 from mlxinfer.loading.load import prepare
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
-NODES = Nodes((Node("10.0.0.1", 1, "one"), Node("10.0.0.2", 2, "two")))
+NODES = Nodes((Host("10.0.0.1", 1, "one"), Host("10.0.0.2", 2, "two")))
 
 
 def fullest(costs, first, memory, cuts):
@@ -72,7 +72,7 @@ REPORT = {"versions": {"mlxinfer": "1", "mlx": "2"}, "usable_bytes": 10**9, "dev
 
 
 def test_doctor_tells_of_machines_and_plan():
-    machines = examine(NODES, lambda node: json.dumps(REPORT))
+    machines = check_machines(NODES, lambda node: json.dumps(REPORT))
     assert [machine.line() for machine in machines] == [
         f"rank {rank} ({name}): M, 1 GB may be used, mlxinfer 1, mlx 2" for rank, name in enumerate(("one", "two"))
     ]
@@ -88,9 +88,9 @@ def test_doctor_tells_what_is_wrong_with_a_machine():
             return json.dumps(REPORT)
         raise OSError("Connection refused")
 
-    assert examine(NODES, ask)[1].line() == "rank 1 (two): cannot be asked: Connection refused"
+    assert check_machines(NODES, ask)[1].line() == "rank 1 (two): cannot be asked: Connection refused"
     other = REPORT | {"versions": {"mlxinfer": "0.9", "mlx": "2"}}
-    machines = examine(NODES, lambda node: json.dumps(REPORT if node.name == "one" else other))
+    machines = check_machines(NODES, lambda node: json.dumps(REPORT if node.name == "one" else other))
     assert machines[1].problem == "rank 0 has mlxinfer 1: install the same"
     with pytest.raises(MLXInferError, match="not all machines"):
         list(plan_lines(str(GOLDEN / "llama"), KVFormat(), NODES, machines))
@@ -100,10 +100,10 @@ JOB = Job(hidden=4096, blocks=32, row_bytes=2, weights=(4e9, 4e9), bandwidth=(40
 
 
 def test_links_cost_what_was_injected():
-    free = Link("none", 0.0, float("inf"))
+    free = Interconnect("none", 0.0, float("inf"))
     assert pipeline_tokens_s(JOB, free) == pytest.approx(400 / 8)
     assert tensor_tokens_s(JOB, free) == pytest.approx(400 / 4)
-    slow = Link("slow", 1e-3, 8192e3)  # 1 ms, and 1 ms more for a row
+    slow = Interconnect("slow", 1e-3, 8192e3)  # 1 ms, and 1 ms more for a row
     assert 1 / pipeline_tokens_s(JOB, slow) == pytest.approx(0.02 + 2 * 2e-3)
     assert 1 / tensor_tokens_s(JOB, slow) == pytest.approx(0.01 + 65 * 2 * 1.5e-3)
     assert pipeline_bytes(JOB) == 2 * 8192

@@ -9,9 +9,9 @@ from threading import Thread, Timer
 import pytest
 
 from mlxinfer.distributed import supervise
-from mlxinfer.distributed.control_channel import Kind, Link
+from mlxinfer.distributed.control_channel import ControlChannel, FrameKind
 from mlxinfer.distributed.group import Group
-from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.nodes import Host, Nodes
 from mlxinfer.distributed.supervise import Supervisor, _refuse
 from mlxinfer.errors import GroupLostError
 
@@ -54,18 +54,18 @@ def test_one_that_has_left_before_it_is_accepted_is_not_waited_for(monkeypatch: 
 def test_a_machine_without_power_is_noticed_while_models_load() -> None:
     """Nobody sends a sign of life then: the system asks."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        link = Link.connect(listener.getsockname(), 5.0)
-        assert link._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        channel = ControlChannel.connect(listener.getsockname(), 5.0)
+        assert channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
         idle = getattr(socket, "TCP_KEEPIDLE", None) or socket.TCP_KEEPALIVE
-        assert link._socket.getsockopt(socket.IPPROTO_TCP, idle) <= 60
-        link.close()
+        assert channel._socket.getsockopt(socket.IPPROTO_TCP, idle) <= 60
+        channel.close()
 
 
 def test_a_rank_that_goes_while_others_are_waited_for_is_a_loss_and_no_mistake() -> None:
-    group = Group(Nodes((Node("127.0.0.1", 2), Node("127.0.0.1", 3))))
+    group = Group(Nodes((Host("127.0.0.1", 2), Host("127.0.0.1", 3))))
     ours, theirs = pair_of_tcp()
     with theirs:
-        group._links = [link := Link(ours)]
-        link.close()
+        group._channels = [channel := ControlChannel(ours)]
+        channel.close()
         with pytest.raises(GroupLostError, match=r"rank 1 .* has ended"):
-            group._tell_all(Kind.PLAN, {})
+            group._send_all(FrameKind.PLAN, {})

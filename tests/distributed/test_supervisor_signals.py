@@ -29,11 +29,11 @@ def test_a_signal_before_the_next_start_ends_all(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(supervise, "_BACK_OFF_S", 0.4)
     said: list[str] = []
 
-    def say(line: str) -> None:
+    def log_line(line: str) -> None:
         said.append(line)
         Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
-    monkeypatch.setattr(supervise, "say", say)
+    monkeypatch.setattr(supervise, "log_line", log_line)
     started = tmp_path / "started"
     assert Supervisor([sys.executable, "-c", _READY_AND_FAILS, str(started)]).run() == 0
     assert said == ["the process ended (7) and starts again"]

@@ -21,9 +21,9 @@ from mlxinfer import AsyncLLM, SamplingParams, kernels_cpu
 from mlxinfer.config import EngineArgs
 from mlxinfer.distributed.group import Group
 from mlxinfer.distributed.group_llm import GroupLLM
-from mlxinfer.distributed.nodes import Node, Nodes
+from mlxinfer.distributed.nodes import Host, Nodes
 from mlxinfer.distributed.ring import name_ring
-from mlxinfer.distributed.worker_process import run_member
+from mlxinfer.distributed.worker_process import run_worker
 from mlxinfer.engine.core.scheduler import Schedule
 
 from .drafting import Free
@@ -70,7 +70,7 @@ def preempt(llm: AsyncLLM, every: int) -> None:
 
 
 def nodes_at(port: int, count: int = 2) -> Nodes:
-    return Nodes(tuple(Node("127.0.0.1", port + 1 + rank) for rank in range(count)))
+    return Nodes(tuple(Host("127.0.0.1", port + 1 + rank) for rank in range(count)))
 
 
 async def answers(llm: AsyncLLM, scenario: Scenario) -> dict[str, Any]:
@@ -155,7 +155,7 @@ def main() -> None:
     nothing: Callable[[], None] = lambda: None  # noqa: E731
     for scenario in scenarios:
         if rank:
-            run_member(scenario.model, nodes, rank, None, nothing, silence_s=PATIENT_S, adapters=scenario.settings.get("adapters"))
+            run_worker(scenario.model, nodes, rank, None, nothing, silence_s=PATIENT_S, adapters=scenario.settings.get("adapters"))
         else:
             print(json.dumps(asyncio.run(lead(scenario, nodes))), flush=True)  # noqa: T201
 
