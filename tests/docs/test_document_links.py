@@ -89,7 +89,7 @@ def test_commands_exist(page):
 def test_targets_of_make_exist(page):
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     for place, command in commands(page, "make"):
-        words = [word for word in command.split()[1:] if "=" not in word and not word.startswith("-")]
+        words = [word for word in shlex.split(command)[1:] if "=" not in word and not word.startswith("-")]
         assert set(words) <= targets, f"{place}: {command}"
 
 
