@@ -34,10 +34,9 @@ from .calibrate.importance import BATCH as WEIGHED_AT_ONCE
 from .calibrate.importance import TOKENS, Importance, random_texts
 from .calibrate.importance import measure as measure_importance
 from .encode.gptq_pipeline import Encodings
-from .plan.allocation import TOKENS as PLANNING_TOKENS
 from .plan.multimodal_towers import tower_bytes, write_towers
 from .plan.preparation import Texts, default_tokens, encodings, weighed_alike
-from .plan.resources import Estimate, Pieces, estimate, needs_importance, pieces
+from .plan.resources import Estimate, Pieces, needs_importance, pieces
 from .plan.weight_map import ConversionPlan, natural_dtype
 from .plan.weight_map import plan as plan_formats
 from .quality import measure_loss, tokens_to_measure
@@ -188,14 +187,12 @@ def _bytes_of(checkpoint: Checkpoint) -> int:
 
 def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, told: _Told) -> Pieces:
     reads, gptq = _reads(planned, options), options.encoder == "gptq"
-    tokens = 0 if not reads else default_tokens(sum(math.prod(o.request.shape) for o in planned.outputs)) if gptq else TOKENS
+    parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
+    tokens = 0 if not reads else default_tokens(parameters) if gptq else TOKENS
     batch = BATCH if gptq else WEIGHED_AT_ONCE
     sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.max_memory, factors=gptq)
     if told.estimated:
-        own = options.calibration in (None, "samples")
-        planning = PLANNING_TOKENS if options.budget and not options.budget.replayed else 0
-        positions = _positions(sum(math.prod(o.request.shape) for o in planned.outputs), options)
-        told.estimated(estimate(planned, options.encoder, tokens, sizes.peak, own_samples=own, planning=planning, positions=positions))
+        told.estimated(Estimate(planned.nbytes, sizes.peak, planned.nbytes * 8 / max(parameters, 1)))
     return sizes
 
 

@@ -60,11 +60,6 @@ def default_tokens(parameters: int) -> int:
     return max(LEAST_TOKENS, min(MOST_TOKENS, affordable // LENGTH * LENGTH))
 
 
-def seconds_to_sample(parameters: int, tokens: int) -> float:
-    """How long a model of this size writes so many tokens, by the rate from which `default_tokens` follows."""
-    return parameters * tokens / (_GPU_RATE if is_gpu() else _CPU_RATE)
-
-
 def random_ids(vocab: int, tokens: int = 4_096, *, length: int = LENGTH, seed: int = 0) -> Calibration:
     """Random token ids, always the same for a size of vocabulary. They serve almost as well as text for the size of each input, which
     depends on the model more than on what it reads; not for how inputs go together."""

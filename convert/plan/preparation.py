@@ -38,13 +38,6 @@ def default_tokens(parameters: int) -> int:
     return tokens_of(parameters)
 
 
-def seconds_to_sample(parameters: int, tokens: int) -> float:
-    """How long a model of this size writes so many tokens, some at once."""
-    from ..calibrate.texts import seconds_to_sample as seconds_of
-
-    return seconds_of(parameters, tokens)
-
-
 def weighed_alike(planned: ConversionPlan) -> Importance:
     """Equal weights for every matrix that is rounded: for embeddings that are not also the head, and for what no token reached."""
     return {output.request.name: mx.ones((output.request.shape[-1],)) for output in planned.outputs if output.is_rounded}

@@ -1,4 +1,4 @@
-"""What a conversion will need, before it begins: bytes, memory, time; and how large its pieces may be for a limit on memory."""
+"""Sizes of a conversion before it starts: bytes written, peak memory, and the pieces that a memory limit allows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,8 @@ from ...errors import ConversionError
 from ...loading.checkpoint import Checkpoint
 from ...models import architecture
 from ...util.device import default_dtype
-from ..encode.affine import Encoder
 from ..write import reader
 from ..write.reader import can_read_rows
-from .budget import FORMATS, SAMPLED
-from .preparation import seconds_to_sample
-from .rates import seconds_per_channel, seconds_per_cube, seconds_per_probability, seconds_per_product, seconds_per_sum, seconds_per_weight
 from .weight_map import ConversionPlan, Output
 
 _BASE = 160_000_000
@@ -31,8 +27,6 @@ _STATES = 20
 _LEAST_BATCH = 512
 _FACTOR = 20
 """Bytes per square of the widest input: sums in float32, of one more place, a factor in float64, and in float32."""
-_BACK = 4
-"""Times what reading a token takes, to read it and take gradients back: each block once more, and both products of its gradient."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
@@ -50,18 +44,14 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a conversion is expected to take."""
+    """Sizes of a conversion, computed before it starts."""
 
-    seconds: float
-    """In all, from rates that were measured on a small piece; reading and writing files is not in it."""
     nbytes: int
     """Bytes to be written."""
     peak: int
     """As `Pieces.peak`."""
     bits_per_weight: float
     """Bits to be written per parameter."""
-    measuring: float = 0.0
-    """The part of `seconds` in which the result is compared with its source."""
 
 
 def pieces(
@@ -100,69 +90,6 @@ def pieces(
 def needs_importance(planned: ConversionPlan) -> bool:
     """Whether any matrix is rounded, so that it matters what it is multiplied with."""
     return any(output.is_rounded for output in planned.outputs)
-
-
-def estimate(
-    planned: ConversionPlan,
-    encoder: Encoder,
-    tokens: int,
-    peak: int,
-    *,
-    own_samples: bool = False,
-    planning: int = 0,
-    positions: int = 0,
-) -> Estimate:
-    """How long it will take, from rates that are measured on small pieces first. With `own_samples` the model writes the tokens itself;
-    `planning` is how many of them are read, and taken back through, to find out what formats cost. `positions` are read by the source and
-    by the result, to compare them."""
-    parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
-    encoded = [output for output in planned.outputs if output.action in ("quantized", "requantized")]
-    seconds = 0.0
-    if encoded:
-        seconds += sum(math.prod(output.request.shape) for output in encoded) * seconds_per_weight(encoded[0], encoder)
-    reads = (tokens and encoder != "minmax") or planning
-    positions = positions if encoded else 0
-    layers = [o for o in planned.outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)]
-    chosen = planned.config.get("num_experts_per_tok") or math.inf
-    per_token = _seconds_per_token(layers, chosen) if reads or positions else 0.0
-    if reads:
-        inputs = _inputs(layers)
-        squares = sum(size**2 for size in inputs) * seconds_per_sum() if planning or encoder == "gptq" else 0.0
-        seconds += (tokens + _BACK * planning) * per_token + planning * squares
-        if encoder == "gptq":
-            seconds += tokens * squares + sum(size**3 for size in inputs) * seconds_per_cube()
-            seconds += seconds_to_sample(parameters, tokens) if own_samples else 0
-        if planning and encoded:
-            rounded = sum(_sampled(output) for output in encoded)
-            seconds += rounded * len(FORMATS) * seconds_per_weight(encoded[0], "fit")
-    measuring = 2 * positions * (per_token + _seconds_per_answer(planned)) if positions else 0.0
-    return Estimate(seconds + measuring, planned.nbytes, peak, planned.nbytes * 8 / max(parameters, 1), measuring)
-
-
-def _seconds_per_answer(planned: ConversionPlan) -> float:
-    """For the probabilities of all tokens at one position: the head's product, and what is kept of them or compared."""
-    tables = [o.request.shape for o in planned.outputs if o.request.kind == "matrix" and not _LAYER.search(o.request.name)]
-    vocab, width = max(tables, default=(0, 0), key=lambda shape: shape[0])[-2:]
-    return vocab * (width * seconds_per_product(mx.float32) + seconds_per_probability())
-
-
-def _seconds_per_token(layers: list[Output], chosen: float) -> float:
-    """To read one, in all layers, with so many experts chosen."""
-    times = [min(math.prod(o.request.shape[:-2]), chosen) for o in layers]
-    weights = sum(math.prod(o.request.shape[-2:]) * count for o, count in zip(layers, times, strict=True))
-    channels = sum(sum(o.request.shape[-2:]) * count for o, count in zip(layers, times, strict=True))
-    return float(weights * seconds_per_product() + channels * seconds_per_channel())
-
-
-def _sampled(output: Output) -> int:
-    """Weights of a matrix whose errors are computed for a plan: some rows of those in layers."""
-    rows = math.prod(output.request.shape[:-1])
-    return output.request.shape[-1] * (min(rows, SAMPLED) if _LAYER.search(output.request.name) else rows)
-
-
-def _inputs(layers: list[Output]) -> list[int]:
-    """The widths of what is read: once for matrices of one module and width, such as queries, keys and values. Experts count as one."""
-    return [size for _, size in {(o.request.name.rpartition(".weight")[0].rpartition(".")[0], o.request.shape[-1]) for o in layers}]
 
 
 def _largest_layer(outputs: tuple[Output, ...]) -> int:

@@ -11,11 +11,14 @@ import click
 from ..util.words import counted
 from .common.console import colours, dumb_terminal, human_bytes, tell
 from .common.options import complete_model, ignore_option
-from .common.stages import human_time, stages
+from .common.stages import stages
 
 if TYPE_CHECKING:
     from ..convert.plan.resources import Estimate
     from ..convert.report import Quality, Report
+
+_ANNOUNCED_BYTES = 50_000_000
+"""Sizes of smaller results are not printed in advance."""
 
 
 @click.command(short_help="Convert a checkpoint, and quantize it.")
@@ -57,12 +60,11 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
 
 
 def _say(estimate: Estimate, destination: Path) -> None:
-    """Print the estimate before the conversion starts, unless it takes a moment only."""
-    if estimate.seconds >= 5:
-        measuring = f" ({human_time(estimate.measuring)} of it to measure the loss)" if estimate.measuring >= 5 else ""
+    """Print the sizes before the conversion starts, unless it takes a moment only. The progress bar shows the time."""
+    if estimate.nbytes >= _ANNOUNCED_BYTES:
         size = f"{human_bytes(estimate.nbytes)} at {estimate.bits_per_weight:.2f} bits per weight"
         tell(
-            f"{human_time(estimate.seconds)}{measuring}, {human_bytes(estimate.peak)} of memory. "
+            f"{human_bytes(estimate.peak)} of memory. "
             f"{destination.name} appears at the end, with {size}. Safe to interrupt: run the same command again to continue."
         )
 
