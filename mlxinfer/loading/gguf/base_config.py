@@ -17,6 +17,9 @@ FREQUENCY_DIVISORS = "rope_freqs.weight"
 LONG_DIVISORS, SHORT_DIVISORS = "rope_factors_long.weight", "rope_factors_short.weight"
 ROPE_TENSORS = frozenset({FREQUENCY_DIVISORS, LONG_DIVISORS, SHORT_DIVISORS})
 
+SOFTMAX, SIGMOID = 1, 2
+"""llama.cpp's numbers of the functions that score experts."""
+
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -207,6 +210,11 @@ def attends(source: Source, layers: int) -> list[bool]:
     return [True] * layers if counts is None else [count > 0 for count in counts[:layers]]
 
 
+def layer_types(source: Source, layers: int, other: str = "linear_attention") -> list[str]:
+    """Name each layer "full_attention" if it has KV heads, else `other`."""
+    return ["full_attention" if flag else other for flag in attends(source, layers)]
+
+
 def dense_config(source: Source, model_type: str, **how: Any) -> Config:
     """Those of a decoder with feed-forward layers; `how` as for `base_config`."""
     return base_config(source, model_type, **how) | {
@@ -226,6 +234,30 @@ def windowed_layers(source: Source, layers: int, period: int) -> list[str]:
     if flags is None:
         flags = [(layer + 1) % period != 0 for layer in range(layers)]
     return ["sliding_attention" if windowed else "full_attention" for windowed in flags]
+
+
+def read_experts(source: Source, scores: int) -> Config:
+    """Config keys of experts like DeepSeek V3's. Raises `UnsupportedModelError` for another scoring function than `scores`."""
+    hparams = source.hparams
+    check_scores(source, scores)
+    return {
+        "n_routed_experts": hparams.integer("expert_count"),
+        "num_experts_per_tok": hparams.integer("expert_used_count"),
+        "moe_intermediate_size": hparams.integer("expert_feed_forward_length"),
+        "n_shared_experts": hparams.integer("expert_shared_count", 0, low=0),
+        "first_k_dense_replace": hparams.integer("leading_dense_block_count", 0, low=0),
+        "routed_scaling_factor": hparams.number("expert_weights_scale", 1.0) or 1.0,
+        "norm_topk_prob": bool(hparams.take("expert_weights_norm", False)),
+        "n_group": hparams.integer("expert_group_count", 1, low=0) or 1,
+        "topk_group": hparams.integer("expert_group_used_count", 1, low=0) or 1,
+    }
+
+
+def check_scores(source: Source, scores: int) -> None:
+    """Raise `UnsupportedModelError` for another scoring function than `scores`; a file may leave it out."""
+    found = source.hparams.integer("expert_gating_func", scores, low=0)
+    if found not in (0, scores):
+        raise source.hparams.unsupported("expert_gating_func", f"is {found}")
 
 
 def _vocabulary(source: Source) -> int:

@@ -13,7 +13,7 @@ from ...models.config_reader import IGNORED_KEYS
 from ...models.vlm_text import TEXT_ONLY
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
 from ..ignored import ignored_keys
-from .arch_configs import architecture, rebuild_config
+from .families import architecture_name, rebuild_config
 from .files import GGUFFiles
 from .hparams import HParams
 from .names import map_tensors
@@ -53,7 +53,7 @@ class GGUFCheckpoint:
             raise
 
     def _mapped(self) -> dict[str, MappedTensor]:
-        name = architecture(self._files)
+        name = architecture_name(self._files)
         blocks = HParams(self.metadata, name, self.path).integer("block_count")
         return map_tensors(self._files.tensors, name, self.config, blocks)
 

@@ -6,10 +6,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 
+from .architecture import QKV, TensorTable
 from .base_config import ROPE_TENSORS, Config
+from .families import find_architecture
 from .ollama_form import ALTERNATING
 from .reader import TensorInfo
-from .tables import QKV, TABLES, TensorTable
 from .transforms import MappedTensor, every_second, interleaved_qkvz, joined_rows, piece, scaled, unchanged
 
 _LAYER = re.compile(r"blk\.(\d+)\.(.+)")
@@ -24,9 +25,9 @@ def map_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Conf
     `blocks` counts the layers of the file. Those beyond the config's predict further tokens and are left out. Raises `ValueError`
     for two tensors with one place.
     """
-    key = "mixtral" if config["model_type"] == "mixtral" else architecture
+    table = find_architecture(architecture).table_of(config)
     placed: dict[str, MappedTensor] = {}
-    for name, mapped in _Mapper(TABLES[key], infos, config, blocks).all():
+    for name, mapped in _Mapper(table, infos, config, blocks).all():
         if name in placed:
             raise ValueError(f"{mapped.sources[0]} and {placed[name].sources[0]} are both {name}")
         placed[name] = mapped

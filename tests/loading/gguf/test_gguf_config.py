@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.processes.examples import examples
 
 from mlxinfer.errors import CheckpointError, MLXInferError, UnsupportedModelError
-from mlxinfer.loading.gguf.arch_configs import rebuild_config
+from mlxinfer.loading.gguf.families import rebuild_config
 from mlxinfer.loading.gguf.files import GGUFFiles
 from mlxinfer.loading.gguf.hparams import short_float
 from tests.support.formats.gguf_file import Tensor, Typed, array_tensor, write

@@ -38,8 +38,9 @@ source_quantization ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_siz
 vision_start_token_id vision_end_token_id sam.block_count
 """
 """Keys under the architecture's name that `convert/` has written in any version, of architectures that are read."""
-SOURCE = "".join(path.read_text() for path in (Path(__file__).parents[3] / "mlxinfer" / "loading" / "gguf").glob("*_config*.py"))
-TRANSLATED = "".join(path.read_text() for path in (Path(__file__).parents[3] / "mlxinfer" / "loading" / "gguf").glob("ollama*.py"))
+GGUF = Path(__file__).parents[3] / "mlxinfer" / "loading" / "gguf"
+SOURCE = "".join(path.read_text() for path in (GGUF / "base_config.py", *(GGUF / "families").rglob("*.py")))
+TRANSLATED = "".join(path.read_text() for path in GGUF.glob("ollama*.py"))
 
 
 def llama_cpp(holder: type = Keys) -> Iterator[str]:

@@ -1,0 +1,1 @@
+"""Families that mix attention with recurrent layers."""
