@@ -43,9 +43,9 @@ _OPENAI = {BODIES[body] for body in (ChatRequest, CompletionRequest, ResponseReq
 
 _HEAD = """# Request fields without effect, and refused fields
 
-Programs send many fields that have no effect here. The server accepts these fields, and logs each of them once. A field that asks for an
-unsupported feature is refused. The error names all faulty fields of the request. `docs/site/request_fields.py` generates this page from the
-types of the requests.
+Programs send many fields that have no effect here. The server accepts these fields, and logs each of them once. A field
+that asks for an unsupported feature is refused. The error names all faulty fields of the request.
+`docs/site/request_fields.py` generates this page from the types of the requests.
 
 ## Accepted without effect
 
@@ -63,7 +63,7 @@ A missing field and null are always accepted.
 
 
 def page() -> str:
-    """The whole page, in Markdown."""
+    """Return the whole page, in Markdown."""
     ignored: dict[tuple[str, str], set[str]] = {}
     refused: dict[tuple[str, str, str], set[str]] = {}
     for body, path in BODIES.items():
@@ -82,7 +82,7 @@ def _where(paths: set[str]) -> str:
 
 
 def _marks(body: type[BaseModel], prefix: str, seen: tuple[type, ...] = ()) -> Iterator[tuple[str, Ignored | Unsupported]]:
-    """The names and marks of all fields, those of objects within as `outer.inner`."""
+    """Yield names and marks of all fields; fields of nested objects are `outer.inner`."""
     for name, field in body.model_fields.items():
         where = f"{prefix}{field.alias or name}"
         found = {id(mark): mark for mark in _of_type(field.annotation, field.metadata, where, (*seen, body))}
