@@ -1,7 +1,7 @@
-"""What can be set of an engine. `EngineArgs` is what callers set, and the only list of it; `EngineConfig` is what an engine runs with.
+"""Settings of an engine: `EngineArgs` has those of callers, `EngineConfig` those derived for the running engine.
 
-The command line's options, the keywords of `LLM` and `AsyncLLM` with their documentation, and the table in docs/settings.md follow
-`EngineArgs`. To add a setting: a field here, a keyword in `engine/model_base.py`.
+Command line options, the keywords of `LLM` and `AsyncLLM`, and the table in docs/settings.md are generated from `EngineArgs`. To add a
+setting, add a field here and a keyword in `engine/model_base.py`.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ if TYPE_CHECKING:
     import mlx.core as mx
 
 MAX_DRAFT = 8
-"""Tokens drafted for a sequence in one step, at most."""
+"""Maximum tokens drafted for a sequence in one step."""
 ADAPTER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-"""What adapters may be called: `latest` is a tag of whole models."""
+"""Valid adapter names. `latest` is a tag of whole models."""
 MAX_NUM_SEQS = 16
-"""Sequences that run together, unless something else is set."""
+"""Default of concurrently running sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """How a field of `EngineArgs` is explained, checked and spelled on the command line."""
+    """Help text, bounds and command line spelling of a field of `EngineArgs`."""
 
     meaning: str
     """One line of help, without a full stop."""
     unit: str = ""
-    """What a number counts, as in "tokens" or "GB"."""
+    """Unit of a number, such as "tokens" or "GB"."""
     automatic: str = ""
-    """What None stands for."""
+    """Meaning of None."""
     flag: str = ""
-    """The option's name where it is not the field's."""
+    """Name of the option, if it differs from the field's."""
     metavar: str = ""
-    """The option's value in the help text, where its type does not tell."""
+    """Placeholder of the value in the help text, if the type is not enough."""
     command: str = "all"
-    """Commands that have the option: "all", or "answering" for those that answer requests (`bench` does not), "serving" for `serve`."""
+    """Commands with the option: "all", "answering" for those that answer requests (not `bench`), or "serving" for `serve`."""
     least: float | None = None
     """Smallest value."""
     most: float | None = None
     """Largest value."""
     above: float | None = None
-    """`least`, but excluded."""
+    """Exclusive lower bound."""
 
     def problem(self, kind: str, value: object) -> str | None:
-        """What is wrong with a value, such as "must be a whole number of at least 1, not 0"; None if nothing is."""
+        """Return the fault of a value, such as "must be a whole number of at least 1, not 0", or None for a valid one."""
         if kind == "bool":
             return None if isinstance(value, bool) else f"must be true or false, not {value!r}"
         if kind not in ("int", "float"):
@@ -77,15 +77,15 @@ class Setting:
 
 
 def about(meaning: str, **details: Any) -> dict[str, Setting]:
-    """The metadata of a field of `EngineArgs`: the fields of its `Setting`."""
+    """Return the metadata of a field of `EngineArgs`, from the fields of its `Setting`."""
     return {"setting": Setting(meaning=meaning, **details)}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineArgs:
-    """What is set of a model and its engine, each field explained in its metadata and in docs/settings.md.
+    """Settings of a model and its engine, explained in each field's metadata and in docs/settings.md.
 
-    Raises `SettingError` for a value that has no meaning.
+    Raises `SettingError` for an invalid value.
     """
 
     path_or_id: str | Path = field(metadata=about("Directory (Hugging Face or MLX), GGUF file, alias or hub id"))
@@ -222,7 +222,7 @@ class EngineArgs:
 
     @property
     def max_draft(self) -> int:
-        """Tokens drafted for a sequence in one step, at most; 0 where nothing proposes any."""
+        """Maximum tokens drafted for a sequence in one step; 0 without a drafter."""
         return MAX_DRAFT if self.speculate or self.draft is not None else 0
 
 
@@ -238,7 +238,7 @@ def _check_hand_over(args: EngineArgs) -> None:
         return
     if not _is_address(args.prefill_from):
         raise SettingError(f"prefill_from: {args.prefill_from!r} is no address such as http://studio.local:8080")
-    if args.kv_producer:  # two of them would ask each other for ever
+    if args.kv_producer:  # two consumers would ask each other forever
         raise SettingError("prefill_from and kv_producer: a server has its prompts read, or reads those of others, not both")
     if args.prefix_disk_gb or not args.prefix_cache:
         raise SettingError("prefill_from needs the prefix cache, in memory: leave out prefix_disk_gb, and keep prefix_cache")
@@ -263,23 +263,23 @@ def _check_adapters(adapters: object) -> None:
 
 
 def check_adapter_name(name: object) -> None:
-    """Raise `SettingError` for what no adapter can be called."""
+    """Raise `SettingError` for an invalid adapter name."""
     if not isinstance(name, str) or not ADAPTER_NAME.fullmatch(name) or name == "latest":
         raise SettingError(f"adapters: {name!r} cannot be a name: up to 64 letters, digits and . _ -, and not latest")
 
 
 OLDER_NAMES = {"max_sequences": "max_num_seqs"}
-"""Keywords and, with hyphens, options that are accepted under another name than the field's."""
+"""Former names of fields, accepted as keywords and, with hyphens, as options."""
 
 
 def settings() -> Iterator[tuple[Field[Any], Setting]]:
-    """The fields of `EngineArgs` in order, with what is known of each."""
+    """Yield the fields of `EngineArgs` in order, with their settings."""
     for one in fields(EngineArgs):
         yield one, one.metadata["setting"]
 
 
 def kind_of(one: Field[Any]) -> str:
-    """The first type of a field's annotation: "str", "int", "float" or "bool"."""
+    """Return the first type of a field's annotation: "str", "int", "float" or "bool"."""
     return str(one.type).split(" | ")[0]
 
 
@@ -288,13 +288,13 @@ def may_be_none(one: Field[Any]) -> bool:
 
 
 def flags_of(one: Field[Any], how: Setting) -> list[str]:
-    """The spellings of a setting's option, the one to show first."""
+    """Return the spellings of a setting's option; the first one is shown."""
     older = [f"--{old.replace('_', '-')}" for old, name in OLDER_NAMES.items() if name == one.name]
     return [how.flag or f"--{one.name.replace('_', '-')}", *older]
 
 
 def default_text(one: Field[Any], how: Setting) -> str:
-    """A default as it is shown to people."""
+    """Return a default for people."""
     if one.default is None or one.default == ():
         return how.automatic
     return (
@@ -303,7 +303,7 @@ def default_text(one: Field[Any], how: Setting) -> str:
 
 
 def keyword_docs(*, indent: str = "    ") -> str:
-    """A line for each setting, for docstrings."""
+    """Return one line for each setting, for docstrings."""
     lines = []
     for one, how in settings():
         details = ", ".join(part for part in (how.unit, f"default: {default_text(one, how)}" if one.default is not MISSING else "") if part)
@@ -312,7 +312,7 @@ def keyword_docs(*, indent: str = "    ") -> str:
 
 
 def settings_table() -> str:
-    """The table in docs/settings.md. `python -m mlxinfer.config` prints it."""
+    """Return the table of docs/settings.md, which `python -m mlxinfer.config` prints."""
     rows = ["| keyword | option | unit | default | meaning |", "| --- | --- | --- | --- | --- |"]
     for one, how in settings():
         option = "MODEL" if one.name == "path_or_id" else f"`{flags_of(one, how)[0]}`"
@@ -324,7 +324,7 @@ def settings_table() -> str:
 
 
 def unknown_keyword(where: str, name: str, known: Mapping[str, object] | list[str], advice: str = "") -> UnknownKeywordError:
-    """The error for a keyword that `where` does not have, with the nearest one that it has."""
+    """Return the error for a keyword that `where` does not have, with the most similar one of `known`."""
     from difflib import get_close_matches  # only for an error
 
     near = get_close_matches(name, list(known), n=1, cutoff=0.6)
@@ -337,44 +337,43 @@ _DEFAULTS: dict[str, Any] = {one.name: one.default for one in fields(EngineArgs)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """What an engine runs with, after the memory was planned."""
+    """Settings of a running engine, after its memory was planned."""
 
     max_context: int
-    """Longest sequence, prompt and answer together, in tokens."""
+    """Maximum tokens of a sequence, prompt and answer together."""
     kv_cache_tokens: int
-    """Tokens that the page pool holds: all running sequences, and what is kept for reuse."""
+    """Capacity of the page pool in tokens, for running sequences and for reuse."""
     max_num_batched_tokens: int = 512
-    """Rows of a step, which is also the longest chunk of a prompt."""
+    """Maximum rows of a step, and so of a prompt's chunk."""
     max_scored_rows: int = 2**31
-    """Rows of prompts whose logits one step computes at most, where they are asked for."""
+    """Maximum prompt rows per step whose logits are computed, for requests that score their prompt."""
     max_num_seqs: int = _DEFAULTS["max_num_seqs"]
-    """Sequences that run together."""
+    """Maximum concurrently running sequences."""
     max_waiting: int = _DEFAULTS["max_waiting"]
-    """Requests that may wait; more are refused with `QueueFullError`."""
+    """Maximum waiting requests; more are refused with `QueueFullError`."""
     prefix_cache: bool = _DEFAULTS["prefix_cache"]
-    """Whether what was computed is kept for prompts that begin alike."""
+    """True to cache pages for prompts with the same beginning."""
     prefix_cache_tokens: int = 2**20
-    """Tokens of the pool that may be kept for reuse."""
+    """Maximum tokens of the pool that are kept for reuse."""
     snapshot_bytes: int = 256 * 2**20
-    """Bytes of open pages and recurrent states that may be kept for reuse."""
+    """Maximum bytes of open pages and recurrent states that are kept for reuse."""
     decode_share: float = _DEFAULTS["decode_share"]
-    """Share of their speed that running answers keep while prompts are read, above 0 and at most 1."""
+    """Share of their speed that running answers keep during prefill, above 0 and at most 1."""
     max_step_s: float = _DEFAULTS["max_step_s"]
-    """Longest step, in seconds, while prompts are read beside running answers."""
+    """Maximum seconds of a step that reads prompts while answers run."""
     max_draft: int = MAX_DRAFT
-    """Tokens drafted for a sequence in one step; 0 drafts none."""
+    """Maximum tokens drafted for a sequence in one step; 0 drafts none."""
     ngrams: bool = True
-    """Whether drafts come from the text itself too, not only from a draft model."""
+    """True to draft tokens from n-grams of the text, in addition to a draft model."""
     deterministic: bool = _DEFAULTS["deterministic"]
-    """Whether every row is computed in the same shapes whatever runs beside it."""
+    """True to compute every row in the same shapes, whatever else runs."""
 
 
 _RECOMMENDED = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
-    """What a model's authors recommend in `generation_config.json`: its values where it samples, greedy where it does not or says
-    nothing. Every field that may be unset is set in the result."""
+    """Return the sampling parameters of `generation_config.json`, or greedy ones if it does not sample. Every field is set."""
     values = {k: generation_config[k] for k in _RECOMMENDED if generation_config.get(k) is not None}
     greedy = SamplingParams(temperature=0.0).resolved()
     if not generation_config.get("do_sample", "temperature" in values):
@@ -386,12 +385,14 @@ def default_params(generation_config: Mapping[str, Any]) -> SamplingParams:
 
 
 CHAT_TEMPERATURE = 0.7
-"""The temperature of a conversation with a model whose authors recommend no sampling."""
+"""Temperature of a conversation with a model whose authors recommend no sampling."""
 
 
 def chat_params(defaults: SamplingParams) -> SamplingParams:
-    """Defaults of a person's conversation, in the chat and on the page: `defaults`, with `CHAT_TEMPERATURE` in place of greedy. A greedy
-    answer repeats itself to the letter when it is asked for again, and small models loop in it. Python and the API keep `defaults`."""
+    """Return the defaults of a person's conversation: `defaults`, with `CHAT_TEMPERATURE` instead of greedy decoding.
+
+    A greedy answer is the same each time it is asked for, and small models loop in it. Python and the API keep `defaults`.
+    """
     return replace(defaults, temperature=CHAT_TEMPERATURE) if defaults.greedy else defaults
 
 

@@ -104,7 +104,7 @@ def _span(text: str, at: int, styles: frozenset[str]) -> tuple[int, list[Piece]]
 
 
 def _unfinished(text: str, at: int) -> bool:
-    """Whether what begins here may be closed by text that is still to come."""
+    """Return True if later text may close the mark that opens here."""
     opening = _OPENING.match(text, at)
     if opening:
         return _opens(text, at, opening.group())
@@ -144,7 +144,7 @@ def _opens(text: str, at: int, mark: str) -> bool:
 
 
 def _closing(text: str, start: int, mark: str) -> int | None:
-    """Where the same mark closes again, and not just as part of a longer run of its character."""
+    """Return the position where the same mark closes, not within a longer run of its character."""
     for found in re.finditer(rf"(?<!{re.escape(mark[0])}){re.escape(mark)}(?!{re.escape(mark[0])})", text[start:]):
         at = start + found.start()
         if mark[0] == "`":
