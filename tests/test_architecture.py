@@ -202,11 +202,9 @@ def _folders() -> Iterator[Path]:
 
 # Folders that still have to be divided.
 KNOWN_LONG = {
-    "tests/cli",
     "tests/convert",
     "tests/engine",
     "tests/kernels_metal",
-    "tests/models",
 }
 
 

@@ -42,7 +42,7 @@ SHOWN_BY = {
     "a plan forgets what prefill copies": "loading/memory/test_plan_macs.py::test_what_metal_leaves_to_plain_mlx_is_counted_at_16_bits",
     "a small Mac's memory goes to logits": "loading/memory/test_plan_macs.py::test_gemma_3_4b_in_4_bits_has_a_long_chat_on_8_gb",
     "two models are promised the same memory": "loading/memory/test_memory_budget.py",
-    "float32 is TF32 on an M5": "cli/test_doctor.py",
+    "float32 is TF32 on an M5": "cli/health/test_diagnosis.py",
     "Metal's fast cosines are less exact": "nn/test_rope.py",
     "tiny scales are subnormal halves": "kernels_metal/test_seal_page.py::test_a_constant_comes_back_exactly",
 }

@@ -20,7 +20,7 @@ from mlxinfer.nn.weights import Dense, Format, Matrix, Quantized, Recipe
 
 from ..common.system import ROOT
 
-_PUBLISHED = ROOT / "tests" / "models" / "published_configs.py"
+_PUBLISHED = ROOT / "tests" / "support" / "models" / "published_configs.py"
 
 
 def published() -> dict[str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from functools import cache
 
 import mlx.core as mx
 import pytest
+from support.models.published_configs import PUBLISHED, WRAPPED
 
 from mlxinfer.cache.attention import trial
 from mlxinfer.cache.attention.metal import METAL, MetalAttention
@@ -22,7 +23,6 @@ from mlxinfer.kernels_metal.paged_attention.plan import Pools, Rows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 from mlxinfer.models import architecture
 from mlxinfer.models.vlm_text import text_config
-from tests.models.published_configs import PUBLISHED, WRAPPED
 from tests.support.kernels.recorded_kernels import Recorder, Variant
 
 FORMATS = (KVFormat(), KVFormat(4, 4), KVFormat(8, 3, first16=True))

@@ -60,7 +60,7 @@ def test_without_a_signal_the_same_processes_answer():
 
 
 def test_the_installed_command_is_the_one_that_is_tried_here():
-    text = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text(encoding="utf-8")
     assert 'mlxinfer = "mlxinfer.__main__:main"' in text
 
 

@@ -17,7 +17,7 @@ from mlxinfer.errors import UnsupportedModelError, WeightsError
 from mlxinfer.models import build
 from mlxinfer.models.fallback import mlx_lm as zoo
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
+GOLDEN = Path(__file__).parents[2] / "golden" / "arch"
 AGREES = ["granite", "llama", "llama3_rope", "llama_linear", "mixtral", "olmo2", "phi3", "phi3_longrope", "qwen2", "qwen3"]
 AGREES += ["qwen3_5_text", "qwen3_next", "smollm3", "yarn"]
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from published_configs import PHI4_MINI, PUBLISHED, QWEN25, WRAPPED
+from support.models.published_configs import PHI4_MINI, PUBLISHED, QWEN25, WRAPPED
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.models import FAMILIES, architecture, build, supports

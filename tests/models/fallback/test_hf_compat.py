@@ -12,7 +12,7 @@ import pytest
 from mlxinfer.models import FAMILIES, architecture
 from mlxinfer.models.fallback.hf_compat import lost_in_old_style, to_old_style
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
+GOLDEN = Path(__file__).parents[2] / "golden" / "arch"
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir())
 
 

@@ -16,7 +16,7 @@ from mlxinfer.models import build
 from mlxinfer.models.experts import MXFP4
 from mlxinfer.nn.weights import Dense, Quantized
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
+GOLDEN = Path(__file__).parents[2] / "golden" / "arch"
 
 
 def config(name: str) -> dict[str, Any]:
