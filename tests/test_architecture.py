@@ -166,13 +166,9 @@ KNOWN_SMALL = {
     "convert/verify.py",
     "convert/write/config.py",
     "convert/write/sidecars.py",
-    "mlxinfer/cache/attention/prefill_dequantized.py",
     "mlxinfer/engine/client/lasting_threads.py",
-    "mlxinfer/engine/runner/kernel_fallback.py",
     "mlxinfer/evaluation/streamed.py",
     "mlxinfer/loading/gguf/gpu_formats.py",
-    "mlxinfer/nn/product_speeds.py",
-    "mlxinfer/nn/unpacking.py",
     "mlxinfer/sampling/noise.py",
 }
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import click
 import mlx.core as mx
 
+from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.block_formats import BLOCKS
 
@@ -30,15 +31,15 @@ class Result:
 
     name: str
     rows: int
-    speed: trial.Speed
+    speed: Speed
     bytes: int
 
 
 def measure(subjects: tuple[trial.Subject, ...] = SUBJECTS, seconds: float = 1.0) -> Iterator[Result]:
     """Measure every variant for each format, `seconds` per format. Raises `click.ClickException` for a kernel with wrong results."""
     for subject in subjects:
-        if problem := trial.why_untrusted(subject):
-            raise click.ClickException(f"{subject.name}: {problem}")
+        if fault := trial.wrong_products(subject):
+            raise click.ClickException(f"{subject.name}: the kernel failed its trial: {fault}")
         size = subject.nbytes(trial.WIDTH**2 * subject.sides)
         for rows, speed in trial.speeds(subject, seconds).items():
             yield Result(subject.name, rows, speed, size)

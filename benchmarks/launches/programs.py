@@ -6,8 +6,6 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from importlib.util import find_spec
 from time import thread_time
 from typing import Any, Protocol
 from unittest.mock import patch
@@ -19,8 +17,11 @@ from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.errors import UnsupportedShapeError
+from mlxinfer.kernels_metal.kernel_trial import Speed, Verdict
+from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS
 from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.models import Model, build
+from mlxinfer.nn import small_batch_matmul
 from mlxinfer.nn.packing import arrays
 from mlxinfer.types import SamplingParams
 from mlxinfer.util.device import DeviceMemory
@@ -251,21 +252,18 @@ def trusted_kernels() -> Iterator[None]:
     """Use every kernel for every shape that it supports. On the phantom GPU no kernel could pass its trial."""
     with ExitStack() as stack:
         stack.enter_context(patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None))
-        if find_spec("mlxinfer.nn.kernel_trial"):
-            stack.enter_context(patch("mlxinfer.nn.kernel_trial.KernelTrial._tried", _runs))
-        if find_spec("mlxinfer.nn.small_batch_matmul"):
-            products = import_module("mlxinfer.nn.small_batch_matmul")
-            launcher = import_module("mlxinfer.kernels_metal.quantized_matmul.launcher")
-            stack.enter_context(patch.object(products, "_choices", _Always(products.Choice(frozenset(launcher.ROWS)))))
+        stack.enter_context(patch("mlxinfer.kernels_metal.kernel_trial.KernelTrial.problem", _problem))
+        used = Verdict(speeds=dict.fromkeys(ROWS, Speed(1.0)))
+        stack.enter_context(patch.object(small_batch_matmul.TRIAL, "verdicts", _Always(used)))
         yield
 
 
-def _runs(trial: Any, kind: tuple[Any, ...]) -> str | None:
-    """Return the reason if no kernel exists for this kind. Its results do not matter."""
+def _problem(trial: Any, kind: tuple[Any, ...]) -> Verdict | None:
+    """Return the obstacle if no kernel exists for this kind. Its results do not matter."""
     try:
-        trial._run(*kind)
+        trial._check(*kind)
     except UnsupportedShapeError as error:
-        return str(error)
+        return Verdict(str(error))
     return None
 
 

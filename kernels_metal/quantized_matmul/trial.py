@@ -9,6 +9,7 @@ from functools import partial
 
 import mlx.core as mx
 
+from ..kernel_trial import Speed, difference
 from . import reference
 from .block_formats import BLOCKS
 from .launcher import GATED_ROWS, GATES, ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
@@ -20,8 +21,7 @@ Product = Callable[[mx.array, int], mx.array]
 _N, _K = 40, 768
 """The small case: a tile that is not full, and three steps of 256 numbers."""
 _MOST_ERROR, _MEAN_ERROR = 0.02, 0.005
-"""Relative to the largest answer. Wrong code gives answers unrelated to the right ones, so the bounds can be loose: rounding to bfloat16
-costs 0.004 at most."""
+"""Bounds of `difference`."""
 WIDTH, _BYTES = 4096, 64 << 20
 """Width of the matrices that are timed, and how much of them: more than a cache holds."""
 _ROUNDS = 4
@@ -70,18 +70,6 @@ class Subject:
         return numbers * self.bits // 8 + numbers // self.group_size * (1 if self.mode == "mxfp4" else 2 * self.dtype.size)
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """How fast a variant is, next to MLX's products."""
-
-    times_mlx: float
-    """How many times as fast it is."""
-    stalled: bool = False
-    """Whether it became much slower while it ran."""
-    seconds: float = 0.0
-    """What one product took, on average; 0 where only the ratio is known."""
-
-
 def is_supported(subject: Subject) -> bool:
     """Whether there are kernels for this format."""
     scales = mx.uint8 if subject.mode == "mxfp4" else subject.dtype
@@ -90,15 +78,15 @@ def is_supported(subject: Subject) -> bool:
     return subject.mode in BLOCKS or not why_unsupported(subject.dtype, subject.bits, subject.group_size, subject.mode, scales)
 
 
-def why_untrusted(subject: Subject) -> str | None:
-    """What the kernels got wrong in a small case of each variant; None where they can be used."""
-    try:
-        return _wrong_block(subject) if subject.mode in BLOCKS else _wrong_codes(subject)
-    except (RuntimeError, ValueError) as error:
-        return f"the kernel failed its trial: {' '.join(str(error).split())[:200]}"
-
-
-def _wrong_codes(subject: Subject) -> str | None:
+def wrong_products(subject: Subject) -> str | None:
+    """Compute a small case with each variant. Return the fault, or None. Raises RuntimeError or ValueError if a kernel cannot run."""
+    if subject.mode in BLOCKS:
+        weight = _blocks(subject, _N, _K)
+        rounded = reference.dequantized(weight, subject.mode, subject.dtype)
+        if not mx.array_equal(block_dequantize(weight, subject.mode, subject.dtype), rounded).item():
+            return "unpacked numbers differ from plain MLX"
+        numbers = reference.dequantized(weight, subject.mode, mx.float32)
+        return _wrong_rows(subject, numbers, lambda x: block_matmul(x, weight, subject.mode))
     bits, group, mode = subject.bits, subject.group_size, subject.mode
     words, scales, biases = _codes(bits, group, mode, subject.dtype, _N, _K)
     if biases is None:
@@ -106,30 +94,19 @@ def _wrong_codes(subject: Subject) -> str | None:
     else:
         numbers = mx.dequantize(words, scales.astype(mx.float32), biases.astype(mx.float32), group, bits)
     product = partial(quantized_matmul, bits=bits, group_size=group, mode=mode, gate=subject.gate)
-    return _first_difference(subject, numbers, lambda x: product(x, words, scales, biases))
+    return _wrong_rows(subject, numbers, lambda x: product(x, words, scales, biases))
 
 
-def _wrong_block(subject: Subject) -> str | None:
-    weight = _blocks(subject, _N, _K)
-    rounded = reference.dequantized(weight, subject.mode, subject.dtype)
-    if not mx.array_equal(block_dequantize(weight, subject.mode, subject.dtype), rounded).item():
-        return "the kernel failed its trial: unpacked numbers differ from plain MLX"
-    numbers = reference.dequantized(weight, subject.mode, mx.float32)
-    return _first_difference(subject, numbers, lambda x: block_matmul(x, weight, subject.mode))
-
-
-def _first_difference(subject: Subject, numbers: mx.array, product: Callable[[mx.array], mx.array]) -> str | None:
-    """From products in float32."""
+def _wrong_rows(subject: Subject, numbers: mx.array, product: Callable[[mx.array], mx.array]) -> str | None:
+    """Compare each variant's product with one in float32."""
     for rows in subject.rows:
         x = mx.random.normal((rows, _K), key=mx.random.key(rows)).astype(subject.dtype)
-        got, expected = product(x).astype(mx.float32), x.astype(mx.float32) @ numbers.T
+        expected = x.astype(mx.float32) @ numbers.T
         if subject.gate:
             gate, up = mx.split(expected, 2, axis=-1)
             expected = reference.gated(gate, up, subject.gate)
-        errors = mx.abs(got - expected) / mx.abs(expected).max()
-        most, mean = float(errors.max().item()), float(errors.mean().item())  # type: ignore[arg-type]
-        if not (most < _MOST_ERROR and mean < _MEAN_ERROR):
-            return f"the kernel failed its trial: products of {rows} rows differ from plain MLX by {most:.2g} of the largest"
+        if error := difference(product(x), expected, _MOST_ERROR, _MEAN_ERROR):
+            return f"products of {rows} rows {error}"
     return None
 
 

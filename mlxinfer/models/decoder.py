@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..cache.base import LayerSpec, Rotation, Step
-from ..nn.kernel_trial import kernels_in_use
+from ..kernels_metal.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
 from ..nn.residual_stream import Stream, fallback_lines

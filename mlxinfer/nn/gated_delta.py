@@ -11,9 +11,9 @@ from typing import Protocol
 import mlx.core as mx
 
 from ..cache.base import RecurrentSpec, Rotation, Step
+from ..kernels_metal.kernel_trial import KernelTrial
 from ..util.dataclass import dataclass
 from .activations import fused, silu
-from .kernel_trial import KernelTrial
 from .linear import JoinedLinear, Linear
 from .norms import RMSNorm
 
@@ -218,7 +218,7 @@ _TRIED = (1, 5, 20)
 otherwise."""
 
 
-def _tried(heads: int, key_dim: int, value_dim: int) -> str | None:
+def _check_operation(heads: int, key_dim: int, value_dim: int) -> str | None:
     """What is wrong with MLX's operation for so many heads of these widths, by some tokens of 2 sequences."""
 
     def some(seed: int, *shape: int) -> mx.array:
@@ -233,4 +233,4 @@ def _tried(heads: int, key_dim: int, value_dim: int) -> str | None:
     return None
 
 
-TRIAL = KernelTrial("decay of single channels", _tried)
+TRIAL = KernelTrial("decay of single channels", _check_operation)

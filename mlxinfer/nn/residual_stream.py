@@ -9,15 +9,15 @@ import mlx.core as mx
 
 from ..kernels_metal.add_norm import launcher, reference
 from ..kernels_metal.add_norm.reference import Norm
+from ..kernels_metal.kernel_trial import KernelTrial, difference, kernels_in_use
 from ..util.dataclass import dataclass
-from .kernel_trial import KernelTrial, kernels_in_use
 from .norms import RMSNorm, Sum
 
 _ROWS = 3
 _KNOWN_SUMS = 64
-"""A step asks each norm for the same sum again: how it is computed is worked out once, for so many kinds of rows."""
+"""Shapes of rows for which a norm caches how its sum is computed."""
 _MOST_ERROR = 0.02
-"""In the trial, relative to the largest number: wrong code is wrong by far more, and rounding in 16 bits by less."""
+"""Bound of `difference` in the trial."""
 
 
 @dataclass(slots=True)
@@ -76,23 +76,20 @@ class Stream:
 
 
 def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[bool]) -> list[str]:
-    """Why sums and norms are computed one by one, if they are. Runs the trials: `kinds` says whether results are normed before they are
-    added, for each kind of sum that a model has."""
+    """Describe sums and norms that are computed separately on a GPU. Runs the trials: `kinds` has True for sums whose result is normed
+    before it is added, and False for others."""
     return TRIAL.lines((dtype, channels, after) for after in kinds) if kernels_in_use() else []
 
 
-def _try(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
+def _check_add_norm(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
     keys = mx.random.split(mx.random.key(channels), 4)
     result, stream = (mx.random.normal((_ROWS, channels), key=key).astype(dtype) for key in keys[:2])
     weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:]]
     norms: tuple[Norm | None, Norm] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6))
-    for got, expected in zip(launcher.add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True):
-        wanted = expected.astype(mx.float32)
-        error = float((mx.abs(got.astype(mx.float32) - wanted).max() / mx.abs(wanted).max()).item())  # type: ignore[arg-type]
-        if not error < _MOST_ERROR:
-            return f"its answers differ from plain MLX by {error:.2g} of the largest"
-    return None
+    pairs = zip(launcher.add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True)
+    errors = [error for got, expected in pairs if (error := difference(got, expected, _MOST_ERROR))]
+    return f"its answers {errors[0]}" if errors else None
 
 
-TRIAL = KernelTrial("sums with norms", _try)
-"""By dtype, channels, and whether results are normed before they are added."""
+TRIAL = KernelTrial("sums with norms", _check_add_norm)
+"""By dtype, channels, and True if results are normed before they are added."""

@@ -8,8 +8,8 @@ import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
+from ..kernels_metal.kernel_trial import KernelTrial, kernels_in_use
 from ..kernels_metal.sampling_threshold import launcher, reference
-from ..nn.kernel_trial import KernelTrial, kernels_in_use
 from ..types import SamplingParams
 from ..util.dataclass import dataclass
 from .rows import PickedRows, column, values
@@ -75,7 +75,7 @@ def fallback_lines(size: int) -> list[str]:
     return TRIAL.lines([(size,)]) if kernels_in_use() and size >= launcher.LEAST_LOGITS else []
 
 
-def _try(size: int) -> str | None:
+def _check_threshold(size: int) -> str | None:
     logits = mx.random.normal((len(_TRIED), size), key=mx.random.key(size)) * 3
     limits = mx.array([[k or size, p] for k, p in _TRIED], mx.float32)
     expected = reference.threshold(logits, limits[:, :1], limits[:, 1:])
@@ -85,5 +85,5 @@ def _try(size: int) -> str | None:
     return f"{most} logits are on the wrong side" if most > 1 + size // 2**15 else None
 
 
-TRIAL = KernelTrial("top-k and top-p", _try)
+TRIAL = KernelTrial("top-k and top-p", _check_threshold)
 """By size of the vocabulary."""

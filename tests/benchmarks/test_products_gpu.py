@@ -20,7 +20,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 
 def test_a_wrong_kernel_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "why_untrusted", lambda subject: "the kernel failed its trial")
+    monkeypatch.setattr(trial, "wrong_products", lambda subject: "products of 2 rows differ")
     with pytest.raises(ClickException, match="affine 2/64 bfloat16: the kernel failed"):
         list(measure())
 

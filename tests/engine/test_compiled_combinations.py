@@ -20,8 +20,8 @@ from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.scheduler import Schedule
 from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.models.hooks import RESIDUAL
-from mlxinfer.nn import kernel_trial
 
 RANDOM = np.random.default_rng(3)
 PROMPTS = [RANDOM.integers(3, 96, n).tolist() for n in (20, 9, 33)]

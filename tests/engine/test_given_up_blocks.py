@@ -12,11 +12,12 @@ from support.formats.tiny_kquants import write_tiny_kquants
 from support.kernels.on_gpu import pretend_gpu
 
 from mlxinfer import LLM, SamplingParams
+from mlxinfer.engine.runner.kernel_fallback import unpacking
+from mlxinfer.kernels_metal.kernel_trial import Speed, Verdict
 from mlxinfer.kernels_metal.quantized_matmul import launcher
 from mlxinfer.kernels_metal.quantized_matmul.reference import dequantized
-from mlxinfer.nn import packing, unpacking
+from mlxinfer.nn import packing
 from mlxinfer.nn import small_batch_matmul as row_products
-from mlxinfer.nn.small_batch_matmul import Choice
 from mlxinfer.nn.weights import Blocks, Dense, Format
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -48,7 +49,8 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     found = Kernel()
     pretend_gpu(monkeypatch, ("Q4_K", "Q6_K"))
     monkeypatch.setattr(row_products, "is_gpu", lambda: True)
-    monkeypatch.setattr(row_products, "_choices", {(form, mx.float32, ""): Choice(frozenset(launcher.ROWS)) for form in FORMS})
+    used = Verdict(speeds=dict.fromkeys(launcher.ROWS, Speed(1.0)))
+    monkeypatch.setattr(row_products.TRIAL, "verdicts", {(form, mx.float32, ""): used for form in FORMS})
     monkeypatch.setattr(packing, "try_format", lambda *_, **__: None)
     monkeypatch.setattr(launcher, "block_matmul", found.multiply)
     monkeypatch.setattr(launcher, "block_dequantize", found.unpack)
@@ -65,7 +67,7 @@ def stored(llm: LLM) -> set[type]:
 
 
 def growth(llm: LLM) -> int:
-    return unpacking.unpacking([llm.loaded.model], mx.float32).nbytes
+    return unpacking([llm.loaded.model], mx.float32).nbytes
 
 
 def matrices(llm: LLM) -> tuple[int, int]:

@@ -21,11 +21,11 @@ from mlxinfer.cache.attention.metal import MetalAttention
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.engine.client import engine_thread
 from mlxinfer.errors import EngineError
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part
 from mlxinfer.kernels_metal.append_rows.reference import appended
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
-from mlxinfer.nn import kernel_trial
 
 PROMPTS = ["The quick brown fox", "jumps over the lazy dog, and " * 7, "abcabcabc"]
 PARAMS = [
@@ -78,9 +78,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
 
     monkeypatch.setattr(metal, "append_launch", Both)
     monkeypatch.setattr(kernel_trial, "TRIALS", [])  # what other tests have tried is not used here
-    trial.forget()
+    trial.TRIAL.forget()
     yield found
-    trial.forget()
+    trial.TRIAL.forget()
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_asyncio_and_the_server_answer_too(folder: Path, plain: list[Any], kerne
 
     assert asyncio.run(ask()) == plain
     assert kernels.failed == 1
-    trial.forget()
+    trial.TRIAL.forget()
     kernels.broken, kernels.failed = lambda plan: False, 0
     with live_server({"tiny": lambda: AsyncLLM(folder, dtype="float32")}) as live:
         kernels.broken = after(120)

@@ -15,7 +15,7 @@ from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.quantized_matmul import reference
 from mlxinfer.kernels_metal.quantized_matmul.launcher import GATED_ROWS, GATES, ROWS, quantized_matmul
-from mlxinfer.kernels_metal.quantized_matmul.trial import Subject, speeds, why_untrusted
+from mlxinfer.kernels_metal.quantized_matmul.trial import Subject, speeds, wrong_products
 
 F16, BF16, F32 = mx.float16, mx.bfloat16, mx.float32
 
@@ -89,7 +89,7 @@ def test_every_byte_is_read_once_and_half_the_columns_are_written(rows: int) -> 
 def test_the_trial_finds_what_is_right_and_times_all_variants() -> None:
     for subject in (Subject("affine", 4, 64, BF16, "silu"), Subject("mxfp4", 4, 32, BF16, "gelu_tanh")):
         with emulated():
-            assert why_untrusted(subject) is None
+            assert wrong_products(subject) is None
             found = speeds(subject, 0.001, width=256, most_bytes=1 << 16)
         assert tuple(found) == GATED_ROWS
         assert all(speed.seconds > 0 for speed in found.values())
@@ -105,7 +105,7 @@ def test_the_trial_finds_what_is_wrong() -> None:
         return call
 
     with run_with(ungated):
-        assert "products of 1 rows differ" in (why_untrusted(Subject("affine", 4, 64, F32, "silu")) or "")
+        assert "products of 1 rows differ" in (wrong_products(Subject("affine", 4, 64, F32, "silu")) or "")
 
 
 def test_a_format_has_at_most_eight_variants() -> None:

@@ -8,7 +8,7 @@ from support.kernels.emulated import emulated, needs_emulator
 
 from mlxinfer.kernels_metal.quantized_matmul.block_formats import BLOCKS
 from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS
-from mlxinfer.kernels_metal.quantized_matmul.trial import Subject, is_supported, speeds, why_untrusted
+from mlxinfer.kernels_metal.quantized_matmul.trial import Subject, is_supported, speeds, wrong_products
 
 BF16, F16 = mx.bfloat16, mx.float16
 SUBJECTS = [
@@ -24,7 +24,7 @@ SUBJECTS = [
 @pytest.mark.parametrize("subject", [SUBJECTS[0], SUBJECTS[-1]], ids=lambda subject: subject.name)
 def test_right_kernels_pass(subject: Subject) -> None:
     with emulated():
-        assert why_untrusted(subject) is None
+        assert wrong_products(subject) is None
 
 
 @needs_emulator
@@ -33,7 +33,7 @@ def test_right_kernels_pass(subject: Subject) -> None:
 def test_right_kernels_pass_in_the_other_formats(subject: Subject) -> None:
     assert is_supported(subject)
     with emulated():
-        assert why_untrusted(subject) is None
+        assert wrong_products(subject) is None
 
 
 @needs_emulator

@@ -15,14 +15,13 @@ from support.kernels.emulated import needs_emulator
 from support.models.plain_weights import PlainWeights
 from support.oracles.plain_step import PlainCache
 
-from mlxinfer.cache.attention.select import SWITCH
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
-from mlxinfer.kernels_metal import emulator
+from mlxinfer.kernels_metal import emulator, kernel_trial
 from mlxinfer.kernels_metal.executors import Launch, run_with
+from mlxinfer.kernels_metal.kernel_trial import SWITCH
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
-from mlxinfer.nn import kernel_trial
 from mlxinfer.nn import residual_stream as residual
 from mlxinfer.nn.norms import RMSNorm
 
@@ -140,6 +139,6 @@ def test_a_kernel_that_fails_later_is_given_up(launches: LAUNCHES, monkeypatch: 
     assert [line.split(":")[0] for line in kernel_trial.lost_lines()] == ["sums with norms"]
     assert "GPU Timeout" in kernel_trial.lost_lines()[0]
     assert other.obstacle() is None
-    assert other.give_up(ValueError("no"), guilty=False)
+    assert other.disable(ValueError("no"), guilty=False)
     assert other.obstacle() is not None
     kernel_trial.TRIALS.remove(other)

@@ -6,7 +6,6 @@ import mlx.core as mx
 import numpy as np
 import pytest
 
-from mlxinfer.nn import gated_delta
 from mlxinfer.nn.gated_delta import TRIAL, DeltaSizes, GatedDelta
 from mlxinfer.nn.linear import JoinedLinear, Linear
 from mlxinfer.nn.weights import Dense
@@ -122,5 +121,7 @@ def test_a_kernel_for_certain_heads_and_lengths_that_reads_one_share_per_head_is
         return right(q, k, v, kept, *rest)
 
     monkeypatch.setattr(mx.fast, "gated_delta_update", wrong)
-    assert gated_delta._tried(2, 16, 16) is None
-    assert "differs" in (gated_delta._tried(3, 16, 16) or "")
+    assert TRIAL.problem((2, 16, 16)) is None
+    problem = TRIAL.problem((3, 16, 16))
+    assert problem is not None
+    assert "differs" in (problem.obstacle or "")

@@ -10,10 +10,11 @@ import mlx.core as mx
 import pytest
 from support.kernels.emulated import needs_emulator
 
-from mlxinfer.kernels_metal import emulator, executors
+from mlxinfer.kernels_metal import emulator, executors, kernel_trial
+from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
-from mlxinfer.kernels_metal.quantized_matmul.trial import Speed, Subject
-from mlxinfer.nn import activations, kernel_trial, packing
+from mlxinfer.kernels_metal.quantized_matmul.trial import Subject
+from mlxinfer.nn import activations, packing
 from mlxinfer.nn import small_batch_matmul as row_products
 from mlxinfer.nn.activations import gated
 from mlxinfer.nn.linear import JoinedLinear, Linear
@@ -41,9 +42,9 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
     for module in (row_products, packing):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
-    monkeypatch.setattr(row_products, "_choices", {})
+    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: Speed(0.9 if rows == 4 else 1.2) for rows in subject.rows})
-    monkeypatch.setattr(trial, "why_untrusted", lambda subject: None)
+    monkeypatch.setattr(trial, "wrong_products", lambda subject: None)
     with executors.run_with(counted):
         yield counts
 
@@ -88,7 +89,7 @@ def test_a_layer_is_tried_when_it_is_settled(launches: Counter[int]) -> None:
     packing.settle(mlp, dtype=F32)
     assert counts_with_a_kernel(mlp, launches) == [1, 2, 5, 8]  # 3 rows take the variant for 4, which is slower
     assert launches[0] == 1  # product of 9 rows, gate apart
-    assert "4-bit affine in groups of 64, float32, gated by silu: this project's kernels" in "\n".join(row_products.product_lines())
+    assert "4-bit affine in groups of 64, float32, gated by silu: this project's kernels" in "\n".join(row_products.TRIAL.described())
 
 
 @needs_emulator
@@ -96,7 +97,7 @@ def test_after_a_failure_mlx_gates(launches: Counter[int]) -> None:
     mlp = layer("gelu_pytorch_tanh")
     packing.settle(mlp, dtype=F32)
     assert counts_with_a_kernel(mlp, launches) == [1, 2, 5, 8]
-    assert row_products.TRIAL.give_up(RuntimeError("[METAL] failed"), guilty=False)
+    assert row_products.TRIAL.disable(RuntimeError("[METAL] failed"), guilty=False)
     assert counts_with_a_kernel(mlp, launches) == []
     assert any("gated by gelu_tanh" in line for line in row_products.TRIAL.lost())
 
@@ -106,7 +107,7 @@ def test_after_a_failure_mlx_gates(launches: Counter[int]) -> None:
 def test_others_are_gated_by_mlx(launches: Counter[int], mlp: GatedMLP) -> None:
     packing.settle(mlp, dtype=F32)
     assert counts_with_a_kernel(mlp, launches) == []
-    assert not any("gated" in line for line in row_products.product_lines()) or mlp.gate_up.linears[0].bias is not None
+    assert not any("gated" in line for line in row_products.TRIAL.described()) or mlp.gate_up.linears[0].bias is not None
 
 
 @needs_emulator
@@ -117,17 +118,17 @@ def test_only_the_guilty_gate_is_given_up(launches: Counter[int], monkeypatch: p
     def only_gated(subject: Subject) -> str | None:
         return "wrong" if subject.gate else None
 
-    monkeypatch.setattr(trial, "why_untrusted", only_gated)
-    assert row_products.TRIAL.give_up(ValueError("x"), guilty=True)
+    monkeypatch.setattr(trial, "wrong_products", only_gated)
+    assert row_products.TRIAL.disable(ValueError("x"), guilty=True)
     before = launches[0]
     assert counts_with_a_kernel(mlp, launches) == []
     assert launches[0] > before
 
 
 def test_without_a_gpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_products, "_choices", {})
+    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
     mlp = layer()
     for count in (1, 2, 9):
         inner(mlp, count)
-    assert row_products.product_lines() == []
+    assert row_products.TRIAL.described() == []
     assert activations.gated("silu").activation == "silu"

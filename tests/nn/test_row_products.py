@@ -14,10 +14,11 @@ import pytest
 from support.kernels.emulated import needs_emulator
 from support.oracles.quantized_products import matrix as random_matrix
 
-from mlxinfer.kernels_metal import emulator, executors
+from mlxinfer.kernels_metal import emulator, executors, kernel_trial
+from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
-from mlxinfer.kernels_metal.quantized_matmul.trial import Speed, Subject
-from mlxinfer.nn import kernel_trial, packing, product_speeds
+from mlxinfer.kernels_metal.quantized_matmul.trial import Subject
+from mlxinfer.nn import packing
 from mlxinfer.nn import small_batch_matmul as row_products
 from mlxinfer.nn.linear import Embedding, JoinedLinear, Linear, multiply
 from mlxinfer.nn.weights import Blocks, Format, Quantized, concat
@@ -44,7 +45,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(row_products, "is_gpu", lambda: True)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(packing, "is_gpu", lambda: True)
-    monkeypatch.setattr(row_products, "_choices", {})
+    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: FAST[rows] for rows in subject.rows})
     with executors.run_with(counted):
         yield counts
@@ -82,8 +83,8 @@ def test_two_to_sixteen_rows_go_to_the_kernel(launches: Counter[str]) -> None:
     assert used(launches, rows(6).reshape(2, 3, 128), matrix)
     assert not used(launches, rows(4, dtype=BF16), matrix)
     assert not used(launches, rows(4), quantized(form=Format(8, 32)))
-    assert row_products.product_lines() == [
-        "4-bit affine in groups of 64, float32: this project's kernels; next to MLX's products "
+    assert row_products.TRIAL.described() == [
+        "products of few rows, 4-bit affine in groups of 64, float32: this project's kernels; next to MLX's products "
         "1.5x at 2, 1.5x at 4, 1.5x at 8, 1.5x at 16 rows"
     ]
 
@@ -104,11 +105,11 @@ def test_a_kernel_that_is_slower_or_stalls_is_not_used(launches: Counter[str], m
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: speeds)
     row_products.try_format(FORM, F32)
     assert [count for count in (2, 3, 7, 9) if used(launches, rows(count), matrix)] == [7, 9]
-    monkeypatch.setattr(row_products, "_choices", {})
+    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
     speeds |= {8: Speed(0.5), 16: Speed(0.7)}
     row_products.try_format(FORM, F32)
     assert not used(launches, rows(8), matrix)
-    assert row_products.product_lines()[0].endswith("MLX's products, as the kernel became slower while it ran")
+    assert row_products.TRIAL.described()[0].endswith("MLX's products, as the kernel became slower while it ran")
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +125,11 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
     for maker, reason in ((zeros, "products of 2 rows differ"), (broken, "Unable to build metal library")):
         monkeypatch.setattr(row_products, "is_gpu", lambda: True)
         monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
-        monkeypatch.setattr(row_products, "_choices", {})
+        monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
         with executors.run_with(maker):
-            choice = row_products.try_format(FORM, F32)
-            assert choice is not None
-            assert reason in choice.instead
+            verdict = row_products.try_format(FORM, F32)
+            assert verdict is not None
+            assert reason in (verdict.obstacle or "")
             multiply(rows(4), quantized())
             assert row_products.block_kinds(F32, ["Q4_K"]) == frozenset()
 
@@ -147,13 +148,13 @@ def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
     assert row_products.block_kinds(F32, ["Q4_K", "F16"]) == {"Q4_K"}
     assert row_products.TRIAL.lost() == []
     error = RuntimeError("[METAL] Command buffer execution failed\n test")
-    assert not row_products.TRIAL.give_up(error, guilty=True)  # all of them pass their trial again
+    assert not row_products.TRIAL.disable(error, guilty=True)  # all of them pass their trial again
     assert used(launches, rows(4), quantized())
-    assert row_products.TRIAL.give_up(error, guilty=False)
-    assert not row_products.TRIAL.give_up(error, guilty=False)
+    assert row_products.TRIAL.disable(error, guilty=False)
+    assert not row_products.TRIAL.disable(error, guilty=False)
     assert not used(launches, rows(4), quantized())
     assert not used(launches, rows(4, 512), blocks())
-    assert all("a Metal kernel failed: [METAL] Command buffer execution failed test" in line for line in row_products.product_lines())
+    assert all("a Metal kernel failed: [METAL] Command buffer execution failed test" in line for line in row_products.TRIAL.described())
     assert row_products.TRIAL.lost()[0].startswith(
         "products of few rows, 4-bit affine in groups of 64, float32: MLX's products, as a Metal kernel"
     )
@@ -163,8 +164,8 @@ def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
 def test_only_the_guilty_format_is_given_up(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for form in (FORM, Format(8, 32)):
         row_products.try_format(form, F32)
-    monkeypatch.setattr(trial, "why_untrusted", lambda subject: "wrong" if subject.bits == 8 else None)
-    assert kernel_trial.give_up(ValueError("Thread group size"), guilty=True)
+    monkeypatch.setattr(trial, "wrong_products", lambda subject: "wrong" if subject.bits == 8 else None)
+    assert kernel_trial.disable(ValueError("Thread group size"), guilty=True)
     assert any("8-bit affine" in line for line in kernel_trial.lost_lines())
     assert used(launches, rows(4), quantized())
     assert not used(launches, rows(4), quantized(form=Format(8, 32)))
@@ -202,31 +203,31 @@ def test_blocks_are_matrices_like_others() -> None:
 
 def test_speeds_are_remembered_for_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, subject, other = tmp_path / "a" / "products.json", Subject("affine", 4, 64, BF16), Subject("Q4_K", 4, 32, BF16)
-    assert product_speeds.remembered(file, subject) is None
+    assert row_products.remembered(file, subject) is None
     speeds = {count: Speed(1.25, count == 8) for count in subject.rows}
-    product_speeds.remember(file, subject, speeds)
-    product_speeds.remember(file, other, FAST)
-    assert product_speeds.remembered(file, subject) == speeds
-    assert product_speeds.remembered(file, other) == FAST
-    assert product_speeds.remembered(None, subject) is None
-    monkeypatch.setattr(product_speeds, "machine", lambda: "another")
-    assert product_speeds.remembered(file, subject) is None
+    row_products.remember(file, subject, speeds)
+    row_products.remember(file, other, FAST)
+    assert row_products.remembered(file, subject) == speeds
+    assert row_products.remembered(file, other) == FAST
+    assert row_products.remembered(None, subject) is None
+    monkeypatch.setattr(row_products, "machine", lambda: "another")
+    assert row_products.remembered(file, subject) is None
     monkeypatch.undo()
-    for content in ("{", "[]", '{"speeds": 3}', json.dumps({"machine": product_speeds.machine(), "speeds": {subject.name: {"2": "x"}}})):
+    for content in ("{", "[]", '{"speeds": 3}', json.dumps({"machine": row_products.machine(), "speeds": {subject.name: {"2": "x"}}})):
         file.write_text(content)
-        assert product_speeds.remembered(file, subject) is None
-    product_speeds.remember(file, subject, speeds)
-    assert product_speeds.remembered(file, subject) == speeds
+        assert row_products.remembered(file, subject) is None
+    row_products.remember(file, subject, speeds)
+    assert row_products.remembered(file, subject) == speeds
 
 
 @needs_emulator
 def test_what_was_measured_is_not_measured_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     row_products.try_format(FORM, F32, tmp_path / "x.json")
-    monkeypatch.setattr(row_products, "_choices", {})
+    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", None)
-    choice = row_products.try_format(FORM, F32, tmp_path / "x.json")
-    assert choice is not None
-    assert choice.variants == {2, 4, 8, 16}
+    verdict = row_products.try_format(FORM, F32, tmp_path / "x.json")
+    assert verdict is not None
+    assert set(verdict.speeds) == {2, 4, 8, 16}
 
 
 @needs_emulator
@@ -242,10 +243,10 @@ def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkey
     (line,) = row_products.product_status(BF16, file)
     assert "as the kernel became slower while it ran" in line
     assert asked[0] >= 2
-    monkeypatch.setattr(row_products, "_choices", {})
-    choice = row_products.try_format(FORM, BF16, file)  # a later load knows
-    assert choice is not None
-    assert not choice.variants
+    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
+    verdict = row_products.try_format(FORM, BF16, file)  # a later load knows
+    assert verdict is not None
+    assert not verdict.speeds
     assert row_products.TRIAL.lost()
 
 

@@ -12,9 +12,9 @@ from support.kernels.emulated import emulated, needs_emulator
 from support.processes.examples import examples
 
 from mlxinfer import SamplingParams
-from mlxinfer.cache.attention.select import SWITCH
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.executors import run_with
-from mlxinfer.nn import kernel_trial
+from mlxinfer.kernels_metal.kernel_trial import SWITCH
 from mlxinfer.sampling import Drafts, Row, SamplingBatch, noise, sample_seed, sampler
 from mlxinfer.sampling import top_k_top_p as cuts
 from mlxinfer.sampling.top_k_top_p import Cuts

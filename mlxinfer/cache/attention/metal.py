@@ -12,10 +12,12 @@ from ...kernels_metal.append_rows.launcher import append_rows, check_rows
 from ...kernels_metal.append_rows.plan import AppendPlan, NewRows, plan_append
 from ...kernels_metal.paged_attention.launcher import AppendLaunch, append_launch, check_pages, paged_attention_decode
 from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from ...kernels_metal.paged_attention.reference import attention
 from ...kernels_metal.paged_attention.tiles import MOST_ROWS, Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
 from ...kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
+from ...kernels_metal.unseal_pages.launcher import FILLED, FIRST, RAW, SEALED, plan_unseal, unseal_pages
 from ..base import PAGE, AttentionParams, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
@@ -25,7 +27,6 @@ from ..store import Filled, LayerStore
 from .decode_layer import DecodeLayer, decode_layer, shape_of
 from .native import Full, StepAttention
 from .prefill_choice import may_unseal, most_unsealed_bytes, unsealed_bytes
-from .prefill_dequantized import attend_unsealed
 from .reference import PlainStep, separate
 
 Alike = tuple[int, int, tuple[int, int, int], int]
@@ -246,7 +247,7 @@ class MetalStep:
                 continue
             for s, raw, _ in chosen:
                 q = qkv[0][s.start : s.start + s.count].swapaxes(0, 1)
-                answers.append(attend_unsealed(self._plain, store, s, q, raw, full.get(s.slot), params, shape).swapaxes(0, 1))
+                answers.append(_attend_unsealed(self._plain, store, s, q, raw, full.get(s.slot), params, shape).swapaxes(0, 1))
         return answers[0] if len(answers) == 1 else mx.concatenate(answers)
 
     def _prefilled(
@@ -280,6 +281,37 @@ class MetalStep:
     def _rows(self, s: Segment, kept: int = PAGE, recent: int = 0) -> Rows:
         table = self.group.tables[s.slot]
         return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first, kept, recent)
+
+
+def _attend_unsealed(
+    step: PlainStep,
+    store: LayerStore,
+    segment: Segment,
+    q: mx.array,
+    tails: Sequence[mx.array],
+    full: Filled | None,
+    params: AttentionParams,
+    shape: Shape,
+) -> mx.array:
+    """Answer queries `[Hq, L, D]` of a segment over several pages by MLX's attention: `[Hq, L, Dv]`. One launch dequantizes the past.
+
+    `tails` are the keys and values of all pages since the last sealed one, `[Hkv, pages, 64, D]`; `full` the pages that the step filled.
+    Queries see earlier pages as sealed, their own page as it is.
+    """
+    last = segment.past + segment.count
+    oldest = 0 if step.group.window is None else max(segment.past - step.group.window + 1, 0)
+    start, pages = step.group.tables[segment.slot].from_position(oldest)
+    filled, first = (full.pages, full.first) if full else ([], [])
+    # A first page that stays at 16 bits is the same in both forms.
+    places = [(FIRST, ~p) if p < 0 else (SEALED, p) for p in pages] + [(RAW, 0)] * (1 if first else 0)
+    places += [(FILLED, page) for page in range(segment.filled - (1 if first else 0))]
+    places += [(RAW, page) for page in range(tails[0].shape[1])]
+    counts = [arrays[0].shape[1] if arrays else 0 for arrays in (store.sealed, filled, store.first, tails)]
+    plan = plan_unseal(places, (counts[0], counts[1], counts[2], counts[3]))
+    k, v = unseal_pages(store.sealed, filled, store.first, tails, plan, shape, after=q)
+    size = (len(pages) + segment.filled) * PAGE + last - segment.past // PAGE * PAGE
+    mask = step.mask(segment, start)
+    return attention(q, k[:, :size], v[:, :size], scale=params.scale, softcap=params.softcap, sinks=params.sinks, mask=mask)
 
 
 def _divided(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:

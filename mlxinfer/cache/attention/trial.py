@@ -1,14 +1,14 @@
-"""Whether the Metal kernels can be trusted with a kind of layer: a trial of each variant on this machine, and what went wrong since."""
+"""Trial of the attention kernels for a kind of layer: every variant that such a layer can reach, compared with plain MLX."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import cache
+from typing import Any
 
 import mlx.core as mx
 
-from ...errors import one_line
+from ...kernels_metal.kernel_trial import KernelTrial, difference
 from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..pages import AttentionGroup, PageTable
@@ -17,72 +17,47 @@ from .native import AttentionBackend
 from .reference import PlainAttention
 
 Kind = tuple[AttentionSpec, mx.Dtype, KVFormat]
-"""Layers for which the same variants of the kernels are compiled: a small layer like them, its dtype and its format."""
-Part = tuple[int, int]
-"""(sequence, tokens) of a segment."""
+"""Spec of a small layer, dtype and format: layers of one kind compile the same variants of the kernels."""
 
-_STEPS: tuple[tuple[Part, ...], ...] = (
+_STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
     ((0, 270), (1, 20)),
     *(parts for rows in (1, 2, 3, 8) for parts in (((0, rows), (1, rows)), ((1, rows),))),
     ((1, 12), (0, 2)),
     ((0, 5), (1, 4)),
     ((0, 1), (1, 1)),
 )
-"""The segments of each trial step. The first sequence has so many pages that they are divided among work items, the second has not; each
-number of rows that the kernels are compiled for comes with both. Then pages become full, in a step of many rows and in one of few."""
+"""(sequence, tokens) of the segments of each trial step. Only the first sequence has enough pages to divide among work items. Each number
+of rows that the kernels are compiled for is tried with both sequences. Then pages become full, in a step of many rows and in one of few.
+"""
 _WINDOW = 250
-"""Stands for all windows beyond a page: it ends within the first sequence, whose pages are divided nevertheless."""
+"""Represents all windows longer than a page: it ends within the first sequence, whose pages are still divided."""
 _MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
-"""Relative to the largest answer. Wrong code gives answers unrelated to the right ones, so the bounds can be loose."""
-
-_obstacles: dict[Kind, str] = {}
-"""What went wrong after the trial."""
+"""Bounds of `difference`."""
 
 
 def kind_of(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> Kind:
-    """The kind of a layer. The kernels depend on how many query heads share a KV head, not on how many KV heads there are."""
+    """Return the kind of a layer. The kernels depend on the query heads per KV head, not on the number of KV heads."""
     heads = (spec.query_heads or spec.kv_heads) // spec.kv_heads
     window = _WINDOW if spec.window is not None and spec.window > PAGE + 1 else spec.window
     return replace(spec, kv_heads=2, query_heads=2 * heads, window=window), dtype, form
 
 
-def obstacle(kind: Kind) -> str | None:
-    """Why the kernels are not used for such layers, in one line; None where they have passed their trial."""
-    return _obstacles.get(kind) or _tried(kind)
-
-
-def blame(kinds: Sequence[Kind], error: BaseException) -> None:
-    """A step that used the kernels for these kinds of layers has failed. Those that fail their trial now are not used any more; if all of
-    them pass it, none is, as nobody knows which it was."""
-    _tried.cache_clear()
-    guilty = [kind for kind in kinds if _tried(kind)] or kinds
-    _obstacles.update((kind, f"a Metal kernel failed: {one_line(error)}") for kind in guilty)
-
-
-def forget() -> None:
-    """Begin anew, as if no kernel had been tried."""
-    _obstacles.clear()
-    _tried.cache_clear()
-
-
-@cache
-def _tried(kind: Kind) -> str | None:
+def _check_attention(*kind: Any) -> str | None:
     from .metal import MetalAttention
 
-    try:
-        for got, expected in zip(_answers(MetalAttention(), kind), _answers(PlainAttention(), kind), strict=True):
-            errors = mx.abs(got - expected) / mx.abs(expected).max()
-            most, mean = float(errors.max().item()), float(errors.mean().item())  # type: ignore[arg-type]
-            if not (most < _MOST_ERROR and mean < _MEAN_ERROR):
-                return f"the Metal kernels failed their trial: answers differ from plain MLX by {most:.2g} of the largest"
-    except (RuntimeError, ValueError) as error:
-        return f"the Metal kernels failed their trial: {one_line(error)}"
+    for got, expected in zip(_answers(MetalAttention(), kind), _answers(PlainAttention(), kind), strict=True):
+        if error := difference(got, expected, _MOST_ERROR, _MEAN_ERROR):
+            return f"answers {error}"
     return None
 
 
+TRIAL = KernelTrial("attention", _check_attention, failure="the Metal kernels failed their trial", listed=False)
+"""By `Kind`."""
+
+
 def _answers(backend: AttentionBackend, kind: Kind) -> Iterator[mx.array]:
-    """Answers of all steps, flat, float32: of a layer that has neither sinks nor a soft cap and gets its heads ready, and of one that has
-    both, and norms and rotation of heads."""
+    """Yield the answers of all steps of two layers, flat, float32. The first has neither sinks nor a soft cap, and its heads are ready. The
+    second has both, and norms and rotates its heads."""
     spec, dtype, form = kind
     group = AttentionGroup(spec.window, 8, first=form.first16)
     group.tables.update({0: PageTable(), 1: PageTable()})
@@ -93,7 +68,7 @@ def _answers(backend: AttentionBackend, kind: Kind) -> Iterator[mx.array]:
     past = [0, 0]
     for number, parts in enumerate(_STEPS):
         segments = _segments(parts, past)
-        qkv = _random(spec, dtype, sum(s.count for s in segments), seed=number)
+        qkv = _random_qkv(spec, dtype, sum(s.count for s in segments), seed=number)
         step = backend.begin(segments, group)
         (store, params), (other, more) = layers
         rows = mx.concatenate([x.reshape(x.shape[0], -1) for x in qkv], axis=1)
@@ -129,7 +104,7 @@ class _Norm:
         return y
 
 
-class _Rotation:
+class _HalfRotation:
     """`Rotation` of the first half of each head."""
 
     def __init__(self, segments: Sequence[Segment], dim: int) -> None:
@@ -146,11 +121,11 @@ class _Rotation:
 
 def _head_steps(spec: AttentionSpec, dtype: mx.Dtype, segments: Sequence[Segment]) -> HeadSteps:
     norm = _Norm(spec.key_dim, dtype)
-    return HeadSteps(norm, norm, _Rotation(segments, spec.key_dim))
+    return HeadSteps(norm, norm, _HalfRotation(segments, spec.key_dim))
 
 
-def _segments(parts: Sequence[Part], past: list[int]) -> tuple[Segment, ...]:
-    """The segments of a step; `past`, the tokens of each sequence, grows by them."""
+def _segments(parts: Sequence[tuple[int, int]], past: list[int]) -> tuple[Segment, ...]:
+    """Return the segments of a step, and add their tokens to `past`, those of each sequence."""
     segments, start = [], 0
     for slot, count in parts:
         segments.append(Segment(slot, start, count, past[slot], 0))
@@ -159,8 +134,8 @@ def _segments(parts: Sequence[Part], past: list[int]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
-def _random(spec: AttentionSpec, dtype: mx.Dtype, rows: int, seed: int) -> tuple[mx.array, mx.array, mx.array]:
-    """Queries, keys and values of a step."""
+def _random_qkv(spec: AttentionSpec, dtype: mx.Dtype, rows: int, seed: int) -> tuple[mx.array, mx.array, mx.array]:
+    """Return queries, keys and values of a step."""
     sizes = ((spec.query_heads, spec.key_dim), (spec.kv_heads, spec.key_dim), (spec.kv_heads, spec.value_dim))
     keys = mx.random.split(mx.random.key(seed), 3)
     q, k, v = (mx.random.normal((rows, *size), key=key).astype(dtype) for size, key in zip(sizes, keys, strict=True))

@@ -16,10 +16,10 @@ from ...cache.kv_format import KVFormat
 from ...cache.paged import PagedCache
 from ...config import EngineConfig
 from ...errors import MemoryPlanError, SamplingError, one_line
+from ...kernels_metal.kernel_trial import lost_lines
 from ...models.decoder import Model
-from ...nn.kernel_trial import lost_lines
 from ...types import EngineStats, FinishReason
-from ..runner.kernel_fallback import TakeMemory, give_up_guilty, unpack_once
+from ..runner.kernel_fallback import TakeMemory, disable_guilty, unpack_once
 from ..runner.model_runner import ModelRunner, PendingStep, SequenceOutput
 from ..spec_decode.draft_model import Drafter
 from ..spec_decode.drafter import TokenDrafter
@@ -364,7 +364,7 @@ class Engine:
         which compute again what is known of them, as after a preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
-        if not give_up_guilty(error, layers, replays=self.runner.replays):
+        if not disable_guilty(error, layers, replays=self.runner.replays):
             return False
         self._replays = self._replays and not self.runner.replays
         models = [self.model] + ([self.drafter.model] if self.drafter else [])

@@ -19,9 +19,9 @@ from ...cache.replayable_step import SteadyCache, SteadyStep
 from ...cache.step import CacheStep
 from ...errors import one_line
 from ...kernels_metal import executors
+from ...kernels_metal.kernel_trial import age, kernels_in_use
 from ...models.decoder import Decoder, Model
 from ...nn.attention import Temperature
-from ...nn.kernel_trial import age, kernels_in_use
 
 _MOST_TRACES, _MOST_SEEN = 32, 256
 

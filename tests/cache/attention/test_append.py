@@ -24,7 +24,7 @@ from mlxinfer.cache.recent_rows import RecentRows
 from mlxinfer.cache.store import LayerStore
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
-from mlxinfer.kernels_metal import emulator
+from mlxinfer.kernels_metal import emulator, kernel_trial
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.models.decoder import Model
 
@@ -40,7 +40,7 @@ HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 def on_a_mac(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The kernels as a Mac uses them, in the emulator."""
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(select, "is_gpu", lambda: True)
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
     with emulated():
         yield
 

@@ -23,6 +23,7 @@ from mlxinfer.cache.store import LayerStore
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence as Request
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.types import SamplingParams
 
 SPECS = (AttentionSpec(2, 64, 64, query_heads=6), AttentionSpec(1, 80, 64, 70, query_heads=1), AttentionSpec(1, 64, 128, 10, query_heads=4))
@@ -35,11 +36,11 @@ def on_a_mac(monkeypatch):
     """The choice of kernels as it is made there; they run in the emulator."""
     monkeypatch.delenv(backends.SWITCH, raising=False)
     monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(backends, "is_gpu", lambda: True)
-    trial.forget()
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
+    trial.TRIAL.forget()
     with emulated():
         yield
-    trial.forget()
+    trial.TRIAL.forget()
 
 
 @pytest.mark.emulator
@@ -147,7 +148,7 @@ def test_the_trial_of_usual_heads_is_passed(on_a_mac):
 
 @pytest.mark.emulator
 def test_they_can_be_switched_off(on_a_mac, monkeypatch):
-    monkeypatch.setattr(trial, "obstacle", lambda kind: None)
+    monkeypatch.setattr(trial.TRIAL, "obstacle", lambda *kind: None)
     assert "passed their trial" in gpu_status()
     monkeypatch.setenv(backends.SWITCH, "0")
     assert backends.SWITCH in gpu_status()
@@ -156,7 +157,7 @@ def test_they_can_be_switched_off(on_a_mac, monkeypatch):
 
 def test_a_machine_without_a_gpu_has_nothing_to_say(monkeypatch):
     monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
-    monkeypatch.setattr(backends, "is_gpu", lambda: False)
+    monkeypatch.setattr(kernel_trial, "is_gpu", lambda: False)
     assert gpu_status() == ""
     assert fallback_lines(SPECS, KVFormat(4, 4), mx.float32) == []
     assert attention_lines(SPECS[:1], KVFormat(4, 4), mx.float32) == ["layer 0: plain MLX"]

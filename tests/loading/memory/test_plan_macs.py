@@ -15,7 +15,7 @@ from mlxinfer.cache.attention import prefill_choice as prefill_way
 from mlxinfer.cache.attention import reference_chunks as plain_parts
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.errors import MemoryPlanError
-from mlxinfer.kernels_metal import executors
+from mlxinfer.kernels_metal import executors, kernel_trial
 from mlxinfer.loading.memory import plan as memory_plan
 from mlxinfer.loading.memory import step as step_memory
 from mlxinfer.loading.memory.plan import MemoryPlan, plan_memory
@@ -39,7 +39,7 @@ class Outline:
 @pytest.fixture(autouse=True)
 def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose kernels have passed their trial."""
-    for module in (plain_parts, select, memory_plan, step_memory):
+    for module in (plain_parts, kernel_trial, memory_plan, step_memory):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(select, "why_unsupported", lambda *_: None)
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)

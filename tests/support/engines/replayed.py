@@ -66,7 +66,7 @@ def choices_of_a_gpu() -> Iterator[None]:
         try:
             yield
         finally:
-            trial.forget()
+            trial.TRIAL.forget()
 
 
 def engine(name: str = "llama", **settings: object) -> Engine:

@@ -1,0 +1,159 @@
+"""Trials of kernels that plain MLX can replace: each passes one on this machine before its first use, and is disabled once a step fails
+because of it."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import field
+from threading import Lock
+from typing import Any
+
+import mlx.core as mx
+
+from ..errors import UnsupportedShapeError, one_line
+from ..util.dataclass import dataclass
+from ..util.device import is_gpu
+from . import executors
+
+SWITCH = "MLXINFER_METAL_KERNELS"
+Kind = tuple[Any, ...]
+"""Arguments for which a variant of a kernel is compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Speed of a variant compared with MLX's products."""
+
+    times_mlx: float
+    """Speed as a multiple of MLX's."""
+    stalled: bool = False
+    """True if it became much slower during the measurement."""
+    seconds: float = 0.0
+    """Mean time of one product; 0 if only the ratio is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Result of a trial of one kind."""
+
+    obstacle: str | None = None
+    """Reason in one line why the kernel is not used; None if it is."""
+    quiet: bool = False
+    """True if the obstacle is not a loss: MLX is faster, or a kernel does not exist."""
+    speeds: Mapping[int, Speed] = field(default_factory=dict)
+    """Products: the variants that are used, by rows."""
+
+
+class KernelTrial:
+    """Verdicts on one kernel, by kind. A kind is tried when it is first requested."""
+
+    def __init__(
+        self,
+        name: str,
+        check: Callable[..., str | None],
+        *,
+        describe: Callable[[Kind, Verdict], str] = lambda _, verdict: f": plain MLX instead: {verdict.obstacle}",
+        failure: str = "a Metal kernel failed its trial",
+        listed: bool = True,
+    ) -> None:
+        """`check(*kind)` computes a small case both ways and returns the fault, or None; RuntimeError and ValueError are faults too.
+        `describe` continues a line that starts with `name`. Unless `listed`, the functions of this module leave this kernel out."""
+        self.name = name
+        self.age = 0  # changes with verdicts on which results of callers depend
+        self.lock = Lock()
+        self.verdicts: dict[Kind, Verdict] = {}
+        self._check, self._describe, self._failure = check, describe, failure
+        if listed:
+            TRIALS.append(self)
+
+    def obstacle(self, *kind: Any) -> str | None:
+        """Return the reason in one line why the kernel is not used for this kind; None if it is."""
+        return (self.verdicts.get(kind) or self._tried(kind)).obstacle
+
+    def _tried(self, kind: Kind) -> Verdict:
+        with self.lock:
+            if kind not in self.verdicts:
+                self.verdicts[kind] = self.problem(kind) or Verdict()
+            return self.verdicts[kind]
+
+    def problem(self, kind: Kind) -> Verdict | None:
+        """Run the check now. Return None if the kernel passes."""
+        try:
+            fault = self._check(*kind)
+        except UnsupportedShapeError as error:
+            return Verdict(one_line(error))
+        except (RuntimeError, ValueError) as error:
+            fault = one_line(error)
+        return Verdict(f"{self._failure}: {fault}") if fault else None
+
+    def disable(self, error: BaseException, *, guilty: bool, kinds: Iterable[Kind] | None = None) -> bool:
+        """Disable the kernel for `kinds`, by default all in use; with `guilty`, only for those that fail their trial now. Return True if
+        there are any."""
+        with self.lock:
+            used = [kind for kind, verdict in self.verdicts.items() if verdict.obstacle is None] if kinds is None else list(kinds)
+            used = [kind for kind in used if self.problem(kind)] if guilty else used
+            self.verdicts.update((kind, Verdict(f"a Metal kernel failed: {one_line(error)}")) for kind in used)
+            self.age += 1
+        return bool(used)
+
+    def forget(self) -> None:
+        """Remove all verdicts."""
+        self.verdicts.clear()
+        self.age += 1
+
+    def lines(self, kinds: Iterable[Kind]) -> list[str]:
+        """Describe these kinds for people, if their kernel is not used. Runs their trials."""
+        return self._described(kind for kind in kinds if self.obstacle(*kind))
+
+    def lost(self) -> list[str]:
+        """Describe all kinds whose kernel is lost, for people."""
+        return self._described([kind for kind, verdict in list(self.verdicts.items()) if verdict.obstacle and not verdict.quiet])
+
+    def described(self) -> list[str]:
+        """Describe all kinds that were tried, for people."""
+        return self._described(list(self.verdicts))
+
+    def _described(self, kinds: Iterable[Kind]) -> list[str]:
+        return sorted({self.name + self._describe(kind, self.verdicts[kind]) for kind in kinds})
+
+
+TRIALS: list[KernelTrial] = []
+"""All kernels except attention, which is disabled and reported by layer."""
+
+
+def difference(got: mx.array, expected: mx.array, most: float, mean: float = math.inf) -> str | None:
+    """Describe errors relative to the largest expected number, unless their maximum is below `most` and their mean below `mean`.
+
+    Wrong code returns numbers unrelated to the right ones, so bounds can be loose: rounding to bfloat16 costs 0.004 at most.
+    """
+    wanted = expected.astype(mx.float32)
+    errors = mx.abs(got.astype(mx.float32) - wanted) / mx.abs(wanted).max()
+    largest, average = float(errors.max().item()), float(errors.mean().item())  # type: ignore[arg-type]
+    return None if largest < most and average < mean else f"differ from plain MLX by {largest:.2g} of the largest"
+
+
+def has_gpu_kernels() -> bool:
+    """True if MLX computes on a GPU that runs the kernels, switched off or not."""
+    return is_gpu() and executors.available()
+
+
+def kernels_in_use() -> bool:
+    """True if MLX computes on a GPU that runs the kernels, and `MLXINFER_METAL_KERNELS` does not switch them off."""
+    return has_gpu_kernels() and os.environ.get(SWITCH) != "0"
+
+
+def disable(error: BaseException, *, guilty: bool) -> bool:
+    """Disable all kernels in use after a step failed; with `guilty`, only those that fail their trial now. Return True if there are any."""
+    return sum([trial.disable(error, guilty=guilty) for trial in TRIALS]) > 0
+
+
+def age() -> int:
+    """Return a number that changes with the kernels in use."""
+    return sum([trial.age for trial in TRIALS])
+
+
+def lost_lines() -> list[str]:
+    """Describe the kernels that are lost, for people."""
+    return [line for trial in TRIALS for line in trial.lost()]

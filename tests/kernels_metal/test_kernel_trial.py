@@ -1,0 +1,105 @@
+"""The registry of kernels that plain MLX can replace."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+
+from mlxinfer.errors import UnsupportedShapeError
+from mlxinfer.kernels_metal import kernel_trial
+from mlxinfer.kernels_metal.kernel_trial import KernelTrial, Verdict, difference
+
+FAULT = RuntimeError("[METAL] Command buffer\nexecution failed")
+
+
+class Check:
+    """A check of kinds by name: the listed ones fail."""
+
+    def __init__(self) -> None:
+        self.faults: dict[str, str | Exception] = {}
+        self.calls: list[str] = []
+
+    def __call__(self, kind: str) -> str | None:
+        self.calls.append(kind)
+        fault = self.faults.get(kind)
+        if isinstance(fault, Exception):
+            raise fault
+        return fault
+
+
+@pytest.fixture
+def check() -> Check:
+    return Check()
+
+
+@pytest.fixture
+def trial(check: Check, monkeypatch: pytest.MonkeyPatch) -> KernelTrial:
+    monkeypatch.setattr(kernel_trial, "TRIALS", [])
+    return KernelTrial("sums", check)
+
+
+def test_a_kind_is_tried_once(trial: KernelTrial, check: Check) -> None:
+    assert [trial.obstacle(kind) for kind in ("a", "b", "a")] == [None] * 3
+    assert check.calls == ["a", "b"]
+    assert kernel_trial.lost_lines() == []
+    trial.forget()
+    assert trial.obstacle("a") is None
+    assert check.calls == ["a", "b", "a"]
+
+
+def test_faults_and_errors_are_obstacles(trial: KernelTrial, check: Check) -> None:
+    check.faults = {"wrong": "zeros", "crash": FAULT, "shape": UnsupportedShapeError("heads of 64 only"), "bug": ZeroDivisionError()}
+    assert trial.obstacle("wrong") == "a Metal kernel failed its trial: zeros"
+    assert trial.obstacle("crash") == "a Metal kernel failed its trial: [METAL] Command buffer execution failed"
+    assert trial.obstacle("shape") == "heads of 64 only"
+    with pytest.raises(ZeroDivisionError):
+        trial.obstacle("bug")
+    assert trial.lines([("shape",), ("fine",)]) == ["sums: plain MLX instead: heads of 64 only"]
+
+
+def test_only_guilty_kinds_are_disabled(trial: KernelTrial, check: Check) -> None:
+    assert not kernel_trial.disable(FAULT, guilty=True)
+    trial.lines([("a",), ("b",)])
+    assert not kernel_trial.disable(FAULT, guilty=True)
+    check.faults, before = {"a": "zeros"}, kernel_trial.age()
+    assert kernel_trial.disable(FAULT, guilty=True)
+    assert kernel_trial.age() > before
+    assert trial.obstacle("a") == "a Metal kernel failed: [METAL] Command buffer execution failed"
+    assert trial.obstacle("b") is None
+
+
+def test_all_kinds_in_use_are_disabled_together(trial: KernelTrial, check: Check) -> None:
+    check.faults = {"c": "zeros"}
+    trial.lines([("a",), ("b",), ("c",)])
+    assert kernel_trial.disable(FAULT, guilty=False)
+    assert not kernel_trial.disable(FAULT, guilty=False)
+    assert kernel_trial.lost_lines() == [
+        "sums: plain MLX instead: a Metal kernel failed its trial: zeros",
+        "sums: plain MLX instead: a Metal kernel failed: [METAL] Command buffer execution failed",
+    ]
+    assert check.calls == ["a", "b", "c"]
+
+
+def test_a_kernel_that_is_not_listed_is_disabled_by_kind(trial: KernelTrial, check: Check) -> None:
+    other = KernelTrial("attention", check, failure="the kernels failed their trial", listed=False)
+    other.lines([("a",), ("b",)])
+    assert not kernel_trial.disable(FAULT, guilty=False)
+    assert not other.disable(FAULT, guilty=True, kinds=[("a",)])
+    assert other.disable(FAULT, guilty=False, kinds=[("a",)])
+    assert other.obstacle("a") is not None
+    assert other.obstacle("b") is None
+    check.faults = {"c": "zeros"}
+    assert other.obstacle("c") == "the kernels failed their trial: zeros"
+    other.verdicts["d",] = Verdict("MLX is faster", quiet=True)
+    assert len(other.lost()) == 2
+    assert len(other.described()) == 4
+    assert kernel_trial.lost_lines() == []
+
+
+def test_differences_are_relative_to_the_largest_number() -> None:
+    right = mx.array([100.0, 1.0, 0.0])
+    assert difference(right + 0.9, right, 0.01) is None
+    assert difference(right + 2, right, 0.01) == "differ from plain MLX by 0.02 of the largest"
+    assert difference(right + 0.9, right, 0.01, 0.005) is not None
+    assert difference(right.astype(mx.bfloat16) + 0.5, right, 0.01, 0.01) is None
+    assert difference(right * float("nan"), right, 0.01) is not None
