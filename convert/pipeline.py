@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,13 +29,13 @@ from ..models.blockwise import BATCH
 from ..models.config_reader import check_ignored, ignored_note
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
-from .args import Options
+from .args import CheckedArgs, ConvertArgs
 from .calibrate.importance import BATCH as WEIGHED_AT_ONCE
 from .calibrate.importance import TOKENS, Importance, random_texts
 from .calibrate.importance import measure as measure_importance
 from .encode.gptq_pipeline import Encodings
 from .plan.multimodal_towers import tower_bytes, write_towers
-from .plan.preparation import Texts, default_tokens, encodings, weighed_alike
+from .plan.preparation import default_tokens, encodings, weighed_alike
 from .plan.resources import Estimate, Pieces, needs_importance, pieces
 from .plan.weight_map import ConversionPlan, natural_dtype
 from .plan.weight_map import plan as plan_formats
@@ -50,7 +50,7 @@ from .write.model_card import write_documents
 from .write.sidecars import copy_sidecars, sidecars
 from .write.source_files import SourceFiles
 from .write.tensors import Progress, write_tensors
-from .write.writer import SHARD_BYTES, Writer
+from .write.writer import Writer
 
 _MOST_GROWTH = 1.5
 """How many times as large as its source a result may be without being asked for."""
@@ -69,71 +69,54 @@ class _Told:
 def convert(
     src: str | Path,
     dst: str | Path,
+    args: ConvertArgs | None = None,
     *,
-    bits: int | None = None,
-    group_size: int | None = None,
-    mode: str = "affine",
-    dtype: str | mx.Dtype | None = None,
     progress: Progress | None = None,
-    measure: bool | None = None,
-    shard_bytes: int = SHARD_BYTES,
-    encoder: str | None = None,
     weighing: Progress | None = None,
-    max_memory: float | None = None,
-    estimated: Callable[[Estimate], None] | None = None,
-    calibration: Texts = None,
-    bpw: float | None = None,
-    target_kl: float | None = None,
-    plan: str | Path | None = None,
-    adapter: str | Path | None = None,
     measuring: Progress | None = None,
-    ignore_config_keys: Sequence[str] = (),
+    estimated: Callable[[Estimate], None] | None = None,
+    **keywords: Any,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
 
-    Without `bits` (and with mode "affine") formats that MLX shares with the source are kept exactly, block types of GGUF with groups of 32
-    keep their codes, those with groups of 16 get more bits in groups of 32 (`PACKINGS`), and nothing else is quantized. `dtype` applies to
-    what is not quantized; by default it stays, and without `bits` block types are unpacked to it. `progress` is called with (bytes
-    written, total bytes). `measure` says whether to compare a lossy result with its source on a text; by default if that takes seconds.
-    `shard_bytes` limits the size of a file. `encoder` says how matrices are rounded to affine formats: "fit" (the default) minimises the
-    error of each layer's outputs, for which the model reads random tokens first (`weighing` is called with bytes read, total bytes);
-    "gptq" lets columns answer for each other's errors too, for which it reads more: `calibration` is a text file, "samples" (the model's
-    own, the default), "random", or a `Calibration`; "minmax" rounds within the range of each group, as `mx.quantize` does. Instead of bits,
-    `bpw` gives those of all that is written, and each matrix gets the format that suits it; `target_kl` asks for the smallest that is
-    expected to differ so much from the source; `plan` is a file with the format of each matrix, as such a conversion writes it.
-    `max_memory` is the GB that may be resident, from which follows how much is in memory at a time; `estimated` is called with what the
-    conversion will take, before it begins, and `measuring` with (positions read, positions in all) during the comparison. `adapter` is
-    merged into the weights first. Everything that can be wrong is found before a weight is read, except NaN, and the destination is
-    complete or absent; its parents are created. `ignore_config_keys` are keys of the source's config that are let pass though they are not
-    understood: the destination's config goes without them, and its model card names them. Interrupted, it goes on when it is called
-    again. Raises `MLXInferError`.
+    Settings come as `args` or as its fields by keyword, such as `bits=4`. Without `bits` (and with mode "affine"), formats that MLX shares
+    with the source are kept exactly. Block types of GGUF with groups of 32 keep their codes; types with groups of 16 get more bits in
+    groups of 32 (`PACKINGS`). Nothing else is quantized. `dtype` applies to what is not quantized; without `bits`, a given `dtype` unpacks
+    block types. `encoder` rounds to affine formats: "fit" (the default) minimises the error of each layer's outputs, after the model read
+    random tokens; "gptq" also lets columns compensate for each other's errors, after the model read `calibration`; "minmax" rounds within
+    the range of each group, as `mx.quantize` does. `calibration` is a text file, "samples" (the model's own, the default), "random", or a
+    `Calibration`. Instead of bits, `bpw` sets the bits per weight of everything written, `target_kl` the expected loss, and `plan` names a
+    file with the format of each matrix. `max_memory` bounds resident GB. Keys in `ignore_config_keys` are left out of the result's config,
+    and its model card names them.
+
+    The callbacks get (done, total): `weighing` in bytes while the model reads texts, `progress` in bytes written, `measuring` in positions
+    of the comparison. `estimated` gets the sizes before the conversion starts. Faults are found before a weight is read, except NaN. The
+    destination is complete or absent; its parents are created. An interrupted conversion resumes when it is called again. Raises
+    `MLXInferError`, `UnknownKeywordError`.
     """
-    options = Options.checked(
-        bits=bits, group_size=group_size, mode=mode, dtype=dtype, encoder=encoder, calibration=calibration, bpw=bpw, target_kl=target_kl,
-        plan=plan, shard_bytes=shard_bytes, max_memory=max_memory, measure=measure,
-    )  # fmt: skip
+    args = ConvertArgs.of(args, keywords)
+    options = args.check()
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
     found, told = resolve(src), _Told(progress, weighing, measuring, estimated)
-    if ignore_config_keys:
-        options = replace(options, settings={**options.settings, "ignore_config_keys": sorted(ignore_config_keys)})
-    with made_parents(destination), ignoring(found.path, ignore_config_keys):
-        if adapter is not None:
-            return _convert_merged(found, adapter, destination, options, told)
+    with made_parents(destination), ignoring(found.path, args.ignore_config_keys):
+        if args.adapter is not None:
+            return _convert_merged(found, args.adapter, destination, options, told)
         with closing(open_checkpoint(found.path)) as checkpoint:
-            check_ignored(ignore_config_keys, checkpoint.config)
+            check_ignored(args.ignore_config_keys, checkpoint.config)
             return _convert(checkpoint, found.name, destination, options, told)
 
 
-def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, options: Options, told: _Told) -> Report:
+def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, options: CheckedArgs, told: _Told) -> Report:
     """Merge an adapter, and convert what comes out; where that is quantized, it is a model of its own first, which the encoders read."""
     with closing(open_merged(found.path, adapter, options.dtype)) as checkpoint:
-        named = {**options.settings, "adapter": checkpoint.adapter.digest}
+        named, unmeasured = {**options.settings, "adapter": checkpoint.adapter.digest}, replace(options.args, measure=False)
         if options.form is None and options.budget is None:
-            report = _convert(checkpoint, found.name, destination, replace(options, settings=named, measure=False), told)
+            report = _convert(checkpoint, found.name, destination, replace(options, args=unmeasured, settings=named), told)
         else:
             dtype = options.dtype or natural_dtype(checkpoint)
-            plain = replace(options, form=None, budget=None, encoder="minmax", dtype=dtype, measure=False, settings={**named, "bits": None})
+            settings = {**named, "bits": None}
+            plain = replace(options, args=unmeasured, form=None, budget=None, encoder="minmax", dtype=dtype, settings=settings)
             with TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.merged-") as folder:
                 merged = Path(folder) / "model"
                 _convert(checkpoint, found.name, merged, plain, _Told(None, None, None, None))
@@ -144,7 +127,7 @@ def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, opt
     return report
 
 
-def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Options, told: _Told) -> Report:
+def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: CheckedArgs, told: _Told) -> Report:
     files = SourceFiles(checkpoint.path)
     planned = _plan(checkpoint, options)
     check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
@@ -156,7 +139,9 @@ def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Opti
     with staged(destination, _key(files, options, sizes)) as staging:
         journal = staging.journal
         if options.budget:
-            planned = options.budget.decide(checkpoint, planned, options.calibration, journal, told.read, gptq=options.encoder == "gptq")
+            planned = options.budget.decide(
+                checkpoint, planned, options.args.calibration, journal, told.read, gptq=options.encoder == "gptq"
+            )
             options.budget.write(staging.files)
         _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
         importance = _importance(checkpoint.path, planned, options, sizes, journal, told.read)
@@ -171,11 +156,11 @@ def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: Opti
     return report
 
 
-def _plan(checkpoint: Checkpoint, options: Options) -> ConversionPlan:
+def _plan(checkpoint: Checkpoint, options: CheckedArgs) -> ConversionPlan:
     """What will be written. Raises `MLXInferError`."""
     if isinstance(checkpoint, GGUFCheckpoint) and (options.form or options.dtype is None):
         checkpoint.pack(SAME_BITS if options.form else PACKINGS.keys() - SHARED)
-    planned = plan_formats(checkpoint, options.form, options.any_group, options.dtype)
+    planned = plan_formats(checkpoint, options.form, options.args.group_size is None, options.dtype)
     if options.form is None and options.dtype is None:
         _check_growth(checkpoint, planned, _bytes_of(checkpoint))
     return options.budget.replay(planned) if options.budget else planned
@@ -185,23 +170,23 @@ def _bytes_of(checkpoint: Checkpoint) -> int:
     return sum(checkpoint.nbytes(name) for name in checkpoint.names())
 
 
-def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: Options, told: _Told) -> Pieces:
+def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: CheckedArgs, told: _Told) -> Pieces:
     reads, gptq = _reads(planned, options), options.encoder == "gptq"
     parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     tokens = 0 if not reads else default_tokens(parameters) if gptq else TOKENS
     batch = BATCH if gptq else WEIGHED_AT_ONCE
-    sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.max_memory, factors=gptq)
+    sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.args.max_memory, factors=gptq)
     if told.estimated:
         told.estimated(Estimate(planned.nbytes, sizes.peak, planned.nbytes * 8 / max(parameters, 1)))
     return sizes
 
 
-def _reads(planned: ConversionPlan, options: Options) -> bool:
+def _reads(planned: ConversionPlan, options: CheckedArgs) -> bool:
     """True if the model reads a text for the encoder. Inputs hardly matter for formats that lose nothing of the source."""
     return options.encoder != "minmax" and needs_importance(planned) and (options.quantizes or options.encoder == "gptq")
 
 
-def _key(files: SourceFiles, options: Options, sizes: Pieces) -> dict[str, Any]:
+def _key(files: SourceFiles, options: CheckedArgs, sizes: Pieces) -> dict[str, Any]:
     """Everything that the result depends on."""
     kernels = kernels_cpu.isa_name() if kernels_cpu.in_use() else ""
     program = {"version of mlxinfer": __version__, "version of mlx": mx.__version__, "device": str(mx.default_device()), "kernels": kernels}  # type: ignore[attr-defined]
@@ -246,7 +231,7 @@ def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Co
 
 
 def _importance(
-    path: Path, planned: ConversionPlan, options: Options, sizes: Pieces, journal: Journal, progress: Progress | None
+    path: Path, planned: ConversionPlan, options: CheckedArgs, sizes: Pieces, journal: Journal, progress: Progress | None
 ) -> Importance:
     """What the matrices to be rounded are weighed with; nothing if there are none."""
     alike = {} if options.encoder == "minmax" else weighed_alike(planned)
@@ -260,11 +245,11 @@ def _importance(
 
 
 def _encoded(
-    checkpoint: Checkpoint, planned: ConversionPlan, options: Options, sizes: Pieces, journal: Journal, progress: Progress | None
+    checkpoint: Checkpoint, planned: ConversionPlan, options: CheckedArgs, sizes: Pieces, journal: Journal, progress: Progress | None
 ) -> Encodings | None:
     if options.encoder != "gptq":
         return None
-    return encodings(checkpoint, planned, options.calibration, journal, progress, sizes.batch)
+    return encodings(checkpoint, planned, options.args.calibration, journal, progress, sizes.batch)
 
 
 def _write_tensors(
@@ -275,12 +260,12 @@ def _write_tensors(
     report: Report,
     staging: Staging,
     files: SourceFiles,
-    options: Options,
+    options: CheckedArgs,
     sizes: Pieces,
     progress: Progress | None,
 ) -> None:
     report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
-    writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=options.shard_bytes)
+    writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=options.args.shard_bytes)
     try:
         report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, sizes.block, encoded)
         report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
@@ -289,28 +274,30 @@ def _write_tensors(
         writer.close()
 
 
-def _describe(report: Report, written: Path, tokenizer: Tokenizer, options: Options, progress: Progress | None) -> None:
+def _describe(report: Report, written: Path, tokenizer: Tokenizer, options: CheckedArgs, progress: Progress | None) -> None:
     """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
-    if any(tensor.error for tensor in report.tensors) and options.measure is not False:
+    if any(tensor.error for tensor in report.tensors) and options.args.measure is not False:
         _measure(report, written, tokenizer, options, progress)
     report.notes += options.budget.notes(report) if options.budget else []
     report.copied += write_documents(written, report)
 
 
-def _positions(parameters: int, options: Options) -> int:
+def _positions(parameters: int, options: CheckedArgs) -> int:
     """Positions at which a lossy result is compared with its source; 0 if it is not."""
-    if options.measure is False:
+    if options.args.measure is False:
         return 0
-    return tokens_to_measure(parameters, required=options.measure is True, quantized=options.quantizes)
+    return tokens_to_measure(parameters, required=options.args.measure is True, quantized=options.quantizes)
 
 
-def _measure(report: Report, written: Path, tokenizer: Tokenizer, options: Options, progress: Progress | None) -> None:
+def _measure(report: Report, written: Path, tokenizer: Tokenizer, options: CheckedArgs, progress: Progress | None) -> None:
     count = _positions(report.parameters, options)
     if isinstance(tokenizer, NoTokenizer) or not count:
         why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
         report.notes.append(f"not compared with the source on a text: {why}")
         return
     try:
-        report.quality = measure_loss(report.source, written, report.parameters, count, memory_gb=options.max_memory, progress=progress)
+        report.quality = measure_loss(
+            report.source, written, report.parameters, count, memory_gb=options.args.max_memory, progress=progress
+        )
     except MLXInferError as error:
         report.notes.append(f"not compared with the source on a text: {error}")

@@ -43,7 +43,7 @@ class Setting:
     metavar: str = ""
     """Placeholder of the value in the help text, if the type is not enough."""
     command: str = "all"
-    """Commands with the option: "all", "answering" for those that answer requests (not `bench`), or "serving" for `serve`."""
+    """Commands with the option: "all", "answering" for those that answer requests (not `bench`), "serving" for `serve`, or "none"."""
     least: float | None = None
     """Smallest value."""
     most: float | None = None
@@ -272,9 +272,9 @@ OLDER_NAMES = {"max_sequences": "max_num_seqs"}
 """Former names of fields, accepted as keywords and, with hyphens, as options."""
 
 
-def settings() -> Iterator[tuple[Field[Any], Setting]]:
-    """Yield the fields of `EngineArgs` in order, with their settings."""
-    for one in fields(EngineArgs):
+def settings(owner: type[Any] = EngineArgs) -> Iterator[tuple[Field[Any], Setting]]:
+    """Yield the fields of `owner` in order, with the `Setting` of each."""
+    for one in fields(owner):
         yield one, one.metadata["setting"]
 
 
@@ -311,11 +311,11 @@ def keyword_docs(*, indent: str = "    ") -> str:
     return "\n".join(lines)
 
 
-def settings_table() -> str:
-    """Return the table of docs/settings.md, which `python -m mlxinfer.config` prints."""
+def settings_table(owner: type[Any] = EngineArgs) -> str:
+    """Return the Markdown table of a class of settings. `python -m mlxinfer.config` prints that of docs/settings.md."""
     rows = ["| keyword | option | unit | default | meaning |", "| --- | --- | --- | --- | --- |"]
-    for one, how in settings():
-        option = "MODEL" if one.name == "path_or_id" else f"`{flags_of(one, how)[0]}`"
+    for one, how in settings(owner):
+        option = "MODEL" if one.name == "path_or_id" else "" if how.command == "none" else f"`{flags_of(one, how)[0]}`"
         if one.default is True:
             option = f"`--no-{one.name.replace('_', '-')}`"
         default = "" if one.default is MISSING else default_text(one, how)

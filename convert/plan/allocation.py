@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from ... import kernels_cpu
-from ...errors import ConversionError
 from ...loading.checkpoint import Checkpoint
 from ...loading.load import open_checkpoint
 from ...loading.weights import Progress
@@ -41,19 +40,10 @@ class Budget:
     """Whether the plan was given."""
 
     @classmethod
-    def asked_for(
-        cls, bpw: float | None, target_kl: float | None, plan: str | Path | None, bits: int | None, group_size: int | None, mode: str
-    ) -> Budget | None:
-        """None where bits are asked for as usual. Raises `ConversionError` for what contradicts itself, and plans that cannot be read."""
-        asked = [name for name, value in (("--bpw", bpw), ("--target-kl", target_kl), ("--plan", plan)) if value is not None]
-        if not asked:
+    def of(cls, bpw: float | None, target_kl: float | None, plan: str | Path | None) -> Budget | None:
+        """Return the budget, None if nothing is given. Raises `ConversionError` for plans that cannot be read."""
+        if bpw is None and target_kl is None and plan is None:
             return None
-        if len(asked) > 1 or bits is not None or group_size is not None or mode != "affine":
-            others = [n for n, given in (("--bits", bits), ("--group-size", group_size), ("--mode", mode != "affine" or None)) if given]
-            raise ConversionError(f"{' and '.join(asked + others)} each say how matrices are quantized: give one of them")
-        for name, value in (("--bpw", bpw), ("--target-kl", target_kl)):
-            if value is not None and not 0 < value < 32:
-                raise ConversionError(f"{name} {value:g} is no such number: give one like {'4.5' if name == '--bpw' else '0.02'}")
         return cls(bpw, target_kl, None if plan is None else read_plan(plan), plan is not None)
 
     def key(self) -> dict[str, Any]:

@@ -26,11 +26,6 @@ Texts = Union[str, Path, "Calibration", None]
 """What `--calibration` takes, or the sequences themselves; None for the model's own samples."""
 
 
-def name_of(texts: Texts) -> str | None:
-    """What identifies them to an interrupted conversion."""
-    return texts if texts is None else str(getattr(texts, "name", texts))
-
-
 def default_tokens(parameters: int) -> int:
     """How many tokens of its own samples a model of this size reads for GPTQ."""
     from ..calibrate.texts import default_tokens as tokens_of

@@ -12,10 +12,9 @@ import mlx.core as mx
 import numpy as np
 
 from ...loading.directory import INDEX
+from ..args import SHARD_BYTES
 from ..plan.weight_map import Part
 from .journal import Span, new_digest
-
-SHARD_BYTES = 5 << 30
 
 
 class _Open:

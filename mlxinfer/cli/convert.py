@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..convert.args import ConvertArgs
 from ..util.words import counted
 from .common.console import colours, dumb_terminal, human_bytes, tell
-from .common.options import complete_model, ignore_option
+from .common.options import complete_model, options_of
 from .common.stages import stages
 
 if TYPE_CHECKING:
@@ -24,19 +25,7 @@ _ANNOUNCED_BYTES = 50_000_000
 @click.command(short_help="Convert a checkpoint, and quantize it.")
 @click.argument("source", metavar="SRC", shell_complete=complete_model)
 @click.argument("destination", metavar="DST", type=click.Path(path_type=Path))
-@click.option("--bits", type=int, help="Bits of a weight: 2, 3, 4, 5, 6 or 8. Without it, and without --mode, nothing is quantized.")
-@click.option("--group-size", type=int, help="Weights that share a scale: 32, 64 or 128.  [default: 64, or what the mode needs]")
-@click.option("--mode", default="affine", show_default=True, help="affine, mxfp4, mxfp8 or nvfp4.")
-@click.option("--bpw", type=float, help="Instead of bits: bits per weight of all that is written, each matrix in the format that suits it.")
-@click.option("--target-kl", type=float, help="Instead of bits: the smallest model expected to differ so much from SRC (KL, in nats).")
-@click.option("--plan", type=click.Path(path_type=Path), help="Instead of bits: a quantization_plan.json, as --bpw writes it.")
-@click.option("--calibration", help="What gptq and --bpw read: samples (the model's own), random, or a text file.  [default: samples]")
-@click.option("--encoder", help="How to round: fit (to what each layer computes), gptq (slower, closer) or minmax.  [default: fit]")
-@click.option("--max-memory", type=float, metavar="GB", help="Keep less than this in memory at a time, as far as that can be computed.")
-@click.option("--measure/--no-measure", default=None, help="Compare the result with its source on a text.  [default: if it is quick]")
-@click.option("--adapter", type=click.Path(path_type=Path), help="Merge this LoRA adapter (a folder of PEFT or mlx-lm, or a GGUF file).")
-@ignore_option
-@click.option("--dtype", help="Store what is not quantized as float32, bfloat16 or float16.  [default: as it is]")
+@options_of(ConvertArgs)
 def convert(source: str, destination: Path, **settings: Any) -> None:
     """Write SRC (a directory, a GGUF file, a hub id or an alias) as an MLX directory DST, which mlx-lm loads as well.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import Field, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 DEFAULT_MAX_TOKENS = 1024
 ABOVE_ZERO = click.FloatRange(min=0, min_open=True)
 _UNITS = {"s": "seconds", "tokens": "tokens"}
-_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str}
+_TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "Path": click.Path(path_type=Path)}
 
 
 def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -118,15 +119,16 @@ def _with_options(meaning: str) -> str:
     return re.sub(r"\bwith (kv|bits)\b", r"with --\1", meaning)
 
 
-def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Callable[[Any], Any]:
-    """Return the option of an engine setting; `default` replaces the setting's default."""
+def _setting_option(one: Field[Any], how: Setting, default: object = None, check: Any = None) -> Callable[[Any], Any]:
+    """Return the option of a setting; `default` replaces the setting's default, `check` validates the value."""
     kind, flags = kind_of(one), flags_of(one, how)
-    shown = "" if kind == "bool" else f"  [default: {default_text(one, how) if default is None else default}]"
+    automatic = default_text(one, how) if default is None else default
+    shown = f"  [default: {automatic}]" if automatic != "" and not isinstance(one.default, bool) else ""
     unit = f", in {_UNITS[how.unit]}" if how.unit in _UNITS else ""
     details: dict[str, Any] = {
         "default": one.default if default is None else default,
         "help": f"{_with_options(how.meaning)}{unit}.{shown}",
-        "callback": _checked(EngineArgs, ""),
+        "callback": check,
     }
     if one.name == "adapters":
         details |= {"multiple": True, "metavar": how.metavar, "callback": _adapters}
@@ -136,13 +138,23 @@ def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Cal
         return click.option(*flags, one.name, **details)
     if kind == "bool":
         name = one.name.replace("_", "-")
-        flags = [f"--{name}/--no-{name}"] if one.default else flags
+        flags = flags if one.default is False else [f"--{name}/--no-{name}"]
         details["is_flag"] = True
     else:
         details |= {"type": _TYPES[kind], "metavar": how.metavar or ("GB" if how.unit == "GB" else None)}
     if how.metavar == "MODEL":
         details["shell_complete"] = complete_model
     return click.option(*flags, one.name, **details)
+
+
+def _engine_option(one: Field[Any], how: Setting, default: object = None) -> Callable[[Any], Any]:
+    """Return the option of an engine setting; `default` replaces the setting's default."""
+    return _setting_option(one, how, default, _checked(EngineArgs, ""))
+
+
+def options_of(owner: type[Any]) -> Callable[[Command], Command]:
+    """Return a decorator that adds an option for each setting of `owner`."""
+    return partial(_all, [_setting_option(one, how) for one, how in settings(owner) if how.command != "none"])
 
 
 def ignore_option(command: Command) -> Command:
