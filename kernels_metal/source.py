@@ -25,7 +25,7 @@ _KERNEL = re.compile(r"^//: kernel (?P<name>\w+)\((?P<inputs>[\w\s,/:]*)\) -> (?
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class KernelSource:
     """The arguments of `mx.fast.metal_kernel` for one kernel."""
 
     name: str
@@ -41,7 +41,7 @@ class Source:
 
 
 @cache
-def load(file: str, kernel: str) -> Source:
+def load(file: str, kernel: str) -> KernelSource:
     """The kernel in a file, named relative to `kernels_metal/`. Raises ValueError if the file has no such kernel."""
     text = (ROOT / file).read_text(encoding="utf-8")
     found = list(_KERNEL.finditer(text))
@@ -50,7 +50,7 @@ def load(file: str, kernel: str) -> Source:
             end = found[i + 1].start() if i + 1 < len(found) else len(text)
             header = _with_includes(text[: found[0].start()], set())
             body = text[match.end() : end]
-            return Source(kernel, _names(match["inputs"]), _names(match["outputs"]), _bare(header), _bare(body))
+            return KernelSource(kernel, _names(match["inputs"]), _names(match["outputs"]), _bare(header), _bare(body))
     raise ValueError(f"{file} has no kernel {kernel}, only {', '.join(m['name'] for m in found) or 'none'}")
 
 

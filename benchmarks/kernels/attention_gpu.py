@@ -17,7 +17,7 @@ import numpy as np
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.kernels_metal.paged_attention.arrays import sealed_arrays
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
-from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, SegmentRows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
 from mlxinfer.kernels_metal.paged_attention.tiles import PAGE, Shape
 from mlxinfer.kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
@@ -53,7 +53,7 @@ class Pages:
         each = length // PAGE
         pools = Pools(each * batch, 0, batch)
         ids = np.random.default_rng(0).permutation(pools.pages).reshape(batch, each).tolist()
-        rows = [Rows(i, i, 1, each * PAGE + PAGE // 2, ids[i]) for i in range(batch)]
+        rows = [SegmentRows(i, i, 1, each * PAGE + PAGE // 2, ids[i]) for i in range(batch)]
         self.plan: DecodePlan = plan_decode(self.shape, rows, pools, query_rows=batch)
         sealed_bytes = sum(math.prod(shape) * dtype.size for shape, dtype in sealed_arrays(self.shape, pools.pages))
         self.bytes = sealed_bytes + batch * kv_heads * PAGE * dim * 2
@@ -138,7 +138,7 @@ def measure_prefill(heads: tuple[int, int, int], past: int, count: int, samples:
     for form in map(KVFormat.parse, FORMATS):
         shape = Shape(mx.bfloat16, query_heads, kv_heads, dim, dim, form.k_bits, form.v_bits)
         pools = Pools(max(past // PAGE, 1), 0, 1)
-        plan = plan_prefill(shape, [Rows(0, 0, count, past, list(range(past // PAGE)))], pools, query_rows=count)
+        plan = plan_prefill(shape, [SegmentRows(0, 0, count, past, list(range(past // PAGE)))], pools, query_rows=count)
         sealed = [_random(*a) for a in sealed_arrays(shape, pools.pages)]
         opened = [mx.zeros((1, kv_heads, PAGE, dim), mx.bfloat16) for _ in range(2)]
         mx.eval(sealed, opened)

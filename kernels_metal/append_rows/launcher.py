@@ -18,7 +18,7 @@ _THREADS = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RowPart:
     """Heads next to each other in the rows of an array, each with all its channels."""
 
     rows: mx.array
@@ -38,7 +38,7 @@ class Norm:
 
 
 def append_rows(
-    parts: tuple[Part, Part, Part],
+    parts: tuple[RowPart, RowPart, RowPart],
     old: Sequence[mx.array],
     plan: AppendPlan,
     shape: Shape,
@@ -90,7 +90,7 @@ def _settings(*numbers: float) -> mx.array:
 
 
 def check_rows(
-    parts: tuple[Part, Part, Part],
+    parts: tuple[RowPart, RowPart, RowPart],
     old: Sequence[mx.array],
     plan: AppendPlan,
     shape: Shape,

@@ -8,12 +8,12 @@ import mlx.core as mx
 import numpy as np
 
 from ..paged_attention.tiles import Shape
-from .launcher import Norm, Part
+from .launcher import Norm, RowPart
 from .plan import AppendPlan
 
 
 def appended(
-    parts: tuple[Part, Part, Part],
+    parts: tuple[RowPart, RowPart, RowPart],
     old: Sequence[mx.array],
     plan: AppendPlan,
     shape: Shape,
@@ -29,7 +29,7 @@ def appended(
     return q, [_recent(x, old[i] if old else None, plan) for i, x in enumerate((k, v))]
 
 
-def _heads(part: Part, heads: int, dim: int) -> mx.array:
+def _heads(part: RowPart, heads: int, dim: int) -> mx.array:
     return part.rows[:, part.at : part.at + heads * dim].reshape(-1, heads, dim).astype(mx.float32)
 
 

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 import mlx.core as mx
 
-from ..append_rows.launcher import Norm, Part, check_rows
+from ..append_rows.launcher import Norm, RowPart, check_rows
 from ..append_rows.plan import AppendPlan
 from ..executors import Launch, Template
 from ..formats import v_group
@@ -52,7 +52,7 @@ def paged_attention_decode(
 
 
 def paged_attention_append(
-    parts: tuple[Part, Part, Part],
+    parts: tuple[RowPart, RowPart, RowPart],
     old: Sequence[mx.array],
     append: AppendPlan,
     sealed: Sequence[mx.array],
@@ -114,7 +114,7 @@ class AppendLaunch:
 
 
 def append_launch(
-    parts: tuple[Part, Part, Part],
+    parts: tuple[RowPart, RowPart, RowPart],
     append: AppendPlan,
     plan: DecodePlan,
     *,

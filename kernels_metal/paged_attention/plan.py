@@ -16,7 +16,7 @@ _NO_EDGE = -(2**30)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SegmentRows:
     """One sequence's part of a step: rows `start` to `start + count` of the queries are its tokens `past` to `past + count`.
 
     For decode they lie in one page, the open one.
@@ -62,7 +62,7 @@ class DecodePlan:
 
     shape: Shape
     """Heads, head sizes and formats of the layers."""
-    sequences: tuple[Rows, ...]
+    sequences: tuple[SegmentRows, ...]
     """The rows that were planned, in the order of the answers."""
     window: int | None
     """Tokens that a query attends to; None: all."""
@@ -93,7 +93,7 @@ class DecodePlan:
 
 def plan_decode(
     shape: Shape,
-    rows: Sequence[Rows],
+    rows: Sequence[SegmentRows],
     pools: Pools,
     *,
     query_rows: int,
@@ -156,7 +156,7 @@ def _idle(out: int) -> tuple[int, ...]:
     return 0, 0, 1, PAGE, _NO_EDGE, 0, 0, 0, out, 0, 0
 
 
-def _pieces(rows: Sequence[Rows], most: int) -> Iterator[tuple[Rows, int]]:
+def _pieces(rows: Sequence[SegmentRows], most: int) -> Iterator[tuple[SegmentRows, int]]:
     """The rows of each sequence in pieces of at most `most`, and where its page 0 would be in the table."""
     table = 0
     for r in rows:
@@ -168,7 +168,7 @@ def _pieces(rows: Sequence[Rows], most: int) -> Iterator[tuple[Rows, int]]:
 
 
 def _items(
-    pieces: Sequence[tuple[Rows, int]], cuts: Sequence[Sequence[tuple[int, int]]], window: int | None
+    pieces: Sequence[tuple[SegmentRows, int]], cuts: Sequence[Sequence[tuple[int, int]]], window: int | None
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]], int]:
     """`DecodePlan.work` and `DecodePlan.parts`, and the number of rows that all items write."""
     work: list[tuple[int, ...]] = []
@@ -183,7 +183,7 @@ def _items(
     return work, parts, out
 
 
-def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> None:
+def check_rows(r: SegmentRows, pools: Pools, query_rows: int, window: int | None) -> None:
     """Check what must hold for any kernel. Raises ValueError."""
     if r.count < 0 or r.start < 0 or r.start + r.count > query_rows:
         raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
@@ -200,7 +200,7 @@ def check_rows(r: Rows, pools: Pools, query_rows: int, window: int | None) -> No
         raise ValueError(f"page id {wrong[0]} with {pools.pages} sealed and {pools.first_pages} first pages")
 
 
-def _check_few(r: Rows, pools: Pools) -> None:
+def _check_few(r: SegmentRows, pools: Pools) -> None:
     if not 1 <= r.count <= MOST_ROWS:
         raise ValueError(f"{r.count} rows of a sequence; decode attention takes 1 to {MOST_ROWS}")
     if r.past < 0 or (r.past + r.count - 1) // PAGE != r.past // PAGE:
@@ -211,7 +211,7 @@ def _check_few(r: Rows, pools: Pools) -> None:
         raise ValueError(f"{apart} rows after {r.kept} kept ones are not in entry {r.recent} of {there}")
 
 
-def _first_seen(r: Rows, window: int | None) -> int:
+def _first_seen(r: SegmentRows, window: int | None) -> int:
     """The first page with a token that the first row attends to."""
     return 0 if window is None else max(0, r.past - window + 1) // PAGE
 

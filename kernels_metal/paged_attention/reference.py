@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from ..seal_page.reference import unseal_keys, unseal_values
-from .plan import DecodePlan, Rows
+from .plan import DecodePlan, SegmentRows
 from .tiles import PAGE
 
 
@@ -33,14 +33,14 @@ def attention_over_pages(
     return mx.concatenate(answers)
 
 
-def _own(r: Rows, open_pages: mx.array, recent: mx.array | None) -> mx.array:
+def _own(r: SegmentRows, open_pages: mx.array, recent: mx.array | None) -> mx.array:
     """The rows of the open page `[Hkv, tokens, D]`, wherever they lie."""
     there = r.past % PAGE + r.count
     kept = open_pages[r.slot, :, : min(there, r.kept)]
     return kept if recent is None or there <= r.kept else mx.concatenate([kept, recent[r.recent, :, : there - r.kept]], axis=1)
 
 
-def _tokens(which: int, r: Rows, sealed: Sequence[mx.array], first: Sequence[mx.array], own: mx.array, plan: DecodePlan) -> mx.array:
+def _tokens(which: int, r: SegmentRows, sealed: Sequence[mx.array], first: Sequence[mx.array], own: mx.array, plan: DecodePlan) -> mx.array:
     """Keys (0) or values (1) of one sequence, `[Hkv, tokens, D]`, from page `r.first` on."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2

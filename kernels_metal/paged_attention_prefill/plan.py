@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from ..paged_attention.arrays import integers
-from ..paged_attention.plan import Pools, Rows, check_rows
+from ..paged_attention.plan import Pools, SegmentRows, check_rows
 from ..paged_attention.tiles import PAGE, Shape, check_shape
 from .tiles import PrefillTile, prefill_tile
 
@@ -43,7 +43,7 @@ class PrefillPlan:
 
 
 def plan_prefill(
-    shape: Shape, rows: Sequence[Rows], pools: Pools, *, query_rows: int, window: int | None = None, first16: bool = False
+    shape: Shape, rows: Sequence[SegmentRows], pools: Pools, *, query_rows: int, window: int | None = None, first16: bool = False
 ) -> PrefillPlan:
     """Like `plan_decode`, but with any number of rows over any number of pages.
 
@@ -72,7 +72,7 @@ def plan_prefill(
     return PrefillPlan(shape, size, pools, query_rows, answers, filled, len(tiles), integers(tiles), integers(table))
 
 
-def _cut(r: Rows, size: int, table: int, answers: int, window: int) -> Iterator[tuple[int, ...]]:
+def _cut(r: SegmentRows, size: int, table: int, answers: int, window: int) -> Iterator[tuple[int, ...]]:
     """Tiles of at most `size` rows, none across the end of a page."""
     done = 0
     while done < r.count:

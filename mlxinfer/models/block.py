@@ -11,7 +11,7 @@ from ..cache.base import AttentionSpec, BidirectionalSpec, Rotation, Step
 from ..nn.activations import Gate, fused
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
-from ..nn.residual_stream import Stream
+from ..nn.residual_stream import ResidualStream
 from ..nn.weights import Weights
 from ..util.dataclass import dataclass
 from .common import Sizes
@@ -113,13 +113,13 @@ class Block:
         y = self.mlp(x, norm=norms.before_mlp, onto=onto)
         return self._sum(x, y, norms.after_mlp)
 
-    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
         """Advance a stream whose sums and norms are fused kernels; the last sum is left to the next block."""
         rotation = None if self.rope is None else rotations[self.rope]
         x, row = stream.normed(self.norms.before_mixer)
         y = self.mixer(row, step, rotation)
-        x, row = Stream(x, y, self.norms.after_mixer, self.residual).normed(self.norms.before_mlp)
-        return Stream(x, self.mlp(row), self.norms.after_mlp, self.residual)
+        x, row = ResidualStream(x, y, self.norms.after_mixer, self.residual).normed(self.norms.before_mlp)
+        return ResidualStream(x, self.mlp(row), self.norms.after_mlp, self.residual)
 
     def added(self, y: mx.array, after: RMSNorm | None) -> mx.array:
         """Return the residual of a part's result `[T, hidden]`, as a separate array."""
@@ -146,7 +146,7 @@ class AnyBlock(Protocol):
         """Map `[T, hidden]` to the same shape. `rotations` are by key of `Architecture.ropes`; `own` `[T, n]` is the per-layer input."""
         ...
 
-    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
         """Advance a stream on a GPU, where the residual sum and the next norm may be one kernel."""
         ...
 
@@ -170,12 +170,12 @@ class SingleBlock:
         assert self.mlp is not None
         return self.mlp(x, norm=self.norm, onto=x)
 
-    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
         x, row = stream.normed(self.norm)
         if self.mixer is not None:
-            return Stream(x, self.mixer(row, step, None))
+            return ResidualStream(x, self.mixer(row, step, None))
         assert self.mlp is not None
-        return Stream(x, self.mlp(row))
+        return ResidualStream(x, self.mlp(row))
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ class ParallelBlock:
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
         return self._sum(x, self.norm(x), step, rotations)
 
-    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
-        return Stream(self._sum(*stream.normed(self.norm), step, rotations))
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+        return ResidualStream(self._sum(*stream.normed(self.norm), step, rotations))
 
     def _sum(self, x: mx.array, row: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:
         rotation = None if self.rope is None else rotations[self.rope]

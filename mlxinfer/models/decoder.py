@@ -13,7 +13,7 @@ from ..cache.base import LayerSpec, Rotation, Step
 from ..kernels_metal.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
 from ..nn.norms import RMSNorm
-from ..nn.residual_stream import Stream, fallback_lines
+from ..nn.residual_stream import ResidualStream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
 from ..util.dataclass import dataclass
@@ -201,12 +201,12 @@ class BlockStack:
             first += len(run.blocks)
         return x
 
-    def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], tapped: list[mx.array] | None = None) -> Stream:
+    def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], tapped: list[mx.array] | None = None) -> ResidualStream:
         """Run rows with fused sums and norms; the last sum is left to the norm after it."""
-        stream = Stream(x)
+        stream = ResidualStream(x)
         for index, block in enumerate(self.blocks):
             if tapped is not None and index in self.taps:
-                stream = Stream(stream.sum())
+                stream = ResidualStream(stream.sum())
                 tapped.append(stream.x)
             stream = block.advance(stream, step, rotations)
         return stream

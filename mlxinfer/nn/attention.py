@@ -10,7 +10,7 @@ import numpy as np
 from ..cache.base import AttentionParams, HeadNorm, HeadSteps, Rotation, Segment, Step
 from ..kernels_cpu import Packed
 from ..util.dataclass import dataclass
-from .linear import JoinedLinear, Linear, Projection
+from .linear import JoinedLinear, Linear, NamedProjection
 from .norms import RMSNorm
 from .rope import Rope
 from .weights import Weights, map_rows
@@ -58,7 +58,7 @@ def paired_by_halves(linear: Linear, dim: int, first: int, turned: int) -> Linea
     rotated = order[:, first : first + turned]
     order[:, first : first + turned] = np.concatenate([rotated[:, ::2], rotated[:, 1::2]], axis=1)
     rows = mx.array(order.reshape(-1))
-    named = tuple(Projection(each.name, each.rows, order.reshape(-1)) for each in linear.projections)  # one: nothing is joined yet
+    named = tuple(NamedProjection(each.name, each.rows, order.reshape(-1)) for each in linear.projections)  # one: nothing is joined yet
     return Linear(map_rows(matrix, lambda array: array[rows]), None if linear.bias is None else linear.bias[rows], named)
 
 

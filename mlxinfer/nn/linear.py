@@ -31,7 +31,7 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
+class NamedProjection:
     """Neighbouring rows of a matrix that are one projection of the checkpoint, by which adapters and conversions find them."""
 
     name: str
@@ -47,7 +47,7 @@ class Projection:
 class Linear:
     """A matrix `[out, in]` with an optional bias `[out]`. `nn.packing` may replace the matrix by its `Packed` form."""
 
-    def __init__(self, matrix: Matrix | Packed, bias: mx.array | None = None, projections: tuple[Projection, ...] = ()) -> None:
+    def __init__(self, matrix: Matrix | Packed, bias: mx.array | None = None, projections: tuple[NamedProjection, ...] = ()) -> None:
         self.matrix = matrix
         self.bias = bias
         self.projections = projections
@@ -66,7 +66,7 @@ class Linear:
     ) -> Linear:
         """Load `name.weight`, and `name.bias` if `bias`."""
         matrix = weights.matrix(f"{name}.weight", (out_dims, in_dims), otherwise=otherwise, quantizable=quantizable)
-        own = (Projection(name, out_dims),) if quantizable else ()
+        own = (NamedProjection(name, out_dims),) if quantizable else ()
         return cls(matrix, weights.vector(f"{name}.bias", (out_dims,)) if bias else None, own)
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:

@@ -10,7 +10,7 @@ from ..kernels_cpu import Packed, Router
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
 from .activations import Gate
-from .linear import JoinedLinear, Linear, Projection
+from .linear import JoinedLinear, Linear, NamedProjection
 from .mixed_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
 from .weights import Dense, Quantized, Recipe, Weights
@@ -39,7 +39,7 @@ class ExpertLinear(Linear):
         """Load `name.weight`, and `name.bias` unless `bias` is None; `otherwise` and `bias` are recipes for making them."""
         matrix = weights.matrix(f"{name}.weight", shape, otherwise=otherwise)
         own = None if bias is None else weights.vector(f"{name}.bias", shape[:2], otherwise=bias)
-        return cls(matrix, own, (Projection(name, shape[1]),))
+        return cls(matrix, own, (NamedProjection(name, shape[1]),))
 
     def __call__(  # type: ignore[override]
         self, x: mx.array, experts: mx.array | None = None, is_sorted: bool = False

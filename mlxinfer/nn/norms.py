@@ -23,7 +23,7 @@ class RMSNorm:
         self.weight = weight
         self.eps = eps
         self.sums: dict[tuple[object, ...], Sum] = {}
-        """How `residual.Stream` adds up what this norms, by kind of rows."""
+        """How `ResidualStream` adds up what this norms, by shape of rows."""
         self._compute = _computation()
 
     @classmethod

@@ -21,7 +21,7 @@ _MOST_ERROR = 0.02
 
 
 @dataclass(slots=True)
-class Stream:
+class ResidualStream:
     """What has been added up so far, and the result of the last part, which is added together with the next norm."""
 
     x: mx.array

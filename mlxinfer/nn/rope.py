@@ -181,7 +181,7 @@ class Rope:
 
     def at(self, step: Step) -> Rotation:
         """The rotation for the rows of a step."""
-        return _Rotation(step, self.dims, [self._regime(_length(segment)) for segment in step.segments])
+        return _RegimeRotation(step, self.dims, [self._regime(_length(segment)) for segment in step.segments])
 
     def _regime(self, length: int) -> _Regime:
         """Nearly every step has the same regime as the step before."""
@@ -208,7 +208,7 @@ class _Regime:
             return mx.array((1 / self.radians).astype(np.float32))
 
 
-class _Rotation:
+class _RegimeRotation:
     """Rotates all rows with one call if their segments share a regime, otherwise with cosines and sines."""
 
     def __init__(self, step: Step, dims: int, regimes: list[_Regime]) -> None:

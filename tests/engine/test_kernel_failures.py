@@ -22,7 +22,7 @@ from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.engine.client import engine_thread
 from mlxinfer.errors import EngineError
 from mlxinfer.kernels_metal import kernel_trial
-from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part
+from mlxinfer.kernels_metal.append_rows.launcher import Norm, RowPart
 from mlxinfer.kernels_metal.append_rows.reference import appended
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
@@ -70,7 +70,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
             self.options = options
 
         def run(self, rows: Any, old: Any, *pages: Any) -> tuple[mx.array, list[mx.array]]:
-            parts = [Part(array, at) for array, at in zip(rows[:3], self.places, strict=True)]
+            parts = [RowPart(array, at) for array, at in zip(rows[:3], self.places, strict=True)]
             q_norm, k_norm = (norm and Norm(weight, norm.eps) for norm, weight in zip(self.norms, rows[3:], strict=True))
             q, recent = appended(parts, old, self.append, self.plan.shape, q_norm=q_norm, k_norm=k_norm, waves=self.waves)
             y = found(q, *pages[:3], self.plan, recent=recent, **self.options)

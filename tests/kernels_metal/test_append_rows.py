@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlxinfer.kernels_metal import emulator
-from mlxinfer.kernels_metal.append_rows.launcher import Part, append_rows
+from mlxinfer.kernels_metal.append_rows.launcher import RowPart, append_rows
 from mlxinfer.kernels_metal.append_rows.plan import RECENT, NewRows, plan_append
 from tests.support.kernels.emulated import emulated, needs_emulator
 from tests.support.oracles.append_scenes import AppendScene
@@ -106,8 +106,8 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
     good = {"parts": s.parts, "old": s.old_rows, "q_norm": q_norm, "k_norm": k_norm, "waves": s.waves}
     assert s.waves is not None
     for change, message in [
-        ({"parts": (q, k, Part(v.rows, v.at + 8))}, "does not hold"),
-        ({"parts": (q, k, Part(v.rows.astype(F32), v.at))}, "float32"),
+        ({"parts": (q, k, RowPart(v.rows, v.at + 8))}, "does not hold"),
+        ({"parts": (q, k, RowPart(v.rows.astype(F32), v.at))}, "float32"),
         ({"old": s.old_rows[::-1]}, "recent rows are"),
         ({"old": []}, "recent rows are none"),
         ({"waves": mx.concatenate([s.waves, s.waves], axis=2)}, "160 channels of 80"),

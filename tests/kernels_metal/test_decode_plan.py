@@ -14,7 +14,7 @@ from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.executors import get_kernel, run_with
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
-from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, SegmentRows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention_over_pages
 from mlxinfer.kernels_metal.paged_attention.tiles import (
     DIMS,
@@ -31,10 +31,10 @@ from tests.support.oracles.sealed_pages import to_float
 
 SHAPE = Shape(mx.float16, 8, 2, 64, 64, 4, 4)
 POOLS = Pools(pages=10, first_pages=1, slots=3)
-GOOD = Rows(slot=1, start=0, count=2, past=200, pages=[~0, 4, 9])
+GOOD = SegmentRows(slot=1, start=0, count=2, past=200, pages=[~0, 4, 9])
 
 
-def plan(rows: Rows = GOOD, shape: Shape = SHAPE, window: int | None = None) -> DecodePlan:
+def plan(rows: SegmentRows = GOOD, shape: Shape = SHAPE, window: int | None = None) -> DecodePlan:
     return plan_decode(shape, [rows], POOLS, query_rows=2, window=window, cores=10)
 
 
@@ -116,7 +116,7 @@ def test_arrays_that_do_not_fit_the_plan_are_refused() -> None:
 
 
 def test_work_items_cover_all_pages_once() -> None:
-    rows = [Rows(0, 0, 2, 64 * 50 + 3, list(range(50))), Rows(1, 2, 1, 5, []), Rows(2, 3, 1, 64 * 9, list(range(9)))]
+    rows = [SegmentRows(0, 0, 2, 64 * 50 + 3, list(range(50))), SegmentRows(1, 2, 1, 5, []), SegmentRows(2, 3, 1, 64 * 9, list(range(9)))]
     p = plan_decode(SHAPE, rows, Pools(50, 0, 3), query_rows=4, cores=10)
     work = np.array(p.work).reshape(-1, 11)
     for i, r in enumerate(rows):
@@ -130,7 +130,7 @@ def test_work_items_cover_all_pages_once() -> None:
 
 def test_longer_sequences_and_more_cores_make_more_items() -> None:
     def items(pages: int, cores: int, batch: int = 1) -> int:
-        rows = [Rows(i, i, 1, 64 * pages, list(range(pages))) for i in range(batch)]
+        rows = [SegmentRows(i, i, 1, 64 * pages, list(range(pages))) for i in range(batch)]
         return plan_decode(SHAPE, rows, Pools(pages, 0, batch), query_rows=batch, cores=cores).items
 
     assert items(3, 40) == 1
@@ -148,20 +148,21 @@ def test_short_contexts_give_every_core_something(shape: Shape, cores: int) -> N
     rows = 1 if shape.group == 4 else 2
     least = 2 if decode_tile(shape, rows).shared else 4
     for pages in range(1, 60):
-        p = plan_decode(shape, [Rows(0, 0, rows, 64 * pages - 60, list(range(pages - 1)))], Pools(60, 0, 1), query_rows=rows, cores=cores)
+        own = SegmentRows(0, 0, rows, 64 * pages - 60, list(range(pages - 1)))
+        p = plan_decode(shape, [own], Pools(60, 0, 1), query_rows=rows, cores=cores)
         groups = p.items * shape.kv_heads
         assert groups >= min(2 * cores, -(-pages // least) * shape.kv_heads)
         assert p.items == 1 or pages / p.items > least / 2
 
 
 def test_many_short_sequences_are_not_cut() -> None:
-    rows = [Rows(i, i, 1, 64 * 7, list(range(7))) for i in range(16)]
+    rows = [SegmentRows(i, i, 1, 64 * 7, list(range(7))) for i in range(16)]
     assert plan_decode(SHAPE, rows, Pools(7, 0, 16), query_rows=16, cores=10).parts is None
 
 
 def test_rows_that_no_kernel_takes_at_once_are_divided() -> None:
     shape = replace(SHAPE, heads=16, kv_heads=1)
-    p = plan_decode(shape, [Rows(0, 0, 7, 200, [2, 5, 1]), Rows(1, 7, 1, 70, [3])], Pools(6, 0, 2), query_rows=8, cores=1)
+    p = plan_decode(shape, [SegmentRows(0, 0, 7, 200, [2, 5, 1]), SegmentRows(1, 7, 1, 70, [3])], Pools(6, 0, 2), query_rows=8, cores=1)
     work = np.array(p.work).reshape(-1, 11)[: p.items]
     assert [tuple(item[:4]) for item in work] == [(0, 0, 2, 200), (0, 2, 2, 202), (0, 4, 2, 204), (0, 6, 1, 206), (1, 7, 1, 70)]
     assert {item[7] for item in work[:4]} == {0}

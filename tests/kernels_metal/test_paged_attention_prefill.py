@@ -16,7 +16,7 @@ from support.processes.examples import examples
 
 from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator
-from mlxinfer.kernels_metal.paged_attention.plan import Pools, Rows
+from mlxinfer.kernels_metal.paged_attention.plan import Pools, SegmentRows
 from mlxinfer.kernels_metal.paged_attention.tiles import DIMS, Shape
 from mlxinfer.kernels_metal.paged_attention_prefill.plan import plan_prefill
 from mlxinfer.kernels_metal.paged_attention_prefill.tiles import prefill_tile
@@ -205,18 +205,18 @@ POOLS = Pools(pages=3, first_pages=1, slots=2)
 @pytest.mark.parametrize(
     ("rows", "what"),
     [
-        (Rows(0, 0, 9, 0, []), "rows 0 to 9 of 8 queries"),
-        (Rows(0, -1, 4, 0, []), "rows -1 to 3"),
-        (Rows(0, 0, -1, 0, []), "rows 0 to -1"),
-        (Rows(2, 0, 8, 0, []), "slot 2 of 2"),
-        (Rows(0, 0, 8, 130, [1]), "130 tokens have 2 sealed pages"),
-        (Rows(0, 0, 8, 63, [1]), "63 tokens have 0 sealed pages"),
-        (Rows(0, 0, 8, 64, [3]), "page id 3 with 3 sealed and 1 first pages"),
-        (Rows(0, 0, 8, 64, [-2]), "page id -2"),
-        (Rows(0, 0, 8, 130, [1], 1), "page 0 is within the window"),
+        (SegmentRows(0, 0, 9, 0, []), "rows 0 to 9 of 8 queries"),
+        (SegmentRows(0, -1, 4, 0, []), "rows -1 to 3"),
+        (SegmentRows(0, 0, -1, 0, []), "rows 0 to -1"),
+        (SegmentRows(2, 0, 8, 0, []), "slot 2 of 2"),
+        (SegmentRows(0, 0, 8, 130, [1]), "130 tokens have 2 sealed pages"),
+        (SegmentRows(0, 0, 8, 63, [1]), "63 tokens have 0 sealed pages"),
+        (SegmentRows(0, 0, 8, 64, [3]), "page id 3 with 3 sealed and 1 first pages"),
+        (SegmentRows(0, 0, 8, 64, [-2]), "page id -2"),
+        (SegmentRows(0, 0, 8, 130, [1], 1), "page 0 is within the window"),
     ],
 )
-def test_rows_that_cannot_be(rows: Rows, what: str) -> None:
+def test_rows_that_cannot_be(rows: SegmentRows, what: str) -> None:
     with pytest.raises(ValueError, match=what):
         plan_prefill(SHAPE, [rows], POOLS, query_rows=8)
 

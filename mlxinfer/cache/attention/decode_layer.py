@@ -7,7 +7,7 @@ from itertools import count
 
 import mlx.core as mx
 
-from ...kernels_metal.append_rows.launcher import Norm, Part
+from ...kernels_metal.append_rows.launcher import Norm, RowPart
 from ...kernels_metal.paged_attention.arrays import nothing, sink_logits
 from ...kernels_metal.paged_attention.tiles import Shape
 from ...util.dataclass import dataclass
@@ -43,9 +43,9 @@ class DecodeLayer:
         norms = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm
         return norms and self.params is params and self.widths == widths
 
-    def parts(self, rows: Sequence[mx.array]) -> tuple[Part, Part, Part]:
+    def parts(self, rows: Sequence[mx.array]) -> tuple[RowPart, RowPart, RowPart]:
         """Queries, keys and values in the arrays of a step."""
-        q, k, v = (Part(rows[i], at) for i, at in self.places)
+        q, k, v = (RowPart(rows[i], at) for i, at in self.places)
         return q, k, v
 
     def inputs(self, rows: Sequence[mx.array]) -> list[mx.array]:

@@ -11,7 +11,7 @@ import mlx.core as mx
 from ...kernels_metal.append_rows.launcher import append_rows, check_rows
 from ...kernels_metal.append_rows.plan import AppendPlan, NewRows, plan_append
 from ...kernels_metal.paged_attention.launcher import AppendLaunch, append_launch, check_pages, paged_attention_decode
-from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, SegmentRows, plan_decode
 from ...kernels_metal.paged_attention.reference import attention
 from ...kernels_metal.paged_attention.tiles import MOST_ROWS, Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
@@ -278,9 +278,9 @@ class MetalStep:
             sinks=params.sinks,
         )
 
-    def _rows(self, s: Segment, kept: int = PAGE, recent: int = 0) -> Rows:
+    def _rows(self, s: Segment, kept: int = PAGE, recent: int = 0) -> SegmentRows:
         table = self.group.tables[s.slot]
-        return Rows(s.slot, s.start, s.count, s.past, table.pages, table.first, kept, recent)
+        return SegmentRows(s.slot, s.start, s.count, s.past, table.pages, table.first, kept, recent)
 
 
 def _attend_unsealed(

@@ -12,7 +12,7 @@ from time import perf_counter
 import mlx.core as mx
 
 from ...kernels_metal.paged_attention.arrays import sealed_arrays
-from ...kernels_metal.paged_attention.plan import Pools, Rows
+from ...kernels_metal.paged_attention.plan import Pools, SegmentRows
 from ...kernels_metal.paged_attention.reference import attention
 from ...kernels_metal.paged_attention.tiles import Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
@@ -81,7 +81,7 @@ def _operands(shape: Shape) -> tuple[list[mx.array], list[mx.array]]:
 def _by_kernel(shape: Shape) -> Callable[[], mx.array]:
     (q, k, v), pool = _operands(shape)
     pages, filled = _PAST // PAGE, [a[:, : _ROWS // PAGE] for a in pool]
-    plan = plan_prefill(shape, [Rows(0, 0, _ROWS, _PAST, range(pages))], Pools(pool[0].shape[1], 0, 1), query_rows=_ROWS)
+    plan = plan_prefill(shape, [SegmentRows(0, 0, _ROWS, _PAST, range(pages))], Pools(pool[0].shape[1], 0, 1), query_rows=_ROWS)
     opened = [mx.zeros((1, shape.kv_heads, PAGE, dim), shape.dtype) for dim in (shape.key_dim, shape.value_dim)]
     return lambda: paged_attention_prefill(q, k, v, pool, filled, [], opened, plan, scale=1.0)
 

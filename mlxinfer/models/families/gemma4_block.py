@@ -15,7 +15,7 @@ from ...nn.linear import JoinedLinear, Linear
 from ...nn.mlp import GatedMLP
 from ...nn.moe import Experts, SoftmaxThenTop
 from ...nn.norms import RMSNorm
-from ...nn.residual_stream import Stream
+from ...nn.residual_stream import ResidualStream
 from ...nn.weights import Weights
 from ...util.dataclass import dataclass
 from ..block import Norms
@@ -199,5 +199,5 @@ class Gemma4Block:
             self.own.natively(builder, stream)
         builder.program.add(stream, stream, factor=cast("float", self.scale.item()))
 
-    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
-        return Stream(self(stream.sum(), step, rotations))
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+        return ResidualStream(self(stream.sum(), step, rotations))

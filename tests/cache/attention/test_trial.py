@@ -19,7 +19,7 @@ from mlxinfer.cache.paged import PagedCache
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.paged_attention import plan as plans
 from mlxinfer.kernels_metal.paged_attention.launcher import combine_template, decode_template
-from mlxinfer.kernels_metal.paged_attention.plan import Pools, Rows, plan_decode
+from mlxinfer.kernels_metal.paged_attention.plan import Pools, SegmentRows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 from mlxinfer.models import architecture
 from mlxinfer.models.vlm_text import text_config
@@ -68,7 +68,7 @@ def planned(spec: AttentionSpec, kv: KVFormat, cores: int) -> set[Variant]:
     found: set[Variant] = set()
     for pages in (*range(6), 9, 40, 300):
         for count in range(1, 9):
-            rows = [Rows(0, 0, count, 64 * pages + 5, list(range(pages))), Rows(1, count, 1, 9, [])]
+            rows = [SegmentRows(0, 0, count, 64 * pages + 5, list(range(pages))), SegmentRows(1, count, 1, 9, [])]
             for some in (rows, rows[:1]):
                 plan = plan_decode(shape, some, Pools(300, 0, 2), query_rows=count + 1, window=spec.window, cores=cores)
                 found.add(("paged_attention_decode", decode_template(shape, plan.tile)))
@@ -131,7 +131,7 @@ def test_windows_of_all_sizes(window: int, heads: int) -> None:
     shape = Shape(mx.bfloat16, heads, 1, 64, 64, 16, 16)
     for past in range(0, 3 * window + 300, max(window // 50, 1)):
         for count in (1, min(8, 64 - past % 64)):
-            rows = Rows(0, 0, count, past, list(range(past // 64)))
+            rows = SegmentRows(0, 0, count, past, list(range(past // 64)))
             plan = plan_decode(shape, [rows], Pools(past // 64, 0, 1), query_rows=count, window=window, cores=64)
             assert plan.parts is None or ("paged_attention_combine", combine_template(shape)) in in_trial.templates
 

@@ -8,7 +8,7 @@ from functools import cached_property
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part, append_rows
+from mlxinfer.kernels_metal.append_rows.launcher import Norm, RowPart, append_rows
 from mlxinfer.kernels_metal.append_rows.plan import AppendPlan, NewRows, Spans, longest, plan_append
 from mlxinfer.kernels_metal.append_rows.reference import appended
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
@@ -61,14 +61,14 @@ class AppendScene:
         return [to_float(self._cast(3 * self.random.normal(size=(self.rows, *shape)))) for shape in counts]
 
     @cached_property
-    def parts(self) -> tuple[Part, Part, Part]:
+    def parts(self) -> tuple[RowPart, RowPart, RowPart]:
         """All three in one array, or keys and values in one."""
         flat = [x.reshape(self.rows, -1) for x in self.heads_of]
         if not self.joined:
             both = self._cast(np.concatenate(flat[1:], axis=1))
-            return Part(self._cast(flat[0]), 0), Part(both, 0), Part(both, flat[1].shape[1])
+            return RowPart(self._cast(flat[0]), 0), RowPart(both, 0), RowPart(both, flat[1].shape[1])
         whole = self._cast(np.concatenate(flat, axis=1))
-        return Part(whole, 0), Part(whole, flat[0].shape[1]), Part(whole, flat[0].shape[1] + flat[1].shape[1])
+        return RowPart(whole, 0), RowPart(whole, flat[0].shape[1]), RowPart(whole, flat[0].shape[1] + flat[1].shape[1])
 
     @cached_property
     def old_rows(self) -> list[mx.array]:

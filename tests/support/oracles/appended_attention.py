@@ -12,7 +12,7 @@ import numpy as np
 from mlxinfer.kernels_metal.append_rows.launcher import append_rows
 from mlxinfer.kernels_metal.formats import v_group
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_append, paged_attention_decode
-from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, SegmentRows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 
 from .append_scenes import AppendScene
@@ -75,13 +75,13 @@ class AppendedAttention:
         return [mx.array(x).astype(s.dtype) for x in made]
 
     @cached_property
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[SegmentRows]:
         rows, start, page = [], 0, 0
         for i, ((slot, count, at), sealed) in enumerate(zip(self.append.sequences, self.sealed, strict=True)):
             kept = self.append.plan.new[i][1]
             past = 64 * sealed + at
             gone = 0 if self.window is None else max(0, past - self.window + 1) // 64
-            rows.append(Rows(slot, start, count, past, list(range(page + gone, page + sealed)), gone, kept, i))
+            rows.append(SegmentRows(slot, start, count, past, list(range(page + gone, page + sealed)), gone, kept, i))
             start, page = start + count, page + sealed
         return rows
 

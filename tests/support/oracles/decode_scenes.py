@@ -10,7 +10,7 @@ import numpy as np
 
 from mlxinfer.kernels_metal.formats import v_group
 from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_decode
-from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, Rows, plan_decode
+from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan, Pools, SegmentRows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.reference import attention
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 
@@ -141,13 +141,13 @@ class Scene:
         return mx.array(np.ascontiguousarray(x)).astype(self.dtype)
 
     @cached_property
-    def rows(self) -> list[Rows]:
+    def rows(self) -> list[SegmentRows]:
         rows, start = [], 0
         for i, (count, length) in enumerate(self.sequences):
             past = length - count
             gone = 0 if self.window is None else max(0, past - self.window + 1) // 64
             kept = length - self.recent_rows(length) - past // 64 * 64 if self.apart else 64
-            rows.append(Rows(i, start, count, past, self.page_ids[i][gone:], gone, kept, len(self.sequences) - 1 - i))
+            rows.append(SegmentRows(i, start, count, past, self.page_ids[i][gone:], gone, kept, len(self.sequences) - 1 - i))
             start += count
         return rows
 

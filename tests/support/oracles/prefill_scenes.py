@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from mlxinfer.kernels_metal.formats import v_group
-from mlxinfer.kernels_metal.paged_attention.plan import Pools, Rows
+from mlxinfer.kernels_metal.paged_attention.plan import Pools, SegmentRows
 from mlxinfer.kernels_metal.paged_attention.reference import attention
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 from mlxinfer.kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
@@ -97,7 +97,7 @@ class PrefillScene:
         rows, start = [], 0
         for i, (past, count) in enumerate(self.sequences):
             gone = 0 if self.window is None else max(0, past - self.window + 1) // 64
-            rows.append(Rows(i, start, count, past, self.page_ids[i][gone:], gone))
+            rows.append(SegmentRows(i, start, count, past, self.page_ids[i][gone:], gone))
             start += count
         return plan_prefill(self.shape, rows, self.pools, query_rows=start, window=self.window, first16=self.first16)
 

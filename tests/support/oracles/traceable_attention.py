@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxinfer.cache.kv_quantization import unseal_keys, unseal_values
-from mlxinfer.kernels_metal.append_rows.launcher import Norm, Part
+from mlxinfer.kernels_metal.append_rows.launcher import Norm, RowPart
 from mlxinfer.kernels_metal.append_rows.plan import RECENT, AppendPlan
 from mlxinfer.kernels_metal.append_rows.reference import _heads, _turned
 from mlxinfer.kernels_metal.paged_attention.plan import DecodePlan
@@ -24,7 +24,7 @@ MOST_PAGES = 12
 class TraceableAppend:
     """In place of `metal.append_launch`."""
 
-    def __init__(self, parts: tuple[Part, Part, Part], append: AppendPlan, plan: DecodePlan, **options: Any) -> None:
+    def __init__(self, parts: tuple[RowPart, RowPart, RowPart], append: AppendPlan, plan: DecodePlan, **options: Any) -> None:
         assert plan.appends
         self.places = [part.at for part in parts]
         self.append, self.plan, self.options = append, plan, options
@@ -33,7 +33,7 @@ class TraceableAppend:
         self, rows: Sequence[mx.array], old: Sequence[mx.array], sealed: Sequence[mx.array], first: Any, opened: Any, logits: mx.array
     ) -> tuple[mx.array, list[mx.array]]:
         s, options = self.plan.shape, self.options
-        parts = [Part(array, at) for array, at in zip(rows[:3], self.places, strict=True)]
+        parts = [RowPart(array, at) for array, at in zip(rows[:3], self.places, strict=True)]
         norms = [norm and Norm(weight, norm.eps) for norm, weight in zip((options["q_norm"], options["k_norm"]), rows[3:], strict=True)]
         q = _turned(_heads(parts[0], s.heads, s.key_dim), norms[0], options["waves"]).astype(s.dtype)
         k = _turned(_heads(parts[1], s.kv_heads, s.key_dim), norms[1], options["waves"]).astype(s.dtype)

@@ -13,7 +13,7 @@ from ....nn.attention import Attention, load_output, load_qkv
 from ....nn.mamba2 import Mamba2, MambaSizes
 from ....nn.mlp import GatedMLP
 from ....nn.norms import RMSNorm
-from ....nn.residual_stream import Stream
+from ....nn.residual_stream import ResidualStream
 from ....nn.weights import Weights
 from ....util.dataclass import dataclass
 from ...block import Norms
@@ -134,8 +134,8 @@ class FalconBlock:
             sink.finish()
         builder.feed_forward(self.mlp, stream, self.before_mlp, builder.sink())
 
-    def advance(self, stream: Stream, step: Step, rotations: Mapping[str, Rotation]) -> Stream:
-        return Stream(self(stream.sum(), step, rotations))
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+        return ResidualStream(self(stream.sum(), step, rotations))
 
 
 @fused

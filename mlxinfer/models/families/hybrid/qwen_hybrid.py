@@ -14,7 +14,7 @@ from ....kernels_cpu import View
 from ....nn.activations import Gate, gated
 from ....nn.attention import Attention, load_output
 from ....nn.gated_delta import DeltaSizes, GatedDelta
-from ....nn.linear import JoinedLinear, Linear, Projection
+from ....nn.linear import JoinedLinear, Linear, NamedProjection
 from ....nn.mlp import GatedMLP
 from ....nn.moe import MixtureOfExperts, Route, SharedExpert, softmax_then_top
 from ....nn.norms import RMSNorm
@@ -283,7 +283,7 @@ def _interleaved_inputs(weights: Weights, name: str, delta: DeltaSizes) -> list[
     beta, decay = _rows_by_part(delta.key_heads, [each, each])
     of_qkvz, of_ba = (qkvz, f"{name}.in_proj_qkvz"), (ba, f"{name}.in_proj_ba")
     rows = [(of_qkvz, np.concatenate([q, k, v])), (of_ba, beta), (of_ba, decay), (of_qkvz, z)]
-    return [Linear(_pick(matrix, some), None, (Projection(whole, len(some), some, in_parts=True),)) for (matrix, whole), some in rows]
+    return [Linear(_pick(matrix, some), None, (NamedProjection(whole, len(some), some, in_parts=True),)) for (matrix, whole), some in rows]
 
 
 def _rows_by_part(heads: int, widths: list[int]) -> list[np.ndarray[Any, np.dtype[np.int64]]]:
