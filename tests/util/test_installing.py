@@ -8,7 +8,7 @@ import pytest
 
 from mlxinfer.util.installing import install_line
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(

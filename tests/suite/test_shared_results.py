@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.processes.once_per_run import once_per_run
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 
 class Directories:

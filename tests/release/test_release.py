@@ -18,7 +18,7 @@ import yaml
 
 from mlxinfer._version import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 HOMEBREW = ROOT / "packaging" / "homebrew"
 RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
 

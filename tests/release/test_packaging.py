@@ -15,7 +15,7 @@ from support.processes.once_per_run import once_per_run
 
 from mlxinfer._version import __version__
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LINKED = ["convert", "kernels_cpu", "kernels_metal"]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 _NEVER_READY = """
 import os, pathlib, time
 pathlib.Path(os.environ["STARTED"], str(os.getpid())).touch()

@@ -13,7 +13,7 @@ from support.processes.optional import needs
 
 from mlxinfer.kernels_metal.emulator.toolchain import why_not
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 SETTINGS = "[pytest]\nmarkers =\n    emulator\n    metal\n    model\n    torch\n    slow\n"
 HERE = """
 import pytest

@@ -14,7 +14,7 @@ import pytest
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.models.heads.kinds import kind_of
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 PROMISES = {
     "generate": "Paris",

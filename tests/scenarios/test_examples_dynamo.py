@@ -49,7 +49,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         module = ModuleType(name)
         vars(module).update(values)
         monkeypatch.setitem(sys.modules, name, module)
-    return runpy.run_path(str(Path(__file__).parents[1] / "examples/dynamo/worker.py"))
+    return runpy.run_path(str(Path(__file__).parents[2] / "examples/dynamo/worker.py"))
 
 
 class Snapshots(list[Any]):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 
 SHOWN_BY = {
     "a variant of a kernel that was not tried fails later": "cache/attention/test_trial.py::test_the_trial_runs_all_that_a_model_can_reach",
@@ -28,11 +28,11 @@ SHOWN_BY = {
     "Metal compiles in the middle of a conversation": ("cache/attention/test_trial.py::test_its_variants_are_the_same_on_every_chip"),
     "the GPU waits after each chunk of a prompt": "engine/test_drains.py::test_a_long_prompt_is_read_in_three_steps",
     "each chunk joins the whole past": "engine/test_drains.py::test_long_steps_join_less_of_the_past",
-    "a quantized past does not reach the matrix units": "cache/attention/test_prefill_way.py::test_the_rule",
-    "two rows cost eight launches": "cache/attention/test_attention_launches.py::test_attention_is_five_launches_in_a_row",
+    "a quantized past does not reach the matrix units": "cache/attention/test_prefill_choice.py::test_the_rule",
+    "two rows cost eight launches": "cache/attention/test_metal_launches.py::test_attention_is_five_launches_in_a_row",
     "a large GPU idles at short contexts": "kernels_metal/test_decode_plan.py::test_short_contexts_give_every_core_something",
     "the GPU waits at each filled page": "engine/test_drains.py::test_a_filled_page_drains_nothing",
-    "a large pool ends command buffers": "test_environment.py::test_command_buffers_of_a_mac_may_read_large_pools",
+    "a large pool ends command buffers": "util/test_environment_of_mlx.py::test_command_buffers_of_a_mac_may_read_large_pools",
     "a growing pool is there twice": "loading/memory/test_plan_macs.py::test_a_growing_pool_is_there_twice_in_parts",
     "a pool is copied when a page is sealed": "engine/test_drains.py::test_pools_are_written_where_they_lie",
     "recurrent states are gathered and scattered": "cache/test_state.py::test_states_are_not_gathered_while_the_same_go_on",
