@@ -200,7 +200,6 @@ def _folders() -> Iterator[Path]:
 KNOWN_LONG = {
     "tests/convert",
     "tests/engine",
-    "tests/kernels_metal",
 }
 
 

@@ -14,7 +14,9 @@ SHOWN_BY = {
     "a variant of a kernel that was not tried fails later": "cache/attention/test_trial.py::test_the_trial_runs_all_that_a_model_can_reach",
     "a kernel that fails ends its server": "engine/test_kernel_failures.py::test_the_answers_come_by_plain_mlx",
     "an engine that fails twice is gone": "engine/test_kernel_failures.py::test_an_engine_that_fails_once_an_hour_goes_on",
-    "a threadgroup needs more registers than a core has": "kernels_metal/test_decode_plan.py::test_every_tile_fits_into_threadgroup_memory",
+    "a threadgroup needs more registers than a core has": (
+        "kernels_metal/paged_attention/test_decode_plan.py::test_every_tile_fits_into_threadgroup_memory"
+    ),
     "sockets have paths of 103 bytes at most": "server/access/test_sockets.py",
     "weights are rounded to bfloat16, 256 files may be open, there is no /proc": "support/processes/mac_like.py",
     "the runner hangs in a wait for the GPU": "../.github/workflows/tests.yml",
@@ -30,7 +32,9 @@ SHOWN_BY = {
     "each chunk joins the whole past": "engine/test_drains.py::test_long_steps_join_less_of_the_past",
     "a quantized past does not reach the matrix units": "cache/attention/test_prefill_choice.py::test_the_rule",
     "two rows cost eight launches": "cache/attention/test_metal_launches.py::test_attention_is_five_launches_in_a_row",
-    "a large GPU idles at short contexts": "kernels_metal/test_decode_plan.py::test_short_contexts_give_every_core_something",
+    "a large GPU idles at short contexts": (
+        "kernels_metal/paged_attention/test_decode_plan.py::test_short_contexts_give_every_core_something"
+    ),
     "the GPU waits at each filled page": "engine/test_drains.py::test_a_filled_page_drains_nothing",
     "a large pool ends command buffers": "util/test_environment_of_mlx.py::test_command_buffers_of_a_mac_may_read_large_pools",
     "a growing pool is there twice": "loading/memory/test_plan_macs.py::test_a_growing_pool_is_there_twice_in_parts",
