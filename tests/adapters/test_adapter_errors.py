@@ -37,7 +37,7 @@ def changes(base) -> Changes:
 
 
 def refused(base: Path, adapter: Path) -> str:
-    """What is said about an adapter, before weights are read where that is possible."""
+    """Return the error text for an adapter, which comes before weights are read where possible."""
     config = json.loads((base / "config.json").read_text())
     with pytest.raises(MLXInferError) as error:
         AdaptedModel(tiny_model(), [open_adapter("it", adapter, config)], mx.float32)

@@ -1,4 +1,4 @@
-"""What every file format makes of a model is what the same change merged into its weights makes, in float32."""
+"""Every file format changes a model like the same update merged into its weights, in float32."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlxinfer import LLM
 
 IDS = list(range(3, 60))
 CLOSE = 5e-4
-"""What float32 loses in the logits without the CPU kernels. An update that goes astray changes them by far more: `test_peft`."""
+"""Tolerance of logits in float32 without the CPU kernels. A misplaced update changes them by far more (`test_peft`)."""
 
 
 def logits(model: Path, adapter: Path | None = None, **settings: object) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What was computed with one adapter is never taken over by another, nor by the model itself: in memory, from disk, under the same name."""
+"""Cached prefixes of one adapter are never reused by another adapter or the base model: in memory, on disk, or under the same name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is told of the prefix cache, replayed, is the prefix cache."""
+"""Replayed KV events give the content of the prefix cache."""
 
 import random
 
@@ -38,7 +38,7 @@ class Replay:
 
 
 def truth(index):
-    """What the index holds, in the same form."""
+    """Return the content of the index in the form of a replica."""
     found = {}
     for node in index.nodes():
         for group, page in enumerate(node.pages):

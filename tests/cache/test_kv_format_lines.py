@@ -1,4 +1,4 @@
-"""What is said of a cache."""
+"""Descriptions of a cache for people."""
 
 import mlx.core as mx
 import pytest

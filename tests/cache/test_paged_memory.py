@@ -1,4 +1,4 @@
-"""What a cache takes, counted from the arrays that are alive."""
+"""Memory of a cache, counted from the live arrays."""
 
 import gc
 from functools import cache

@@ -1,4 +1,4 @@
-"""What is found, and what people are told about the rest."""
+"""Matches of a prompt's prefix, and the reported reason for an incomplete match."""
 
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.cache.pool import PageDemand, PagePool

@@ -32,7 +32,7 @@ def known() -> dict[str, dict[str, str]]:
 
 @cache
 def taken() -> dict[str, dict[str, str]]:
-    """What each family's graph does with the keys that it takes, found by reading configs: "read", or the values that it accepts."""
+    """Return "read" or the accepted values of each key that a family's graph takes, found by reading configs."""
     found: dict[str, dict[str, str]] = {name: {} for name in FAMILIES}
     only, finish = ConfigReader.only, ConfigReader.finish
 
@@ -56,7 +56,7 @@ def taken() -> dict[str, dict[str, str]]:
 
 
 def becomes(family: str, key: str) -> str:
-    """What becomes of a key, in the words of the table."""
+    """Return the table's entry for a key."""
     key = PUBLISHED_KEYS.get(key, key) if family == "kimi_linear" else key
     if key in taken()[family]:
         return "only where it says what the graph does" if taken()[family][key].startswith("only ") else "read"

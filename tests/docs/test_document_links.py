@@ -39,8 +39,10 @@ def test_links_lead_somewhere(page):
 
 
 def _parse(command: str) -> list[str]:
-    """What stands where a model is asked for. Raises `click.UsageError` for an option or command that does not exist. Files need not be
-    there."""
+    """Parse a command of the documents and return its model arguments. Files need not exist.
+
+    Raises `click.UsageError` for an option or command that does not exist.
+    """
     words = shlex.split(re.split(r" (?:[|&<>]|&&|2>) ?", command.replace('"$(', '"'), maxsplit=1)[0])
     while "=" in words[0]:
         words = words[1:]
@@ -66,7 +68,7 @@ def _parse(command: str) -> list[str]:
 
 
 def _is_a_model(name: str) -> bool:
-    """Whether a name can be resolved in principle (a path, an alias, a hub id), or stands for one: MODEL, A, YOUR_MODEL."""
+    """Return True for a path, an alias or a hub id, and for placeholders: MODEL, A, YOUR_MODEL."""
     name = name.rpartition("=")[2]
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w./-]+\.gguf)?(@[\w.-]+)?", name)
     path = name == "." or name.startswith(("./", "../", "~/", "/", "$")) or name.endswith((".gguf", "/"))

@@ -9,7 +9,7 @@ COMPILED = ROOT / "swift/MLXInferClient/Tests/MLXInferClientTests/Live/Snippets.
 PAGES = [ROOT / "docs/swift.md", ROOT / "swift/MLXInferClient/README.md"]
 SNIPPETS = [block for page in PAGES for block in blocks(page) if block.kind == "swift"]
 FRAME = ("import MLXInferClient", "let client = Client()")
-"""How a snippet that stands alone begins: the tests have a client of their own."""
+"""Beginning of a standalone snippet; the tests have a client of their own."""
 
 
 def _lines(text: str) -> list[str]:

@@ -18,7 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a report has to carry from the process in which the test ran."""
+    """Attach the cell's row and column to each report, which another process may read."""
     for item in items:
         marker = item.get_closest_marker("column")
         if marker and isinstance(item, pytest.Function):

@@ -1,4 +1,4 @@
-"""What the cache does with a sequence changes no logit: prefixes found again, forks, files, fewer bits, whole blocks."""
+"""No cache operation changes a logit: reused prefixes, forks, pages from disk, fewer bits, whole blocks."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_the_old_style_of_the_config_means_the_same(name: str) -> None:
 
 @column("names of its own")
 def test_what_was_asked_for_is_a_checkpoint_of_its_own(name: str) -> None:
-    """Which is what a conversion writes."""
+    """The tensors that a graph asks for form a checkpoint, which is what conversion writes."""
     tokens, expected = reference(name)
     weights = PlainWeights.open(GOLDEN / name / "model.safetensors")
     build(config(name), weights)

@@ -64,7 +64,7 @@ def write_vocabulary(converter: Any) -> None:
 
 
 def publish(directory: pathlib.Path) -> None:
-    """What checkpoints are published with and transformers does not write: keys that the converter asks for, and names of tensors."""
+    """Add keys and tensor names that publishers write and transformers does not; llama.cpp's converter needs them."""
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -1,4 +1,4 @@
-"""What a config may say: everything that is understood is honoured, all else is an error that names it."""
+"""Every understood key of a config has its effect; any other is an error that names it."""
 
 from __future__ import annotations
 

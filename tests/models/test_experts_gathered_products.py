@@ -1,5 +1,7 @@
-"""What MLX's product with gathered matrices is handed. Its CUDA kernel reads rows at the stride of the last axis but one, and takes
-matrices to lie one after another, whatever their strides are."""
+"""Arguments of MLX's product with gathered matrices.
+
+Its CUDA kernel takes rows with the stride of the second last axis, and contiguous matrices, whatever the strides of the array say.
+"""
 
 from __future__ import annotations
 

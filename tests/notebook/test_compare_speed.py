@@ -1,4 +1,4 @@
-"""What `compare` tells of a model's speed is not that of its first steps after loading."""
+"""`compare` measures a model's speed after its first steps."""
 
 from __future__ import annotations
 

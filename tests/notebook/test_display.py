@@ -71,7 +71,7 @@ def test_after_an_interrupt_the_next_cell_answers_as_before(cell):
 
 
 def test_text_is_shown_as_text(cell):
-    """What a model writes is no HTML."""
+    """Text of a model is not interpreted as HTML."""
     cell.run("from mlxinfer.notebook.display import _Cell; from mlxinfer import Completion, Usage")
     cell.run("shown = _Cell(); shown.show('<script>x</script>'); shown.end(Completion('', [], 'stop', Usage(1, 1)))")
     assert "&lt;script&gt;" in cell.last_display["text/html"]

@@ -1,4 +1,4 @@
-"""What there is without a notebook: objects as text, and an answer that is printed."""
+"""Outside a notebook, objects show as text and answers are printed."""
 
 from __future__ import annotations
 

@@ -22,13 +22,13 @@ SAYS = {
     "07": "Warsaw",
     "08": "+0 ' empty. I looked around",
 }
-"""What each of them has to find out."""
+"""Text that the outputs of each notebook must contain."""
 LESS = {
     "01": {"measure=False)": 'encoder="minmax", measure=False)', "in (4, 8):": "in (8,):", 'folder / "4 bits", ': ""},
     "02": {"for layer in range(len(effect)):": "for layer in range(0, len(effect), 6):"},
     "08": {'"windy"] * 6)': '"windy"] * 2)', "max_tokens=24)": "max_tokens=8)"},
 }
-"""What takes some longest, and the same with less to compute: make notebooks runs them as they are."""
+"""Replacements that shorten the longest cells; `make notebooks` runs the originals."""
 
 
 def _cases() -> Iterator[ParameterSet]:

@@ -1,4 +1,4 @@
-"""What notebooks tell of a cache and of an engine's steps is what happened."""
+"""Cache maps and timelines of notebooks show the real pages and steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `make demo` says while it works."""
+"""Output of `make demo` during its steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed as a link arrives as a package: in the sdist, and in the wheel made from the sdist."""
+"""Folders that are links in the repository are packages in the sdist, and in the wheel made from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a release is made of: the formula and its lock, the workflow, the manifest at the root, the version, the wheels' requirements."""
+"""Parts of a release: formula and lock, workflow, root manifest, version, requirements of the wheels."""
 
 from __future__ import annotations
 

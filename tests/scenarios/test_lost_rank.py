@@ -18,7 +18,7 @@ from support.models.tiny_directory import tiny_directory
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90
 ENDS_WITHIN_S = 2.0
-"""What the documentation promises."""
+"""Documented limit."""
 
 
 class Group:

@@ -1,4 +1,4 @@
-"""What breaks, is wrong or is slow on a Mac unless somebody has thought of it, and the tests on Linux that show it is not."""
+"""Faults and slowness that only a Mac would show, each with the test that shows on Linux that it does not occur."""
 
 from __future__ import annotations
 

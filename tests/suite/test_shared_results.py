@@ -1,4 +1,4 @@
-"""What processes of a test run share, and what the weekly run of the slow tests leaves out."""
+"""Processes of a test run share results, and the weekly run has all slow tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cannot run on a machine is skipped with its reason, and the last line of a run lists the reasons."""
+"""Tests that cannot run on a machine are skipped with a reason, and the last line of a run lists the reasons."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ REASONS = ["3 no printer", "1 whole module: no_such_library is not installed (ma
 
 
 def _last_line(folder: Path, files: dict[str, str], *options: str, **environment: str) -> tuple[str, str]:
-    """How many passed and so on, and what is said after that."""
+    """Return the counts of passed and other tests, and the text after them."""
     for name, text in {"pytest.ini": SETTINGS, "conftest.py": (TESTS / "conftest.py").read_text(), **files}.items():
         (folder / name).write_text(text)
     variables = {"PYTHONPATH": f"{TESTS}:{TESTS.parent}", "HOME": str(folder), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", **environment}
@@ -56,7 +56,7 @@ def _last_line(folder: Path, files: dict[str, str], *options: str, **environment
 @pytest.mark.long
 @pytest.mark.parametrize("processes", [0, 2])
 def test_the_last_line_lists_what_was_skipped(tmp_path: Path, processes: int) -> None:
-    """What was deselected is not counted where there are several processes."""
+    """With several processes, deselected tests are not counted."""
     needs("xdist")
     options = ("-p", "xdist", "-n", str(processes)) if processes else ()
     counts, last = _last_line(tmp_path, {"test_here.py": HERE, "test_module.py": MODULE}, *options)

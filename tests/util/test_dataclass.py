@@ -124,7 +124,7 @@ def test_what_is_frozen_stays_and_can_be_a_key() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where pickle finds it."""
+    """A class at module level, for pickle."""
 
     n: int
     rest: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""What importing the package sets for MLX."""
+"""Variables that importing the package sets for MLX."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is made while the garbage collector is off does not make it work at once when it is back."""
+"""Objects made while the garbage collector is disabled do not start a collection once it is enabled again."""
 
 from __future__ import annotations
 

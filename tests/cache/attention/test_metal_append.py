@@ -32,7 +32,7 @@ FAMILIES = ("llama", "qwen3", "gemma3_text", "gemma2", "phi3", "phi3_longrope", 
 """Plain; norms of heads; local and global frequencies; a soft cap; joined projections; partial and changing rotation; wide norms; sinks;
 layers without rotation; gated queries between recurrent layers."""
 ELSEWHERE = ("qwen3", "phi3")
-"""What these have, others among them have as well."""
+"""Families whose features the other ones cover, too."""
 HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -141,7 +141,7 @@ def test_nothing_is_copied_but_recent_rows(layer: tuple[LayerStore, AttentionGro
 
 @pytest.mark.emulator
 def test_rows_of_too_many_heads_are_appended_in_a_launch_of_their_own() -> None:
-    """Where one work item does not take all queries of a sequence."""
+    """One work item cannot hold all queries of a sequence."""
     spec, segments = AttentionSpec(1, 80, 80, query_heads=16), (Segment(0, 0, 8, 0, 0),)
     q, k, v = (mx.random.normal((8, heads, 80), key=mx.random.key(heads)) for heads in (16, 1, 2))
     answers = []

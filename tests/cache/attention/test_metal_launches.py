@@ -1,4 +1,4 @@
-"""How many launches attention takes in a decode step, and how many of them in a row: counted in the graph that MLX would run."""
+"""Number of launches of attention in a decode step, in all and in sequence, counted in the graph that MLX would run."""
 
 from __future__ import annotations
 
@@ -114,8 +114,10 @@ def test_norms_of_heads_and_partial_rotation_take_none(tmp_path: Path) -> None:
 
 
 def test_a_step_in_sixteen_writes_pages(model: Model, tmp_path: Path) -> None:
-    """Where a seventeenth row would lie apart. Keys and values of one sequence are written, those of several gathered and scattered, next
-    to the row of launches."""
+    """At most sixteen rows stay outside their pages.
+
+    Keys and values of one sequence are written; those of several are gathered and scattered, apart from the chain of launches.
+    """
     assert decoded(model, tmp_path, [5], warm=11) == (7, 5)
     assert decoded(model, tmp_path, [5, 5, 5], warm=11) == (9, 5)
     assert decoded(model, tmp_path, [5], warm=12) == (5, 5)

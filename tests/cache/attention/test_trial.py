@@ -62,7 +62,7 @@ def tried(kind: trial.Kind) -> Recorder:
 
 
 def planned(spec: AttentionSpec, kv: KVFormat, cores: int) -> set[Variant]:
-    """What decode comes to at any length, with any number of rows and neighbours."""
+    """Return the variants that decode can use at any length, number of rows and company."""
     assert spec.query_heads
     shape = Shape(mx.bfloat16, spec.query_heads, spec.kv_heads, spec.key_dim, spec.value_dim, kv.k_bits, kv.v_bits)
     found: set[Variant] = set()

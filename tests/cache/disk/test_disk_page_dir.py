@@ -35,7 +35,7 @@ def taken(directory):
 
 
 def kept(folder, numbers, **settings):
-    """Which of these pages can be read, and are right."""
+    """Return those of the pages that can be read and are correct."""
     found = set()
     for number in numbers:
         one = page(number, **settings)

@@ -1,4 +1,4 @@
-"""What is found on disk after a restart: the logits behind it are those of a computation from the beginning, bit for bit."""
+"""Pages found on disk after a restart give the logits of a full computation, bit for bit."""
 
 import mlx.core as mx
 import numpy as np
@@ -26,7 +26,7 @@ def filled(directory, name, kv, length=LENGTH, **settings):
 
 
 def resumed(reader, tokens):
-    """How many of the tokens were there, and the logits of the others."""
+    """Return the number of reused tokens and the logits of the others."""
     reader.prefetch(tokens)
     slot = reader.open(tokens)
     there = reader.past[slot]
@@ -147,7 +147,7 @@ def test_little_memory_reads_what_fits(tmp_path):
 
 
 def test_the_cap_is_smaller_than_the_prompt(tmp_path):
-    """What fits is its beginning; nothing is written again and again."""
+    """The beginning of the prompt is stored, and not rewritten with each prompt."""
     with Reader(FULL, tmp_path, KVFormat(), limit=30 * 18000) as reader:
         slot = reader.open()
         for start in range(0, 3200, 640):

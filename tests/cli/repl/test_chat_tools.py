@@ -134,7 +134,7 @@ def test_a_pipe_cannot_be_asked(call, chat_model, tools_file):
 
 
 def test_a_call_is_shown_whole(tools_file, capsys):
-    """What the user agrees to must not hide behind a long argument."""
+    """A long argument does not hide the call from the user who must agree to it."""
     hidden = json.dumps({"a": 1, "b": "x " * 3000 + "the end"})
     ToolRunner(tools_of_file(tools_file), lambda question: "n").result(ToolCall("1", "add", hidden))
     assert "the end" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What a chat shows while a model thinks, what its line editor completes and finds again, and what a first visitor is told."""
+"""Screen of a chat while a model thinks, completion and history of its line editor, and hints for a first use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def written(monkeypatch):
-    """What a writer writes, as one list; notes are shown when asked for only."""
+    """Return the output of a writer as one list, with notes only on request."""
     pieces: list[str] = []
     monkeypatch.setattr(waiting, "_write", lambda stream, text: pieces.append(text))
     monkeypatch.setattr(waiting, "NOTE_S", 60.0)

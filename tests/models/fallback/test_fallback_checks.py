@@ -1,4 +1,4 @@
-"""What is known of mlx-lm's graphs: stored logits of transformers, what is refused, and the table in docs/models.md."""
+"""Facts about mlx-lm's graphs: stored logits of transformers, refusals, and the table in docs/models.md."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What configs and checkpoints leave out follows from the rest. That every golden checkpoint gives transformers' logits is tested in
-tests/families."""
+"""Values that configs and checkpoints leave out follow from the others. tests/families compares every golden checkpoint with
+transformers."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def drafted(model, chunks, turns=1):
 
 
 def model_rows(w, tokens):
-    """What enters each block of the golden Llama, and what leaves the last: float64 `[4, T, 48]`."""
+    """Return the inputs of each block of the golden Llama and the output of the last: float64 `[4, T, 48]`."""
     config = config_of("llama") | {"rope_theta": 10000.0}
     rows = [w["model.embed_tokens.weight"][tokens]]
     for layer in range(3):

@@ -1,4 +1,4 @@
-"""What a step with a head, or with inputs of each block, does not do twice or for nothing."""
+"""A step with a draft head, or with inputs of each block, repeats no work and does none in vain."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What heads compute is what their definition says, in whichever steps and pages."""
+"""MTP heads compute their definition, in any steps and pages."""
 
 from dataclasses import replace
 

@@ -80,7 +80,7 @@ class Reader:
         return slot
 
     def prefetch(self, tokens: list[int], cache_salt: str = "") -> int:
-        """How often it had to be asked."""
+        """Fetch the prefix and return the number of calls that took."""
         count = 0
         while self.cache.prefetch(tokens, cache_salt):
             self.cache.wait(10)

@@ -22,7 +22,7 @@ _PATIENCE_S = 60
 
 
 class Meeting:
-    """What `Ring.sum` is to machines."""
+    """`Ring.sum` between threads."""
 
     def __init__(self, count: int) -> None:
         self._held: list[np.ndarray] = [np.zeros(0)] * count

@@ -62,7 +62,7 @@ def run(engine: Engine, sequences: list[Sequence]) -> list[list[int]]:
 
 
 def greedy(prompt: list[int], count: int, name: str = "llama") -> list[int]:
-    """What plain recomputation of everything at each token gives: no cache, no engine."""
+    """Return the greedy tokens of full recomputation at each token, without cache and engine."""
     model, tokens = tiny_model(name), list(prompt)
     for _ in range(count):
         step = PlainCache(model.layers).step([(0, len(tokens))])

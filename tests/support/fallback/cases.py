@@ -192,7 +192,7 @@ WRAPPED = {"gemma3n": "gemma3n_text"}
 """Models that also see images, and that of the cases above which is their text model: the whole needs packages that are not installed."""
 
 RENAMED = {"joyai_llm_flash": "deepseek_v3", "kimi_k2": "deepseek_v3"}
-"""What is written under another `model_type`, which transformers does not have, and that of the cases above which it is written from."""
+"""`model_type` of checkpoints that transformers does not have, with the case above whose checkpoint they share."""
 
 _TEXT = {**BASE, **_HEAD}
 _SMALL = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

@@ -41,9 +41,9 @@ class Case:
     sidecar: dict[str, Any] | None = None
     """hf_quant_config.json, instead of the block."""
     exact: bool = False
-    """Whether scales in float16 hold all that the source says."""
+    """True if float16 scales represent the source exactly."""
     wide_scales: bool = False
-    """Whether codes are kept and scales have all the digits of float32, so that products are rounded."""
+    """True if codes are kept and scales have all digits of float32, so products are rounded."""
     extra: dict[str, Part] = field(default_factory=dict)
     """Further tensors of each module, which are of no use."""
 

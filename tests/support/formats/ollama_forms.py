@@ -1,4 +1,4 @@
-"""What Ollama's converters write: changes of the hyperparameters and tensors of a golden GGUF file. Each returns Ollama's name of it."""
+"""GGUF files as Ollama's converters write them: each function changes a golden file and returns Ollama's name for it."""
 
 from __future__ import annotations
 

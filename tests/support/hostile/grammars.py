@@ -253,7 +253,7 @@ def _choice(r: Random) -> Structure:
 
 
 def _chains(r: Random) -> Structure:
-    """What leads into itself so deep that reading it recursively takes more stack than there is."""
+    """References so deep that reading them recursively overflows the stack."""
     count = r.choice([100, 300, 3000, 9000])
     kind = r.randrange(6)
     if kind == 0:
@@ -274,7 +274,7 @@ def _chains(r: Random) -> Structure:
 
 
 def _products(r: Random) -> Structure:
-    """What is multiplied out, compared with each other, or turned into tokens again in every step."""
+    """Grammars that are multiplied out, compared pairwise, or tokenized again in every step."""
     many = r.choice([20, 100, 400])
     each = {"type": "object", "properties": {f"a{i}": {"type": "string"} for i in range(many)}}
     kinds: list[Structure] = [

@@ -17,7 +17,7 @@ needs_emulator = pytest.mark.emulator
 
 
 def on_gpu() -> bool:
-    """Whether kernels run here without being asked to: on a GPU, or as `make mac-like` has it."""
+    """Return True if kernels run here by default: on a GPU, or with `make mac-like`."""
     return mx.metal.is_available() or mx.cuda.is_available() or os.environ.get("MLXINFER_KERNELS") == "emulator"
 
 

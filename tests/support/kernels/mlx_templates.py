@@ -28,7 +28,7 @@ _ATTRIBUTES = re.compile(r"\s*\[\[[a-z_]+(\([^)]*\))?\]\]")
 
 @cache
 def declarations() -> tuple[str, ...]:
-    """What MLX's headers define before every kernel: its structs and functions, each without its body."""
+    """Return the structs and function declarations that MLX's headers put before every kernel."""
     text = _COMMENTS.sub("", (HEADERS / "utils.h").read_text(encoding="utf-8"))
     return tuple(" ".join(match[0].split()) + ";" for pattern in (_STRUCTS, _FUNCTIONS) for match in pattern.finditer(text))
 
@@ -60,7 +60,7 @@ class Templates(dict[str, str]):
 
 
 def errors(source: str) -> str:
-    """What a compiler has to say of MLX's source, or an empty string."""
+    """Return a compiler's errors in MLX's source, or ""."""
     body = _ATTRIBUTES.sub("", source.split("```")[1] if "```" in source else source)
     # In C++ for OpenCL only kernels have arrays of a threadgroup, and templates are no kernels: here they are pointers to such arrays.
     code = prelude() + _ARRAYS.sub(r"\1(*\2)\3 = 0;", body)

@@ -53,7 +53,7 @@ NEEDED = {
 
 @cache
 def wheels_missing() -> str:
-    """What has to be installed, or an empty string."""
+    """Return the missing wheels, or ""."""
     missing = [wheel for wheel, file in NEEDED.items() if not any(found for root in _roots() for found in root.rglob(file))]
     return f"pip install {' '.join(missing)}" if missing else ""
 

@@ -11,7 +11,7 @@ import numpy as np
 
 
 def in_blocks(name: str) -> bool:
-    """Whether a tensor belongs to a block of layers."""
+    """Return True if a tensor belongs to a block of layers."""
     return ".layers." in name
 
 

@@ -17,14 +17,14 @@ START, END = "<!-- written by: python -m pytest tests/families --write-models-ta
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of one test."""
+    """Result of one test."""
 
     outcome: str
     """pytest's: "passed", "failed" or "skipped"."""
     reason: str = ""
     """Why it was skipped."""
     text: str = ""
-    """What the cell says instead of "yes"."""
+    """Text of the cell instead of "yes"."""
     error: float = 0.0
     """Largest error of a logit."""
 

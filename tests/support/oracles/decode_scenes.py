@@ -97,7 +97,7 @@ class Scene:
         return Pools(pages, len(self.sequences) if self.first else 0, len(self.sequences) + 1, entries, recent)
 
     def recent_rows(self, length: int) -> int:
-        """How many of a sequence's rows lie apart from its open page."""
+        """Return the number of a sequence's rows outside its open page."""
         return min(self.apart, (length - 1) % 64 + 1)
 
     @cached_property

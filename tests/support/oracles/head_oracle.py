@@ -1,6 +1,9 @@
-"""What a head computes, in NumPy and by the definitions alone (arXiv:2412.19437, section 2.2; `Qwen3NextMultiTokenPredictor` and
-`DeepSeekMultiTokenPredictor` of vLLM): the pair of token t + 1 and the model's row of token t stands at position t, and the pairs of a
-sequence, of which there is one fewer than of tokens, attend to one another causally. Nothing here knows pages, steps or shifted rows."""
+"""MTP heads in NumPy, from their definitions only.
+
+Sources: arXiv:2412.19437, section 2.2; vLLM's `Qwen3NextMultiTokenPredictor` and `DeepSeekMultiTokenPredictor`. Position t has the pair of
+token t + 1 and the model's row of token t; the pairs of a sequence attend causally, one fewer than its tokens. There are no pages, steps or
+shifted rows here.
+"""
 
 from __future__ import annotations
 

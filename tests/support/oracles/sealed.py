@@ -1,4 +1,4 @@
-"""What sealing leaves of pages, in NumPy."""
+"""Values of sealed pages, in NumPy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .sealed_pages import quantize, value_inset
 
 
 def restored(x: np.ndarray, bits: int, inset: float = 0.0) -> np.ndarray:
-    """What is left of groups along the last axis."""
+    """Quantize and restore groups along the last axis."""
     if bits == 16:
         return x
     codes, scale, bias = quantize(x, bits, inset)

@@ -1,4 +1,4 @@
-"""What MLX holds, measured so that a busy machine does not change it."""
+"""MLX's active memory, measured independently of the machine's load."""
 
 import mlx.core as mx
 

@@ -25,7 +25,7 @@ class Block:
     text: str
     line: int
     runs: bool
-    """Whether the page marks it as one that runs as it is."""
+    """True if the page marks the snippet as one that runs as it is."""
 
     @property
     def name(self) -> str:
@@ -53,7 +53,7 @@ def commands(page: Path, program: str) -> Iterator[tuple[str, str]]:
 
 
 def links(page: Path) -> Iterator[str]:
-    """Where a page points to, besides the web."""
+    """Yield a page's links, except to the web."""
     text = _FENCE.sub("", page.read_text(encoding="utf-8"))
     for link in _LINK.findall(text):
         if "://" not in link and not link.startswith("mailto:"):
@@ -61,6 +61,6 @@ def links(page: Path) -> Iterator[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What can follow # in a link to this page."""
+    """Return the anchors of a page: texts that may follow # in a link."""
     headings = _HEADING.findall(_FENCE.sub("", page.read_text(encoding="utf-8")))
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}

@@ -1,4 +1,4 @@
-"""How many random examples of a property are tried: all with `HYPOTHESIS_PROFILE=full`, a third in `make test`, fewer in quicker loops."""
+"""Number of random examples of a property: all with `HYPOTHESIS_PROFILE=full`, a third in `make test`, fewer in quicker loops."""
 
 from __future__ import annotations
 

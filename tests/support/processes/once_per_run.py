@@ -11,7 +11,7 @@ import pytest
 
 
 def once_per_run(directories: pytest.TempPathFactory, name: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns, which JSON has to hold: the first process computes it, the others wait for it."""
+    """Return the JSON value of `make`: the first process of the run computes it, and the others wait."""
     base = directories.getbasetemp()
     # A process of xdist has a folder in the run's; the environment also tells pytest so where a test of such a process has started it.
     place = (base.parent if base.name.startswith("popen-") else base) / f"{name}.json"

@@ -41,7 +41,7 @@ def _candidate(missing: set[Pair], ordered: list[Pair], sizes: list[int], chance
 
 
 def _meets(missing: set[Pair], taken: dict[int, int], axis: int, choice: int) -> int:
-    """How many missing pairs a further choice would be part of."""
+    """Count the missing pairs that a further choice would cover."""
     return sum(((b, j, axis, choice) if b < axis else (axis, choice, b, j)) in missing for b, j in taken.items())
 
 

@@ -30,7 +30,7 @@ SHARES = {
     "config hard": 137,
     "store": 54,
 }
-"""How many of each kind there are among 1,114."""
+"""Number of schemas of each kind among 1,114."""
 _WORDS = [
     "user",
     "order",

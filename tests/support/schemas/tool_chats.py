@@ -111,7 +111,7 @@ def merged(events: Iterable[OutputEvent]) -> list[tuple[str, str]]:
 
 
 def read(format: OutputFormat, text: str, cuts: Iterable[int] = (), begun: str = "", tools: Tools = TOOLS) -> list[tuple[str, str]]:
-    """What a reader gives for a text that comes in pieces, cut at these places."""
+    """Return the parts that a reader finds in a text in pieces, cut at `cuts`."""
     reader, events, last = OutputReader(format, tools, begun), [], 0
     for cut in (*cuts, len(text)):
         events += reader.add(text[last:cut])
