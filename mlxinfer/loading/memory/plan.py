@@ -1,7 +1,8 @@
-"""The memory plan, made before a weight is read: weights, the cache, a step, and what is kept for reuse."""
+"""The memory plan, made before a weight is read: weights, the cache, a step, and pages and states kept for reuse."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import mlx.core as mx
@@ -10,14 +11,14 @@ from ...cache.base import PAGE, AttentionSpec, BidirectionalSpec
 from ...cache.kv_format import KVFormat
 from ...cache.paged import PagedCache
 from ...cache.pages import pages_for
+from ...cache.state import LEAST_BYTES
 from ...cache.store import LayerStore
 from ...config import MAX_DRAFT, MAX_NUM_SEQS
 from ...errors import MemoryPlanError, PromptError
 from ...models.decoder import Model
 from ...util.dataclass import dataclass
 from ...util.device import DeviceMemory, device_memory, is_gpu
-from .shares import Demands, Shares, divide, within_buffers
-from .step import StepRows, kept_arrays, state_bytes, step_size, weight_arrays, with_scored
+from .step import StepRows, StepSize, kept_arrays, state_bytes, step_size, weight_arrays, with_scored
 
 if TYPE_CHECKING:
     from ...types import EngineStats
@@ -25,25 +26,37 @@ if TYPE_CHECKING:
 _USUAL_CHUNK = 512
 """Rows of a step on a GPU."""
 _LONG_CHUNKS = (2048, 1024)
-"""More rows, the first of them that takes little memory."""
+"""More rows; the first value that takes little memory is used."""
 _SHORT_CHUNK = 256
-"""Fewer rows, where memory is short."""
+"""Fewer rows, for short memory."""
 _LONG_STEP_SHARE = 0.125
-"""Share of the memory besides the weights that may go to a step of more rows than usual, and to what windows then keep."""
+"""Share of the memory besides the weights for a step of more than the usual rows, and for the windows that it extends."""
 _CPU_CHUNK = 64
-"""Rows of a step on the CPU, where larger ones are not faster and would delay Ctrl-C."""
+"""Rows of a step on the CPU, where larger steps are not faster and would delay Ctrl-C."""
 _OPEN_PAGES_IN_FLIGHT = 1.5
-"""Open pages of a sequence that a step on a GPU writes anew: a copy where MLX cannot write in place, and 16 recent rows, old and new."""
+"""Open pages of a sequence that a step on a GPU rewrites: a copy if MLX cannot write in place, and 16 recent rows, old and new."""
 _SCORED_SHARE = 1 / 16
-"""Share of the memory besides the weights for the logits of prompts, where they are asked for."""
+"""Share of the memory besides the weights for the logits of prompts, if requested."""
 _LEAST_SCORED = 16
 GOOD_CONTEXT = 8192
 """Tokens of context that come before long chunks and before further sequences."""
 _LEAST_TOKENS = 4 * PAGE
+_MOST_REUSE = 2 * 2**30
+_REUSE_SHARE = 0.25
+"""Share of the memory besides the weights for what is kept in case a later prompt starts alike."""
+_SHORT_REUSE_SHARE = 0.125
+"""The same if memory limits the context."""
+_SNAPSHOT_SHARE = {False: 0.125, True: 0.5}
+"""Share of that for snapshots, by whether layers are recurrent: their states are large and not in the pool."""
+_SEQUENCES_SHARE = 0.5
+"""Maximum share of the memory for the fixed costs of running sequences. Fewer run if they would need more."""
+_MOST_BUFFERS_SHARE = 0.75
+_ENDLESS = 2**40
+"""Stands for "unlimited": with only windows and recurrent states, further tokens cost no memory."""
 
 
 class Planned(Protocol):
-    """A model that is loaded, or of which only the headers were read."""
+    """A model that is loaded or prepared."""
 
     @property
     def model(self) -> Model: ...
@@ -60,48 +73,48 @@ class Planned(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """How the memory is divided. Sizes are in bytes unless a field says otherwise; `used` and `left` add up to `limit`."""
+    """Division of the memory. Bytes, unless a field says otherwise; `used` and `left` add up to `limit`."""
 
     total: int
-    """Memory there is, whatever this process may take of it."""
+    """Memory of the device, whatever part this process may take."""
     source: str
-    """Which limit `total` is, for messages: "physical memory", "recommended working set", a control group."""
+    """Name of the limit `total`, for messages: "physical memory", "recommended working set", a control group."""
     limit: int
-    """Memory that the weights, the cache and a step may take together."""
+    """Memory for the weights, the cache and a step together."""
     weights: int
-    """Bytes of the model's weights, and of its adapters."""
+    """Weights of the model and its adapters."""
     draft_weights: int
     """Weights of the draft model; 0 without one."""
     step: int
     """Peak of one step's activations, in addition to everything that stays."""
     growth: int
-    """What the page pool takes beyond that while it grows, between two steps: parts of it are there twice."""
+    """Additional peak while the page pool grows between two steps: parts of it exist twice."""
     max_num_seqs: int
-    """Sequences that run together, a count."""
+    """Maximum number of running sequences."""
     sequence: int
-    """Bytes each running sequence takes whatever its length: open pages, windows, recurrent states."""
+    """Bytes of each running sequence, whatever its length: open pages, windows, recurrent states."""
     token: float
-    """Bytes for each token of context, in the layers without a window."""
+    """Bytes of each token of context, in the layers without a window."""
     pool_tokens: int
-    """Tokens that the page pool holds, for all sequences and for reuse."""
+    """Tokens in the page pool, of all sequences and for reuse."""
     context: int
-    """Tokens that one sequence may have."""
+    """Maximum tokens of one sequence."""
     room_tokens: int
     """Tokens of one sequence that would fit if the model allowed any number."""
     prefix_cache_tokens: int
-    """Tokens of the pool that are kept for prompts that begin alike."""
+    """Tokens of the pool that are kept for prompts with the same start."""
     reuse: int
-    """Pages of layers with a window that are kept for reuse; those of layers without one are in the pool."""
+    """Pages kept for reuse of layers with a window; those of layers without one are in the pool."""
     snapshots: int
-    """Recurrent states and window contents that are kept for reuse."""
+    """Recurrent states and window contents kept for reuse."""
     buffers: int
-    """Arrays that can be alive at once, a count."""
+    """Count of arrays that can be alive at once."""
     buffer_limit: int | None
-    """The device's limit of `buffers`; None where it has none."""
+    """The device's limit of `buffers`, or None."""
     rows: int
     """Tokens of the largest step."""
     scored_rows: int
-    """Rows of prompts whose logits one step computes at most, where they are asked for."""
+    """Maximum rows of prompts whose logits one step computes, if requested."""
 
     @property
     def pool(self) -> int:
@@ -110,7 +123,7 @@ class MemoryPlan:
 
     @property
     def sequences(self) -> int:
-        """Bytes that all running sequences take whatever their length."""
+        """Bytes of all running sequences, whatever their length."""
         return self.max_num_seqs * self.sequence
 
     @property
@@ -122,17 +135,49 @@ class MemoryPlan:
         return self.limit - self.used
 
     def in_use(self, stats: EngineStats) -> int:
-        """Bytes of the weights, and of the pages and sequences of an engine with these `stats`. `used` is their limit."""
+        """Bytes in use by the weights, pages and sequences of an engine with these `stats`; at most `used`."""
         pages = min((stats.pages_used + stats.pages_cached) * PAGE * self.token, self.pool)
         return self.weights + self.draft_weights + int(pages) + stats.running * self.sequence
 
 
 def usable_memory(memory_gb: float | None = None, memory: DeviceMemory | None = None) -> int:
-    """Bytes that a model and all that belongs to it may take: the device's, less what is reserved, or the caller's limit in GB if that is
-    lower."""
+    """Bytes for a model with its cache and steps: the device's unreserved memory, or the caller's limit in GB if that is lower."""
     memory = memory or device_memory()
     free = max(memory.usable - memory.reserved, 0)
     return free if memory_gb is None else min(free, int(memory_gb * 1e9))
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Memory that a model, or a model and its draft model, need. Bytes, unless a field says otherwise."""
+
+    weights: int
+    load: int
+    """Needed besides the weights while they are read."""
+    step: StepSize
+    """Peak of a step."""
+    token: float
+    """For each token of context, in layers without a window."""
+    window_token: float
+    """For each token kept for reuse, in layers with a window."""
+    sequence: int
+    """For each running sequence, whatever its length."""
+    recurrent: bool
+    """True if a layer has a state that changes with every token."""
+    arrays: int
+    """Count of arrays besides snapshots that can be alive at once."""
+
+    def __add__(self, other: Demands) -> Demands:
+        return Demands(
+            self.weights + other.weights,
+            max(self.load, other.load),
+            self.step + other.step,
+            self.token + other.token,
+            self.window_token + other.window_token,
+            self.sequence + other.sequence,
+            self.recurrent or other.recurrent,
+            self.arrays + other.arrays,
+        )
 
 
 def plan_memory(
@@ -142,147 +187,169 @@ def plan_memory(
     max_num_seqs: int = MAX_NUM_SEQS,
     kv: KVFormat | None = None,
     draft: Planned | None = None,
+    adapter_bytes: int = 0,
     memory_gb: float | None = None,
     prefix_cache: bool = True,
     max_draft: int = MAX_DRAFT,
     deterministic: bool = False,
     memory: DeviceMemory | None = None,
 ) -> MemoryPlan:
-    """The longest context and the largest cache that fit, for a model and its draft model together.
+    """The longest context and the largest cache that fit, for a model with its adapters and its draft model.
 
-    `max_context` and `max_num_seqs` are upper bounds: where memory is short, fewer sequences come before a shorter context. `memory_gb` is
+    `max_context` and `max_num_seqs` are upper bounds: if memory is short, fewer sequences come before a shorter context. `memory_gb` is
     the caller's limit (GB of 10^9 bytes), `memory` replaces the device's. Needs no weights: a `PreparedModel` does. Raises
-    `MemoryPlanError` where the weights and a context of 256 tokens do not fit, `PromptError` for a context that the model does not have.
+    `MemoryPlanError` if the weights and a context of 256 tokens do not fit, `PromptError` for a context that the model does not have.
     """
     memory = memory or device_memory()
-    limit = usable_memory(memory_gb, memory)
-    request = _Request(
-        planned=planned,
-        draft=draft,
-        kv=kv or KVFormat(),
-        limit=limit,
-        wanted=_context(planned.model, max_context),
-        drafts=max_draft,
-        prefix_cache=prefix_cache and not _looks_both_ways(planned.model),
-        least_scored=PAGE if deterministic else _LEAST_SCORED,
-    )
-    chosen = request.best(max_num_seqs)
-    demands, shares = chosen.demands, chosen.shares
-    least = min(request.wanted, _LEAST_TOKENS)
-    if shares.context < least or demands.weights + demands.load > limit:
+    limit, model = usable_memory(memory_gb, memory), planned.model
+    weights = planned.weight_bytes + adapter_bytes
+    wanted, whole_texts = _context(model, max_context), _looks_both_ways(model)
+    scored_bytes, least_scored = int((limit - weights) * _SCORED_SHARE), PAGE if deterministic else _LEAST_SCORED
+
+    def option(rows: int, sequences: int) -> Option:
+        step = with_scored(model, StepRows(rows=rows, sequences=sequences, drafts=max_draft), scored_bytes, least_scored)
+        demands = _demands(planned, kv or KVFormat(), step, weights)
+        if draft is not None:
+            demands += _demands(draft, KVFormat(), step, draft.weight_bytes)
+        reuse = 0.0 if whole_texts or not prefix_cache else _REUSE_SHARE
+        plan = _divided(demands, memory, limit, wanted, step, weights, reuse)
+        if reuse and plan.context < wanted:
+            plan = _divided(demands, memory, limit, wanted, step, weights, _SHORT_REUSE_SHARE)
+        return demands, plan
+
+    demands, plan = _best_option(option, max_num_seqs, wanted, whole_texts)
+    least = min(wanted, _LEAST_TOKENS)
+    if plan.context < least or demands.weights + demands.load > limit:
         raise MemoryPlanError(_does_not_fit(demands, least, limit, "memory_gb" if limit < memory.usable - memory.reserved else memory))
-    snapshots, buffers = within_buffers(demands, shares.snapshots, memory.buffers)
+    return plan
+
+
+Option = tuple[Demands, MemoryPlan]
+"""One way to divide the memory."""
+
+
+def _best_option(option: Callable[[int, int], Option], max_num_seqs: int, wanted: int, whole_texts: bool) -> Option:
+    """The most sequences and the longest steps that leave memory for a good context, or else the longest context.
+
+    `option` takes the rows of a step and the sequences.
+    """
+    good = min(wanted, GOOD_CONTEXT)
+    found: list[Option] = []
+    sequences = max_num_seqs
+    while sequences:
+        if whole_texts:
+            found.append(option(max(wanted, _USUAL_CHUNK), sequences))  # a step takes the longest text whole
+        elif not is_gpu():
+            found.append(option(_CPU_CHUNK, sequences))
+        else:
+            found.append(_best_rows(option, sequences, good))
+        if found[-1][1].context >= good:
+            return found[-1]
+        sequences //= 2
+    return max(found, key=lambda option: option[1].context)
+
+
+def _best_rows(option: Callable[[int, int], Option], sequences: int, good: int) -> Option:
+    """The rows of a step on a GPU, for this many sequences and a context of at least `good` tokens if possible."""
+    usual = option(_USUAL_CHUNK, sequences)
+    if usual[1].context < good:
+        return option(_SHORT_CHUNK, sequences) if sequences <= _SHORT_CHUNK else usual
+    for rows in _LONG_CHUNKS:
+        longer = option(rows, sequences)
+        if longer[1].context >= good and _takes_little(longer, usual):
+            return longer
+    return usual
+
+
+def _takes_little(longer: Option, usual: Option) -> bool:
+    (demands, plan), (usual_demands, usual_plan) = longer, usual
+    windows = plan.max_num_seqs * (plan.sequence - usual_plan.sequence)
+    return demands.step.at(0) + windows <= _LONG_STEP_SHARE * (plan.limit - usual_demands.weights)
+
+
+def _divided(
+    demands: Demands, memory: DeviceMemory, limit: int, wanted: int, step: StepRows, weights: int, reuse_share: float
+) -> MemoryPlan:
+    """Divide `limit` bytes of `memory` for a context of `wanted` tokens, or as many as fit. `weights` are the model's, in bytes."""
+    sequences, size = step.sequences, demands.step
+    room = limit - demands.weights - size.at(0)
+    if demands.sequence:
+        sequences = max(min(sequences, int(room * _SEQUENCES_SHARE / demands.sequence)), 1)
+    room -= sequences * demands.sequence
+    kept = min(_MOST_REUSE, int(max(room, 0) * reuse_share))
+    snapshots = int(kept * _SNAPSHOT_SHARE[demands.recurrent])
+    token = demands.token + demands.window_token
+    prefix_cache_tokens = int((kept - snapshots) / token) if token else 0
+    room += size.at(0) - snapshots - int(prefix_cache_tokens * demands.window_token)
+
+    def besides(context: int, pool: int) -> int:
+        return size.at(context, sequences) + size.growth(context, sequences, pool)
+
+    if demands.token:
+        most = _largest(room, demands.token, lambda tokens: besides(tokens, tokens))
+        context = min(wanted, most)
+        pool = min(wanted * sequences + prefix_cache_tokens, _largest(room, demands.token, lambda tokens: besides(context, tokens)))
+        prefix_cache_tokens = min(prefix_cache_tokens, pool)
+    else:
+        most = _ENDLESS if room > size.at(0) else 0
+        context, pool = min(wanted, most), wanted * sequences + prefix_cache_tokens
+    if memory.buffers is not None:
+        snapshots = min(snapshots, max(int(memory.buffers * _MOST_BUFFERS_SHARE) - demands.arrays, 0) * LEAST_BYTES)
     return MemoryPlan(
         total=memory.total,
         source=memory.source,
         limit=limit,
-        weights=planned.weight_bytes,
-        draft_weights=demands.weights - planned.weight_bytes,
-        step=shares.step,
-        growth=shares.growth,
-        max_num_seqs=shares.sequences,
+        weights=weights,
+        draft_weights=demands.weights - weights,
+        step=size.at(context, sequences),
+        growth=size.growth(context, sequences, pool),
+        max_num_seqs=sequences,
         sequence=demands.sequence,
         token=demands.token,
-        pool_tokens=shares.pool_tokens,
-        context=shares.context,
-        room_tokens=shares.room_tokens,
-        prefix_cache_tokens=shares.prefix_cache_tokens,
-        reuse=int(shares.prefix_cache_tokens * demands.window_token),
+        pool_tokens=pool,
+        context=context,
+        room_tokens=most,
+        prefix_cache_tokens=prefix_cache_tokens,
+        reuse=int(prefix_cache_tokens * demands.window_token),
         snapshots=snapshots,
-        buffers=buffers,
+        buffers=demands.arrays + snapshots // LEAST_BYTES,
         buffer_limit=memory.buffers,
-        rows=chosen.step.rows,
-        scored_rows=chosen.step.scored,
+        rows=step.rows,
+        scored_rows=step.scored,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """One way to divide the memory."""
-
-    step: StepRows
-    demands: Demands
-    shares: Shares
-    good: bool
-    """Whether the context is long enough to think of anything else."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Request:
-    """What is planned for."""
-
-    planned: Planned
-    draft: Planned | None
-    kv: KVFormat
-    limit: int
-    """Bytes."""
-    wanted: int
-    """Tokens of context."""
-    drafts: int
-    """Tokens drafted for a sequence, at most."""
-    prefix_cache: bool
-    least_scored: int
-    """Rows of a prompt, at least, whose logits can be computed in one step."""
-
-    def best(self, max_num_seqs: int) -> _Option:
-        """The most sequences and the longest steps that leave room for a good context; or else the longest context."""
-        found: list[_Option] = []
-        sequences = max_num_seqs
-        while sequences:
-            found.append(self._with_sequences(sequences))
-            if found[-1].good:
-                return found[-1]
-            sequences //= 2
-        return max(found, key=lambda option: option.shares.context)
-
-    def _with_sequences(self, sequences: int) -> _Option:
-        if _looks_both_ways(self.planned.model):
-            return self._option(max(self.wanted, _USUAL_CHUNK), sequences)  # a step takes the longest text whole
-        if not is_gpu():
-            return self._option(_CPU_CHUNK, sequences)
-        usual = self._option(_USUAL_CHUNK, sequences)
-        if not usual.good:
-            return self._option(_SHORT_CHUNK, sequences) if sequences <= _SHORT_CHUNK else usual
-        longer = (self._option(rows, sequences) for rows in _LONG_CHUNKS)
-        return next((option for option in longer if option.good and self._takes_little(option, usual)), usual)
-
-    def _takes_little(self, option: _Option, usual: _Option) -> bool:
-        windows = option.shares.sequences * (option.demands.sequence - usual.demands.sequence)
-        return option.demands.step.at(0) + windows <= _LONG_STEP_SHARE * (self.limit - usual.demands.weights)
-
-    def _option(self, rows: int, sequences: int) -> _Option:
-        step = StepRows(rows=rows, sequences=sequences, drafts=self.drafts)
-        room = int((self.limit - self.planned.weight_bytes) * _SCORED_SHARE)
-        step = with_scored(self.planned.model, step, room, self.least_scored)
-        demands = _demands(self.planned, self.kv, step)
-        if self.draft is not None:
-            demands += _demands(self.draft, KVFormat(), step)
-        shares = divide(demands, self.limit, self.wanted, sequences, prefix_cache=self.prefix_cache)
-        return _Option(step, demands, shares, shares.context >= min(self.wanted, GOOD_CONTEXT))
+def _largest(room: int, token: float, besides: Callable[[int], int]) -> int:
+    """The most tokens that fit in `room` bytes if n tokens take n * `token` + `besides(n)`; 0 if none do."""
+    fits, fails = 0, int(max(room, 0) / token) + 1
+    while fails - fits > 1:
+        middle = (fits + fails) // 2
+        fits, fails = (middle, fails) if middle * token + besides(middle) <= room else (fits, middle)
+    return fits
 
 
 def _looks_both_ways(model: Model) -> bool:
     return any(isinstance(spec, BidirectionalSpec) for spec in model.layers)
 
 
-def _demands(planned: Planned, kv: KVFormat, step: StepRows) -> Demands:
+def _demands(planned: Planned, kv: KVFormat, step: StepRows, weights: int) -> Demands:
     layers, dtype = planned.model.layers, planned.dtype
     windows = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
     states = sum(map(state_bytes, layers))
     opened = PagedCache.sequence_bytes(layers, dtype, kv)
-    if is_gpu():  # while a step is in flight, open pages and their recent rows are there twice
+    if is_gpu():  # while a step is in flight, open pages and their recent rows exist twice
         opened += int(_OPEN_PAGES_IN_FLIGHT * PagedCache.sequence_bytes(layers, dtype))
     held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, step.rows) for s in windows)
+    size = step_size(planned.model, dtype, kv, step)
     return Demands(
-        weights=planned.weight_bytes,
+        weights=weights,
         load=planned.load_bytes,
-        step=step_size(planned.model, dtype, kv, step),
+        step=size,
         token=PagedCache.token_bytes(layers, dtype, kv),
         window_token=PagedCache.reuse_bytes(layers, dtype, kv),
         sequence=opened + states + held,
         recurrent=bool(states),
-        weight_arrays=weight_arrays(planned.model),
-        layer_arrays=sum(kept_arrays(planned.model)),
+        arrays=weight_arrays(planned.model) + sum(kept_arrays(planned.model)) + size.arrays,
     )
 
 
