@@ -168,7 +168,6 @@ KNOWN_SMALL = {
     "convert/write/sidecars.py",
     "mlxinfer/engine/client/lasting_threads.py",
     "mlxinfer/evaluation/streamed.py",
-    "mlxinfer/loading/gguf/gpu_formats.py",
     "mlxinfer/sampling/noise.py",
 }
 

@@ -233,14 +233,13 @@ def own_part(found: Prepared, plan: SplitPlan, rank: int) -> Prepared:
     graph, part = cuttable(found.target), plan.parts[rank]
     outline: Model = part_outline(graph, part)
     if part.shares > 1:
-        assert found.target.outline is not None
         outline = found.target.outline(part)
     if found.adapters:
         changes(graph, found.adapters)
         own = of_part(outline, found.adapters) if part.shares == 1 else of_share(found.adapters, part)
         found = replace(found, adapters=own)
     drafting = found.draft.weight_bytes if found.draft else 0  # the plan counts the drafter among rank 0's weights
-    return replace(found, target=replace(found.target, model=outline, weight_bytes=plan.weights[rank] - drafting, part=part))
+    return replace(found, target=found.target.of_part(part, outline, plan.weights[rank] - drafting))
 
 
 def limits_of(own: Prepared) -> RankLimits:

@@ -82,7 +82,6 @@ def plan_shares(found: PreparedModel, memory: Sequence[int], outside_blocks: int
     ranks, blocks = len(memory), len(found.block_bytes)
     cuttable(found)
     parts = tuple(Stage(0, blocks, rank, ranks) for rank in range(ranks))
-    assert found.outline is not None
     found.outline(parts[0])
     share = -(-sum(found.block_bytes) // ranks)
     weights = (share + (bytes_outside_blocks(found) if outside_blocks is None else outside_blocks), *[share] * (ranks - 1))

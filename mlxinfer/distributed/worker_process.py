@@ -102,7 +102,6 @@ def _load(
         own, part = own_part(found, plan, rank), plan.parts[rank]
         limits = limits_of(own)
         channel.send_json(FrameKind.LIMITS, limits.as_json())
-        assert found.target.read_blocks is not None
         stack, read = found.target.read_blocks(part)
         if orders.split == "pipeline":
             stack.tap(plan.taps(rank, orders.taps), found.target.dtype)

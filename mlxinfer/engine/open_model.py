@@ -291,8 +291,9 @@ class Prepared:
 
     def _plan(self, memory: DeviceMemory, args: EngineArgs) -> MemoryPlan:
         return plan_memory(
-            replace(self.target, weight_bytes=self.target.weight_bytes + self.adapter_bytes),
+            self.target,
             draft=self.draft,
+            adapter_bytes=self.adapter_bytes,
             max_context=args.max_context,
             max_num_seqs=args.max_num_seqs,
             kv=self.kv,

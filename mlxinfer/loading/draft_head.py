@@ -88,12 +88,11 @@ class WithHead:
 
 
 @contextmanager
-def with_head(checkpoint: Checkpoint, mtp: bool | Path) -> Iterator[tuple[Checkpoint, bool | Mapping[str, Any]]]:
-    """The checkpoint with the tensors of a head, and what `models.build` needs to know of it: the head's config, with its tables of tokens
-    as lists. Raises `DraftError`, `CheckpointError`."""
-    if isinstance(mtp, bool):
-        yield checkpoint, mtp
-        return
+def with_head(checkpoint: Checkpoint, mtp: Path) -> Iterator[tuple[Checkpoint, Mapping[str, Any]]]:
+    """Yield the checkpoint with the tensors of the head in the directory `mtp`, and the head's config for `models.build`.
+
+    The config has the head's tables of tokens as lists. Raises `DraftError`, `CheckpointError`.
+    """
     from .directory import SafetensorsCheckpoint
 
     try:

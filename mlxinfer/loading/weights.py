@@ -55,6 +55,10 @@ class TensorRequest:
         stays = self.kind == "matrix" and dtype == mx.float32 and stored in (mx.bfloat16, mx.float16) and kernels_cpu.in_use()
         return stored if stays else self.dtype or dtype
 
+    def quantized_to(self, quantize: Format | None) -> Format | None:
+        """Return `quantize` if a plain tensor is quantized: the graph allows it, and its rows divide into whole groups. Else None."""
+        return quantize if quantize and self.quantizable and can_quantize(self.shape, quantize) else None
+
 
 _LARGEST_SIZE = 2**28
 """Rows or columns that no matrix has. MLX counts them in 32 bits, also those of several matrices that are joined."""
@@ -218,8 +222,7 @@ class CheckpointWeights(_IndexedWeights):
 
     def _answer(self, request: TensorRequest) -> Matrix:
         matrix = make(self.index, request, [self.index.checkpoint.read(source) for source in request.sources])
-        form = self._quantize if request.quantizable and isinstance(matrix, Dense) else None
-        packed = form if form and can_quantize(request.shape, form) else None
+        packed = request.quantized_to(self._quantize) if isinstance(matrix, Dense) else None
         target = request.dtype or self.dtype
         if isinstance(matrix, Dense) and not packed:
             target = request.dtype_of(matrix.weight.dtype, self.dtype)
@@ -254,28 +257,27 @@ class CheckpointWeights(_IndexedWeights):
 
 @dataclass(frozen=True, slots=True)
 class PlannedTensor:
-    """One tensor of a model that is not loaded yet."""
+    """A tensor of a model that is not loaded yet."""
 
     request: TensorRequest
-    """What the graph asked for."""
     stored: Format | mx.Dtype
-    """What it will be once made from its sources: a format where it is packed, else a dtype."""
+    """Format or dtype of the tensor as made from its sources."""
+    quantized: Format | None
+    """Format that it is quantized to while it is loaded; None if it stays as stored."""
+    nbytes: int
+    """Bytes in memory."""
 
-    def is_quantized_by(self, quantize: Format | None) -> bool:
-        """Whether quantizing while loading changes it: it is stored plain, may be quantized, and its rows divide into whole groups."""
-        request = self.request
-        return bool(quantize and request.quantizable and not isinstance(self.stored, Format) and can_quantize(request.shape, quantize))
-
-    def nbytes(self, dtype: mx.Dtype, quantize: Format | None = None) -> int:
-        """Bytes in memory once loaded, computed in `dtype` and quantized where that applies."""
-        stored = quantize if quantize and self.is_quantized_by(quantize) else self.stored
-        count = math.prod(self.request.shape)
-        if not isinstance(stored, Format):
-            return count * self.request.dtype_of(stored, dtype).size
-        if is_gpu() and stored.mode in BLOCK_BYTES:
-            return math.ceil(count * BLOCK_BYTES[stored.mode])
-        scale = 2 * dtype.size if stored.mode == "affine" else 1 if stored.mode in FIXED else _MOST_BLOCK_SCALE
-        return count * stored.bits // 8 + count // stored.group_size * scale
+    @classmethod
+    def of(cls, request: TensorRequest, stored: Format | mx.Dtype, dtype: mx.Dtype, quantize: Format | None) -> PlannedTensor:
+        """Plan a tensor for activations in `dtype`, in a model that is quantized to `quantize`."""
+        quantized = None if isinstance(stored, Format) else request.quantized_to(quantize)
+        form, count = quantized or stored, math.prod(request.shape)
+        if not isinstance(form, Format):
+            return cls(request, stored, quantized, count * request.dtype_of(form, dtype).size)
+        if is_gpu() and form.mode in BLOCK_BYTES:
+            return cls(request, stored, quantized, math.ceil(count * BLOCK_BYTES[form.mode]))
+        scale = 2 * dtype.size if form.mode == "affine" else 1 if form.mode in FIXED else _MOST_BLOCK_SCALE
+        return cls(request, stored, quantized, count * form.bits // 8 + count // form.group_size * scale)
 
 
 class MetaWeights(_IndexedWeights):
@@ -285,9 +287,12 @@ class MetaWeights(_IndexedWeights):
     conversion has to write.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32) -> None:
+    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32, quantize: Format | None = None) -> None:
         super().__init__(TensorIndex(checkpoint), dtype)
+        self._quantize = quantize
         self.tensors: dict[str, PlannedTensor] = {}
+        self.nbytes = 0
+        """Bytes in memory of all tensors that were requested so far."""
 
     @property
     def skipped(self) -> dict[str, str]:
@@ -296,7 +301,10 @@ class MetaWeights(_IndexedWeights):
 
     def _answer(self, request: TensorRequest) -> Matrix:
         matrix = make(self.index, request, [outline(self.index.checkpoint, source) for source in request.sources])
-        self.tensors[request.name] = PlannedTensor(request, matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format)
+        stored = matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format
+        planned = PlannedTensor.of(request, stored, self.dtype, self._quantize)
+        self.nbytes += planned.nbytes - (self.tensors[request.name].nbytes if request.name in self.tensors else 0)
+        self.tensors[request.name] = planned
         return cast(matrix, request.dtype_of(matrix.weight.dtype, self.dtype) if isinstance(matrix, Dense) else self.dtype)
 
 

@@ -32,41 +32,41 @@ class SizeChange:
     """Why, in words."""
 
 
-def size_changes(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None) -> tuple[SizeChange, ...]:
-    """One for each reason that changes the size by more than `_SAID`, after `meta.finish`."""
-    whole = sum(checkpoint.nbytes(name) for name in checkpoint.names())
-    return (*_left_out(checkpoint, meta, whole), *_changed(checkpoint, meta, dtype, quantize, whole))
+def size_changes(meta: MetaWeights) -> tuple[SizeChange, ...]:
+    """Return one for each reason that changes the size by more than `_SAID`. `meta` must be finished."""
+    checkpoint = meta.index.checkpoint
+    least = _SAID * sum(checkpoint.nbytes(name) for name in checkpoint.names())
+    return (*_left_out(checkpoint, meta, least), *_changed(checkpoint, meta, least))
 
 
-def _left_out(checkpoint: Checkpoint, meta: MetaWeights, whole: int) -> Iterator[SizeChange]:
+def _left_out(checkpoint: Checkpoint, meta: MetaWeights, least: float) -> Iterator[SizeChange]:
     sizes: Counter[str] = Counter()
     for name, reason in meta.skipped.items():
         sizes[reason] += checkpoint.nbytes(name)
     for reason, size in sizes.most_common():
-        if size > _SAID * whole:
+        if size > least:
             yield SizeChange("", size, 0, reason)
 
 
-def _changed(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype, quantize: Format | None, whole: int) -> Iterator[SizeChange]:
+def _changed(checkpoint: Checkpoint, meta: MetaWeights, least: float) -> Iterator[SizeChange]:
     stored: Counter[tuple[str, str]] = Counter()
     kept: Counter[tuple[str, str]] = Counter()
     counted: set[str] = set()
     for tensor in meta.tensors.values():
         sources = [source for source in tensor.request.sources if source not in counted]
         counted.update(sources)
-        group = checkpoint.kind(tensor.request.sources[0]), _form(checkpoint, tensor, dtype, quantize)
+        group = checkpoint.kind(tensor.request.sources[0]), _form_in_memory(checkpoint, tensor, meta.dtype)
         stored[group] += sum(map(checkpoint.nbytes, sources))
-        kept[group] += tensor.nbytes(dtype, quantize)
+        kept[group] += tensor.nbytes
     for (kind, form), size in kept.most_common():
         before = stored[kind, form]
-        if abs(size - before) > _SAID * whole:
+        if abs(size - before) > least:
             yield SizeChange(kind, before, size, form)
 
 
-def _form(checkpoint: Checkpoint, tensor: PlannedTensor, dtype: mx.Dtype, quantize: Format | None) -> str:
-    """Form in memory, in words."""
-    if quantize and tensor.is_quantized_by(quantize):
-        return f"quantized to {format_text(quantize)}"
+def _form_in_memory(checkpoint: Checkpoint, tensor: PlannedTensor, dtype: mx.Dtype) -> str:
+    if tensor.quantized:
+        return f"quantized to {format_text(tensor.quantized)}"
     stored = tensor.stored
     if isinstance(stored, Format) and stored.mode == FLOAT8:
         return "the same codes, with a scale for each row"

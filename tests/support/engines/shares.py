@@ -40,7 +40,6 @@ class Meeting:
 def parts_of(name: str, count: int, **options: Any) -> tuple[list[BlockStack], BlockStack]:
     """The blocks of a golden model in shares, and whole."""
     with prepare(GOLDEN / name, **options) as found:
-        assert found.read_blocks is not None
         blocks = len(found.block_bytes)
         shares = [found.read_blocks(Stage(0, blocks, rank, count))[0] for rank in range(count)]
         return shares, found.read_blocks(Stage(0, blocks))[0]

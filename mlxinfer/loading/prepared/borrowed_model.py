@@ -7,46 +7,47 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ..errors import UnsupportedModelError, WeightsError
-from ..models.decoder import Model
-from ..models.fallback import mlx_lm as zoo
-from ..nn.weights import Blocks, Dense, Quantized, RawBlocks, numbers
-from .checkpoint import Checkpoint
-from .directory import SafetensorsCheckpoint
-from .formats import MODES
-from .weights import Progress, is_finite_array, outline
+from ...errors import UnsupportedModelError, WeightsError
+from ...models.decoder import Model
+from ...models.fallback import mlx_lm as zoo
+from ...nn.weights import Blocks, Dense, Quantized, RawBlocks, numbers
+from ..checkpoint import Checkpoint
+from ..directory import SafetensorsCheckpoint
+from ..formats import MODES
+from ..weights import Progress, is_finite_array, outline
+from .stages import PreparedModel
 
 
-class BorrowedModel:
-    """A model on mlx-lm's graph whose weights are not read yet. Raises `UnsupportedModelError`, `WeightsError`."""
+class BorrowedModel(PreparedModel):
+    """A model on mlx-lm's graph."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
+    borrowed = True
+
+    def __init__(self, name: str, checkpoint: Checkpoint, dtype: mx.Dtype) -> None:
+        """Raises `UnsupportedModelError`, `WeightsError`."""
         zoo.check_supported(checkpoint.config)
         if isinstance(checkpoint, SafetensorsCheckpoint) and checkpoint.is_foreign:
             raise UnsupportedModelError(
                 f"{checkpoint.path}: its quantization can be read, but not by mlx-lm's graph of {checkpoint.config['model_type']}"
             )
-        self._checkpoint, self._dtype = checkpoint, dtype
         self._lazy = isinstance(checkpoint, SafetensorsCheckpoint)
         tensors = checkpoint.lazy() if isinstance(checkpoint, SafetensorsCheckpoint) else _outlines(checkpoint)
         self._model = zoo.build(checkpoint.config, tensors, dtype)
-        self.model = cast(Model, self._model)
-        self.sizes = [array.nbytes for _, array in _parameters(self._model)]
-        """Bytes of each tensor in memory, in `dtype`."""
+        super().__init__(name, checkpoint, dtype, cast(Model, self._model), [array.nbytes for _, array in _parameters(self._model)])
 
-    def read(self, progress: Progress | None = None) -> Model:
+    def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
         """Read and evaluate one tensor at a time. Raises `WeightsError` for NaN and infinite values."""
         # A GGUF file has no lazy tensors: the graph is built again on the real ones.
-        model = self._model if self._lazy else zoo.build(self._checkpoint.config, _tensors(self._checkpoint), self._dtype)
-        done, total = 0, sum(self.sizes)
+        model = self._model if self._lazy else zoo.build(self.checkpoint.config, _tensors(self.checkpoint), self.dtype)
+        done = 0
         for name, array in _parameters(model):
             mx.eval(array)
             if not is_finite_array(array):
-                raise WeightsError(f"{self._checkpoint.path}: {name} holds NaN or infinite values")
+                raise WeightsError(f"{self.checkpoint.path}: {name} holds NaN or infinite values")
             done += array.nbytes
             if progress:
-                progress(done, total)
-        return cast(Model, model)
+                progress(done, self.weight_bytes)
+        return cast(Model, model), []
 
 
 def _parameters(model: zoo.FallbackModel) -> list[tuple[str, mx.array]]:
