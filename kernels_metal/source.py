@@ -50,15 +50,17 @@ def load(file: str, kernel: str) -> KernelSource:
             end = found[i + 1].start() if i + 1 < len(found) else len(text)
             header = _with_includes(text[: found[0].start()], set())
             body = text[match.end() : end]
-            return KernelSource(kernel, _names(match["inputs"]), _names(match["outputs"]), _bare(header), _bare(body))
+            return KernelSource(
+                kernel, _listed_names(match["inputs"]), _listed_names(match["outputs"]), _without_comments(header), _without_comments(body)
+            )
     raise ValueError(f"{file} has no kernel {kernel}, only {', '.join(m['name'] for m in found) or 'none'}")
 
 
-def _bare(code: str) -> str:
+def _without_comments(code: str) -> str:
     return _NOISE.sub("", code)
 
 
-def _names(listed: str) -> tuple[str, ...]:
+def _listed_names(listed: str) -> tuple[str, ...]:
     return tuple(re.findall(r"\w+", listed))
 
 

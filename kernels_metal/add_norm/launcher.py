@@ -34,11 +34,11 @@ def launch_of(result: mx.array, stream: mx.array, after: Norm | None, before: No
 
 def inputs_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float) -> list[mx.array]:
     """The arrays that the kernel takes."""
-    return [result, stream, (after or before)[0], before[0], _settings(after[1] if after else 0.0, before[1], scale)]
+    return [result, stream, (after or before)[0], before[0], _epsilons_and_scale(after[1] if after else 0.0, before[1], scale)]
 
 
 @cache
-def _settings(after: float, before: float, scale: float) -> mx.array:
+def _epsilons_and_scale(after: float, before: float, scale: float) -> mx.array:
     made = mx.array([after, before, scale], mx.float32)
     mx.eval(made)  # it outlives the thread that made it
     return made

@@ -9,7 +9,7 @@ from functools import lru_cache
 import mlx.core as mx
 
 from ..executors import get_kernel
-from ..paged_attention.arrays import expect, expect_floats, integers, nothing
+from ..paged_attention.arrays import cached_integers, expect, expect_floats, nothing
 from ..paged_attention.tiles import Shape
 from .plan import AppendPlan
 
@@ -64,8 +64,8 @@ def append_rows(
             nothing(mx.float32) if waves is None else waves,
             *(old or [nothing(shape.dtype)] * 2),
             plan.entries,
-            _numbers(shape.heads, shape.kv_heads, q_at, k_at, v_at, half, plan.rows, length, entries),
-            _settings(q_norm.eps if q_norm else -1.0, k_norm.eps if k_norm else -1.0),
+            cached_integers(shape.heads, shape.kv_heads, q_at, k_at, v_at, half, plan.rows, length, entries),
+            _epsilons(q_norm.eps if q_norm else -1.0, k_norm.eps if k_norm else -1.0),
         ],
         template=[("T", shape.dtype), ("KEY_DIM", shape.key_dim), ("VALUE_DIM", shape.value_dim)],
         output_shapes=[
@@ -79,13 +79,8 @@ def append_rows(
     return out, [new_keys, new_values]
 
 
-@lru_cache(256)
-def _numbers(*numbers: int) -> mx.array:
-    return integers(numbers)
-
-
 @lru_cache(64)
-def _settings(*numbers: float) -> mx.array:
+def _epsilons(*numbers: float) -> mx.array:
     return mx.array(numbers, mx.float32)
 
 

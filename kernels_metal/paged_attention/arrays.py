@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
 import mlx.core as mx
 import numpy as np
@@ -45,7 +45,7 @@ def expect(what: str, arrays: Sequence[mx.array], expected: Expected) -> None:
     """Raise ValueError unless the arrays have the expected shapes and dtypes."""
     found = [(a.shape, a.dtype) for a in arrays]
     if found != expected:
-        raise ValueError(f"{what} are {_names(found)}; expected {_names(expected)}")
+        raise ValueError(f"{what} are {_shapes_text(found)}; expected {_shapes_text(expected)}")
 
 
 def expect_floats(what: str, array: mx.array, count: int) -> None:
@@ -54,7 +54,7 @@ def expect_floats(what: str, array: mx.array, count: int) -> None:
         raise ValueError(f"{what} are {array.dtype}{list(array.shape)}; expected {count} floats")
 
 
-def _names(arrays: Expected) -> str:
+def _shapes_text(arrays: Expected) -> str:
     return " and ".join(f"{str(dtype).removeprefix('mlx.core.')}{list(shape)}" for shape, dtype in arrays) or "none"
 
 
@@ -64,6 +64,12 @@ def integers(rows: Sequence[object]) -> mx.array:
     if flat.size < _PADDED:
         flat = np.concatenate([flat, np.zeros(_PADDED - flat.size, np.int32)])
     return mx.array(flat)
+
+
+@lru_cache(256)
+def cached_integers(*numbers: int) -> mx.array:
+    """Return `integers`, cached for all threads."""
+    return _evaluated(integers(numbers))
 
 
 @cache

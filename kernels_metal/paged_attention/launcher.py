@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import mlx.core as mx
 
@@ -12,7 +11,7 @@ from ..append_rows.launcher import Norm, RowPart, check_rows
 from ..append_rows.plan import AppendPlan
 from ..executors import Launch, Template
 from ..formats import v_group
-from .arrays import expect, expect_floats, first_arrays, integers, nothing, sealed_arrays, settings, sink_logits
+from .arrays import cached_integers, expect, expect_floats, first_arrays, nothing, sealed_arrays, settings, sink_logits
 from .plan import DecodePlan
 from .tiles import PAGE, DecodeTile, Shape
 
@@ -42,9 +41,9 @@ def paged_attention_decode(
     check_pages(sealed, first, open_pages, sinks, plan)
     if recent or plan.pools.entries:
         _check_recent(recent, plan, plan.pools.entries, plan.pools.recent)
-    numbers = _numbers(0, shape.heads * shape.key_dim, 0, 0, 0, 0, 0, 0, plan.pools.recent, 0, 0, 0)
+    numbers = cached_integers(0, shape.heads * shape.key_dim, 0, 0, 0, 0, 0, 0, plan.pools.recent, 0, 0, 0)
     chosen, logits = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None), sink_logits(sinks, shape.dtype)
-    pages = [*_inputs(sealed, first, open_pages, recent, plan), _no_entries()]
+    pages = [*_inputs(sealed, first, open_pages, recent, plan), cached_integers(0)]
     result = (plan.rows, shape.heads, shape.value_dim)
     inputs = [q, *[lacking] * 4, nothing(mx.float32), *pages, plan.table, plan.work, numbers, chosen, logits]
     answers, parts, *_ = _decode(plan, result, (0, 0)).run(inputs)
@@ -131,7 +130,7 @@ def append_launch(
         raise ValueError(f"{append.rows} rows for {len(append.new)} entries are not what this plan of {plan.query_rows} rows appends")
     places = [number for part in parts for number in (part.rows.shape[1], part.at)]
     lengths = append.old_length, append.length, len(append.new), len(plan.sequences)
-    numbers = _numbers(1, *places, 0 if waves is None else waves.shape[2], *lengths)
+    numbers = cached_integers(1, *places, 0 if waves is None else waves.shape[2], *lengths)
     eps = [-1.0 if norm is None else norm.eps for norm in (q_norm, k_norm)]
     chosen = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None, *eps)
     wide = (plan.rows, shape.heads * shape.value_dim)
@@ -142,17 +141,6 @@ def append_launch(
         nothing(mx.float32) if waves is None else waves,
         [append.entries, plan.table, plan.work, numbers, chosen],
     )
-
-
-@lru_cache(256)
-def _numbers(*numbers: int) -> mx.array:
-    made = integers(numbers)
-    mx.eval(made)  # it outlives the thread that made it
-    return made
-
-
-def _no_entries() -> mx.array:
-    return _numbers(0)
 
 
 def decode_template(shape: Shape, tile: DecodeTile) -> Template:

@@ -69,7 +69,7 @@ class DecodeTile:
 def check_shape(shape: Shape) -> None:
     """Raise `UnsupportedShapeError`, with a list of what is supported, if there is no kernel for this shape."""
     if shape.k_bits not in BITS or shape.v_bits not in BITS:
-        raise UnsupportedShapeError(f"no attention over pages of {shape.k_bits} and {shape.v_bits} bits; there are {_list(BITS)}")
+        raise UnsupportedShapeError(f"no attention over pages of {shape.k_bits} and {shape.v_bits} bits; there are {_enumerated(BITS)}")
     if shape.key_dim not in DIMS or shape.value_dim not in DIMS:
         raise UnsupportedShapeError(
             f"no attention over heads of {shape.key_dim} and {shape.value_dim}; there are multiples of 8 from {DIMS[0]} to {DIMS[-1]}"
@@ -82,7 +82,7 @@ def check_shape(shape: Shape) -> None:
         raise UnsupportedShapeError(f"no attention in {shape.dtype}; there are float32, float16 and bfloat16")
 
 
-def _list(values: tuple[int, ...]) -> str:
+def _enumerated(values: tuple[int, ...]) -> str:
     return ", ".join(map(str, values))
 
 
@@ -115,7 +115,7 @@ def decode_tile(shape: Shape, rows: int) -> DecodeTile:
     queries = shape.group * rows
     for key_run, most_run, most_numbers in ((16, 16, 64), (16, 8, 64), (8, 8, 112), (8, 4, 112)):
         run = _value_run(shape, most_run)
-        if run and queries <= 8 and queries * _numbers(shape, key_run, run) <= most_numbers:
+        if run and queries <= 8 and queries * _numbers_per_lane(shape, key_run, run) <= most_numbers:
             tiles = (DecodeTile(queries, key_run, run, simdgroups, False, 16, 0) for simdgroups in (4, 2, 1))
             fitting = next((tile for tile in tiles if decode_memory(shape, tile) <= THREADGROUP_BYTES), None)
             if fitting:
@@ -127,12 +127,12 @@ def decode_tile(shape: Shape, rows: int) -> DecodeTile:
 
 def _queries_of_a_simdgroup(shape: Shape, queries: int) -> int:
     """With shared pages: 4, or 2 for very wide heads; twice as many where registers allow it and simdgroups would not suffice."""
-    numbers = _numbers(shape, 8, _value_run(shape, 8))
+    numbers = _numbers_per_lane(shape, 8, _value_run(shape, 8))
     each = 4 if 4 * numbers <= 112 else 2
     return 2 * each if queries > MOST_SIMDGROUPS * each and 2 * each * numbers <= 112 else each
 
 
-def _numbers(shape: Shape, key_run: int, value_run: int) -> int:
+def _numbers_per_lane(shape: Shape, key_run: int, value_run: int) -> int:
     """Numbers that a lane holds per query."""
     groups = 0 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
     return key_run + value_run * -(-shape.value_dim // value_run // 32) + groups

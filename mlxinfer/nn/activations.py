@@ -16,7 +16,7 @@ Elementwise = Callable[..., mx.array]
 
 
 def fused(function: Elementwise, *, shapeless: bool = True) -> Elementwise:
-    """`mx.compile` on a GPU; without `shapeless`, once for each shape. On the CPU it would need a C++ compiler, which not every machine
+    """Compile on a GPU; without `shapeless`, once per shape. On a CPU, `mx.compile` would need a C++ compiler, which not every machine
     has."""
     if not is_gpu():
         return function
@@ -79,16 +79,15 @@ class Activated:
     """`activation(gate) * up`."""
 
     activation: str
-    """Name of the activation in this module, for kernels that compute it themselves."""
+    """Name of the activation in this module, for kernels that compute it."""
     compute: Gate
-    """The whole gated unit."""
 
     def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
         return self.compute(gate, up)
 
 
 def elementwise(name: str) -> Callable[[mx.array], mx.array]:
-    """The activation with this name. Raises `UnsupportedModelError`."""
+    """Return the activation with this name. Raises `UnsupportedModelError`."""
     activation = _ACTIVATIONS.get(name)
     if activation is None:
         raise UnsupportedModelError(f"activation {name!r} is not supported (known: {', '.join(sorted(_ACTIVATIONS))})")
@@ -96,13 +95,13 @@ def elementwise(name: str) -> Callable[[mx.array], mx.array]:
 
 
 def gated(name: str) -> Activated:
-    """`activation(gate) * up` for the activation with this name. Raises `UnsupportedModelError`."""
+    """Return `activation(gate) * up` for the activation with this name. Raises `UnsupportedModelError`."""
     activation = elementwise(name)
     return Activated(activation.__name__, fused(lambda gate, up: activation(gate) * up))
 
 
 def gated_again(activation: str) -> Gate:
-    """The gated unit of which `Activated.activation` is the name."""
+    """Return the gated unit for a value of `Activated.activation`."""
     function = next(each for each in _ACTIVATIONS.values() if each.__name__ == activation)
     return lambda gate, up: function(gate) * up
 
@@ -118,7 +117,6 @@ class ScaledGate:
     after: float
     """Factor of the result."""
     compute: Gate
-    """The whole gated unit."""
 
     def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
         return self.compute(gate, up)
@@ -131,9 +129,8 @@ class ClampedSwiglu:
     alpha: float
     """Factor within the sigmoid."""
     limit: float
-    """Where gates and ups are clamped."""
+    """Bound of gates (from above) and ups (on both sides)."""
     compute: Gate
-    """The whole gated unit."""
 
     def __call__(self, gate: mx.array, up: mx.array) -> mx.array:
         return self.compute(gate, up)

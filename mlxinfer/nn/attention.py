@@ -1,4 +1,4 @@
-"""Softmax attention on a flat row of tokens. The cache stores keys and values, and knows which tokens attend to which."""
+"""Softmax attention on a flat row of tokens. The cache stores keys and values, and decides which tokens attend to which."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ class Heads:
 def load_qkv(
     weights: Weights, name: str, heads: Heads, *, bias: bool = False, interleaved: int = 0, queries_apart: bool = False
 ) -> JoinedLinear:
-    """Load `q_proj`, `k_proj` and `v_proj`, joined. `interleaved`: so many channels of a head rotate in neighbouring pairs; see
-    `paired_by_halves`. `queries_apart`: keys and values are a product of their own, for who needs no queries."""
+    """Load `q_proj`, `k_proj` and `v_proj`, joined. The first `interleaved` channels of a head rotate in neighbouring pairs; see
+    `paired_by_halves`. With `queries_apart`, keys and values are a separate product, for callers that need no queries."""
     names = [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")]
     parts = [Linear.load(weights, part, size, heads.hidden, bias=bias) for part, size in zip(names, heads.sizes, strict=True)]
     if interleaved:
@@ -50,8 +50,10 @@ def load_qkv(
 
 
 def paired_by_halves(linear: Linear, dim: int, first: int, turned: int) -> Linear:
-    """A projection to heads of `dim` channels, of which `turned` rotate in pairs (2i, 2i + 1) from channel `first` on: its rows in the
-    order in which these pairs are (i, i + turned / 2), as `Rope` has them. Scores do not change if queries and keys change alike."""
+    """Reorder a projection to heads of `dim` channels, of which `turned`, from channel `first`, rotate in pairs (2i, 2i + 1).
+
+    In the new order the pairs are (i, i + turned / 2), as `Rope` expects. Scores do not change if queries and keys are reordered alike.
+    """
     matrix = linear.matrix
     assert not isinstance(matrix, Packed)
     order = np.arange(matrix.shape[-2]).reshape(-1, dim)
@@ -69,25 +71,24 @@ def load_output(weights: Weights, name: str, heads: Heads, *, bias: bool = False
 
 @dataclass(frozen=True, slots=True)
 class Temperature:
-    """Queries far from the beginning are scaled up: by `1 + beta * log(1 + floor(position / length))` (Llama 4)."""
+    """Scales up queries at late positions, by `1 + beta * log(1 + floor(position / length))` (Llama 4)."""
 
     beta: float
-    """Growth with the logarithm."""
     length: int
-    """Tokens for which the factor is 1, and stays the same from then on."""
+    """Positions per step of the factor, which is 1 for the first `length`."""
 
     def beyond(self, segments: Sequence[Segment]) -> bool:
-        """Whether any row's factor is not 1."""
+        """True if any row's factor is not 1."""
         return any(segment.past + segment.count > self.length for segment in segments)
 
     def at(self, step: Step) -> mx.array:
-        """float32 `[T, 1, 1]`."""
+        """Return the factors, float32 `[T, 1, 1]`."""
         turns = mx.floor(step.positions.astype(mx.float32) / self.length)
         return (1 + self.beta * mx.log1p(turns))[:, None, None]
 
 
 class Attention:
-    """Attention of one layer. Options that a family does not use stay at their default and cost nothing.
+    """Attention of one layer. Options that a family does not use keep their defaults and cost nothing.
 
     `layer` is the layer's index in the cache. Without a `rope`, positions are not encoded. `q_norm` and `k_norm` apply per head, or to the
     whole width with `wide_norms`. `query_gain` `[dim]` multiplies queries after rotation, and so does `temperature`. `scale`, `softcap` and
@@ -122,7 +123,8 @@ class Attention:
         self.query_gain = query_gain
         self.temperature = temperature
         if rope is not None and rope.gain != 1.0:
-            # A gain on queries and keys multiplies the scores by its square; if only some channels rotate, scale those of the queries.
+            # A gain on queries and keys multiplies the scores by its square. If only some channels rotate, their queries are scaled
+            # instead.
             if rope.dims == heads.dim:
                 scale *= rope.gain**2
             else:
@@ -150,7 +152,7 @@ class Attention:
         return [self.q_norm(q), self.k_norm(k), v] if self.q_norm and self.k_norm else [q, k, v]
 
     def heads_of(self, q: mx.array, k: mx.array, v: mx.array, *, rotation: Rotation | None) -> list[mx.array]:
-        """Flat projections `[T, heads * dim]` to normed and rotated heads `[T, heads, dim]`."""
+        """Convert flat projections `[T, heads * dim]` to normed and rotated heads `[T, heads, dim]`."""
         heads, rows = self.heads, q.shape[0]
         if self.wide_norms:
             q, k, v = self._normed(q, k, v)

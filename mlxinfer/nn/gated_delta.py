@@ -1,5 +1,5 @@
-"""The gated delta net (arXiv:2412.06464): a short causal convolution and a recurrence with a decaying state. A head decays as a whole
-(Qwen3-Next), or each channel of its keys for itself (Kimi Delta Attention, arXiv:2510.26692)."""
+"""The gated delta net (arXiv:2412.06464): a short causal convolution and a recurrence with a decaying state. Whole heads decay
+(Qwen3-Next), or single channels of keys (Kimi Delta Attention, arXiv:2510.26692)."""
 
 from __future__ import annotations
 
@@ -27,21 +27,18 @@ class DeltaSizes:
     hidden: int
     """Channels of the residual stream."""
     key_heads: int
-    """Query and key heads."""
     value_heads: int
     """Value heads, a multiple of `key_heads`."""
     key_dim: int
-    """Channels per query or key head."""
     value_dim: int
-    """Channels per value head."""
     taps: int
     """Width of the convolution, in tokens."""
     by_channel: bool = False
-    """Whether each channel of a key decays for itself, and not the whole head alike."""
+    """True if each channel of a key has a decay rate, instead of each head."""
 
     @property
     def decays(self) -> int:
-        """Decay rates of a token."""
+        """Decay rates per token."""
         return self.value_heads * (self.key_dim if self.by_channel else 1)
 
     @property
@@ -78,17 +75,17 @@ def gated_by_sigmoid(x: mx.array, gate: mx.array) -> mx.array:
 
 
 class DeltaInputs(Protocol):
-    """What a layer reads from the residual stream."""
+    """Projects the residual stream to the inputs of a layer."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None) -> list[mx.array]:
-        """`[T, hidden]`, to which `norm` is applied first, to q, k, v `[T, channels]` (in one array or in three), beta `[T, value_heads]`,
-        decay `[T, decays]`, and last the output gate `[T, values]`."""
+        """Project `[T, hidden]`, after `norm`, to q, k, v `[T, channels]` (in one array or in three), beta `[T, value_heads]`, decay `[T,
+        decays]`, and last the output gate `[T, values]`."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowInputs:
-    """Inputs whose decay and gate go through a narrow projection each."""
+    """Inputs with a narrow projection before decay and gate."""
 
     wide: JoinedLinear
     """To q, k and v, beta, and the narrow rows of decay and gate."""
@@ -108,7 +105,6 @@ class GatedDelta:
     """One gated delta net layer."""
 
     layer: int
-    """Index of the layer in the cache."""
     sizes: DeltaSizes
     """Heads and widths."""
     inputs: DeltaInputs
@@ -145,13 +141,13 @@ class GatedDelta:
         batch, length = x.shape[:2]
         qkv, beta, decay = mx.split(x, [sizes.channels, sizes.channels + sizes.value_heads], axis=-1)
         row = mx.concatenate([window.astype(qkv.dtype), qkv], axis=1)
-        # The kernel wants one dtype throughout, and decays close to one do not survive bfloat16.
+        # The kernel needs one dtype throughout, and bfloat16 cannot represent decays close to one.
         qkv = _activated(mx.conv1d(row, self.convolution, groups=sizes.channels))
         q, k, v = mx.split(qkv, [sizes.keys, 2 * sizes.keys], axis=-1)
-        q = _of_length(q.reshape(batch, length, sizes.key_heads, sizes.key_dim), sizes.key_dim**-0.5)
-        k = _of_length(k.reshape(batch, length, sizes.key_heads, sizes.key_dim), 1.0)
+        q = _scaled_to_length(q.reshape(batch, length, sizes.key_heads, sizes.key_dim), sizes.key_dim**-0.5)
+        k = _scaled_to_length(k.reshape(batch, length, sizes.key_heads, sizes.key_dim), 1.0)
         v = v.reshape(batch, length, sizes.value_heads, sizes.value_dim)
-        kept, beta = _kept(decay, self.decay_bias, self.decay), _sigmoid(beta)
+        kept, beta = _remaining_fraction(decay, self.decay_bias, self.decay), _sigmoid(beta)
         if sizes.by_channel:
             y, state = by_channel(q, k, v, kept.reshape(batch, length, sizes.value_heads, sizes.key_dim), beta, state)
         else:
@@ -159,15 +155,15 @@ class GatedDelta:
         return y.reshape(batch, length, sizes.values), (row[:, length:].astype(mx.float32), state)
 
 
-def _of_length(x: mx.array, length: float) -> mx.array:
-    """`length * x / sqrt(sum(x^2) + eps)`, by means of the RMS norm, which divides by the mean instead of the sum."""
+def _scaled_to_length(x: mx.array, length: float) -> mx.array:
+    """Return `length * x / sqrt(sum(x^2) + eps)`, computed by the RMS norm, which divides by the mean instead of the sum."""
     dims = x.shape[-1]
-    return mx.fast.rms_norm(x, _equal(dims, length / math.sqrt(dims)), _EPS / dims)
+    return mx.fast.rms_norm(x, _equal_weights(dims, length / math.sqrt(dims)), _EPS / dims)
 
 
 @cache
-def _equal(count: int, number: float) -> mx.array:
-    """A norm's weights."""
+def _equal_weights(count: int, number: float) -> mx.array:
+    """Return `count` equal weights of a norm."""
     found = mx.full((count,), number, mx.float32)
     mx.eval(found)
     return found
@@ -184,17 +180,17 @@ def _sigmoid(x: mx.array) -> mx.array:
 
 
 @fused
-def _kept(decay: mx.array, bias: mx.array, logarithm: mx.array) -> mx.array:
-    """The fraction of the state that remains after each token, float32."""
+def _remaining_fraction(decay: mx.array, bias: mx.array, logarithm: mx.array) -> mx.array:
+    """Return the fraction of the state that remains after each token, float32."""
     rate = mx.logaddexp(decay.astype(mx.float32) + bias, 0.0)
     return mx.exp(-mx.exp(logarithm) * rate)
 
 
 def by_channel(q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-    """The delta rule where each channel of a key keeps a share of its own: q, k, kept `[B, L, H, Dk]`, v `[B, L, H, Dv]`, beta `[B, L, H]`,
-    state `[B, H, Dv, Dk]`, all float32. Returns `[B, L, H, Dv]` and the new state.
+    """Apply the delta rule with one decay per channel of a key: q, k, kept `[B, L, H, Dk]`, v `[B, L, H, Dv]`, beta `[B, L, H]`, state `[B,
+    H, Dv, Dk]`, all float32. Returns `[B, L, H, Dv]` and the new state.
 
-    MLX's operation takes such shares, but documents only one per head: it is tried before it is used.
+    MLX's operation accepts these decays, but documents only one per head, so a trial precedes its use.
     """
     if TRIAL.obstacle(k.shape[2], k.shape[3], v.shape[3]) is not None:
         return _token_by_token(q, k, v, kept, beta, state)
@@ -214,12 +210,12 @@ def _token_by_token(q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta:
 
 
 _TRIED = (1, 5, 20)
-"""Tokens: MLX has kernels for few and for many, above 16, each for certain numbers of heads of 128 channels only, and plain operations
+"""Numbers of tokens: MLX has kernels for few and for many (above 16), for certain numbers of heads of 128 channels, and plain operations
 otherwise."""
 
 
 def _check_operation(heads: int, key_dim: int, value_dim: int) -> str | None:
-    """What is wrong with MLX's operation for so many heads of these widths, by some tokens of 2 sequences."""
+    """Compare MLX's operation with the definition for `heads` heads of these widths, on 2 sequences. Return the difference, or None."""
 
     def some(seed: int, *shape: int) -> mx.array:
         return mx.random.uniform(0.1, 1.0, (2, *shape), key=mx.random.key(seed))

@@ -1,5 +1,5 @@
-"""Multi-head latent attention (arXiv:2405.04434): keys and values of all heads are projections of one latent vector per token, and only
-that is cached. Queries are projected to it, and answers from it, so that attention itself has one KV head."""
+"""Multi-head latent attention (arXiv:2405.04434): keys and values of all heads are projections of one latent vector per token, the only
+cached row. Queries are projected to latent vectors and answers from them, so attention has one KV head."""
 
 from __future__ import annotations
 
@@ -22,52 +22,46 @@ class LatentSizes:
     hidden: int
     """Channels of the residual stream."""
     heads: int
-    """Query heads."""
     plain: int
-    """Channels of a query head that do not rotate."""
+    """Channels of a query head without rotation."""
     turned: int
-    """Channels that do, which all heads' keys share."""
+    """Rotated channels, which the keys of all heads share."""
     value: int
-    """Channels of a value head."""
     latent: int
-    """Channels of the latent vector."""
     query_latent: int | None
-    """Channels between the two projections of queries; None where there is one projection."""
+    """Channels between the two projections of queries; None for a single projection."""
 
     @property
     def spec(self) -> AttentionSpec:
-        """Keys are the latent vector and the rotated channels, values the latent vector in them."""
+        """Keys are the latent vector and the rotated channels; values are the latent vector in them."""
         return AttentionSpec(1, self.latent + self.turned, self.latent, query_heads=self.heads, values_in_keys=True)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentAttention:
-    """One layer of it."""
+    """One layer of latent attention."""
 
     layer: int
-    """Index of the layer in the cache."""
     sizes: LatentSizes
     """Heads and widths."""
     narrow: tuple[Linear, RMSNorm] | None
-    """The first projection of queries and the norm after it, if they have two."""
+    """First of two projections of queries, and the norm after it."""
     queries: Linear
-    """To `[T, heads * (plain + turned)]`."""
+    """Projects to `[T, heads * (plain + turned)]`."""
     keys: Linear
-    """`[latent + turned, hidden]`: to the latent vector and the rotated channels."""
+    """`[latent + turned, hidden]`: projects to the latent vector and the rotated channels."""
     norm: RMSNorm
-    """The norm of the latent vector."""
+    """Norm of the latent vector."""
     into: ExpertLinear
-    """Each head's queries to latent ones, `[heads, latent, plain]`."""
+    """Projects each head's queries to latent ones, `[heads, latent, plain]`."""
     out: ExpertLinear
-    """Each head's latent answers to values, `[heads, value, latent]`."""
+    """Projects each head's latent answers to values, `[heads, value, latent]`."""
     output: Linear
     """`[hidden, heads * value]`."""
     scale: float
-    """Factor of the scores."""
     gain: float
-    """Factor of the rotated channels of queries: the rope's, for queries and for keys; 1 where nothing rotates."""
+    """Factor of the rotated channels of queries: the square of the rope's gain; 1 without rotation."""
     temperature: Temperature | None = None
-    """Grows queries far from the beginning."""
 
     @classmethod
     def load(
@@ -84,7 +78,7 @@ class LatentAttention:
         paired: bool,
         temperature: Temperature | None = None,
     ) -> LatentAttention:
-        """Load the tensors under `name`. `paired`: neighbouring channels rotate together. Without `rope` nothing rotates."""
+        """Load the tensors under `name`. With `paired`, neighbouring channels rotate together. Without `rope` nothing rotates."""
         s, hidden = sizes, sizes.hidden
         narrow, source, part = None, hidden, "q_proj"
         if s.query_latent is not None:
@@ -124,7 +118,8 @@ class LatentAttention:
 
 
 def _by_head(matrices: ExpertLinear, x: mx.array) -> mx.array:
-    """Each head's own matrix: `[T, heads, in]` to `[T, heads, out]`. A head's rows are neighbours, so that its matrix is read once."""
+    """Multiply each head by its matrix: `[T, heads, in]` to `[T, heads, out]`. A head's rows become neighbours, so its matrix is read
+    once."""
     rows, heads, size = x.shape
     own = mx.repeat(mx.arange(heads, dtype=mx.uint32), rows)
     y = matrices(x.swapaxes(0, 1).reshape(heads * rows, 1, size), own, True)
@@ -132,8 +127,10 @@ def _by_head(matrices: ExpertLinear, x: mx.array) -> mx.array:
 
 
 def _load_heads(weights: Weights, name: str, s: LatentSizes) -> tuple[ExpertLinear, ExpertLinear]:
-    """Two parts of `kv_b_proj`, under mlx-lm's names: keys, transposed because queries meet them from the other side, and values. Copies,
-    not views: MLX's CUDA product of gathered matrices takes them to lie one after another."""
+    """Load the parts of `kv_b_proj` under mlx-lm's names: keys, transposed for products with queries, and values.
+
+    They are copies, not views, because MLX's CUDA product of gathered matrices assumes that matrices are contiguous.
+    """
     both = s.plain + s.value
     shape = (s.heads * both, s.latent)
 

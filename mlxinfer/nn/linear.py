@@ -18,7 +18,7 @@ from .weights import Blocks, Dense, Format, Matrix, Quantized, RawBlocks, Recipe
 
 
 def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
-    """`x @ matrix.T`, `[..., in]` to `[..., out]`."""
+    """Return `x @ matrix.T`, `[..., in]` to `[..., out]`."""
     if isinstance(matrix, Quantized):
         return quantized_product(x, matrix)
     if isinstance(matrix, Packed):
@@ -32,14 +32,13 @@ def multiply(x: mx.array, matrix: Matrix | Packed) -> mx.array:
 
 @dataclass(frozen=True, slots=True)
 class NamedProjection:
-    """Neighbouring rows of a matrix that are one projection of the checkpoint, by which adapters and conversions find them."""
+    """Neighbouring rows of a matrix that form one projection of the checkpoint. Adapters and conversions find projections by name."""
 
     name: str
-    """Its name in the graph, without `.weight`."""
+    """Name in the graph, without `.weight`."""
     rows: int
-    """How many rows it has."""
     order: np.ndarray | None = None
-    """int `[rows]`: which row of the checkpoint each is; None where they are in order."""
+    """int `[rows]`: index in the checkpoint of each row; None for the same order."""
     in_parts: bool = False
     """True if other rows of the matrix are elsewhere; adapters cannot change such a projection."""
 
@@ -88,7 +87,7 @@ class Linear:
         return y if onto is None else onto + y
 
     def can_gate(self, activation: str) -> bool:
-        """Whether `gated` can be called."""
+        """True if `gated` supports this activation."""
         return isinstance(self.matrix, Packed) and self.matrix.can_gate(activation)
 
     def gated(self, activation: str, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
@@ -106,27 +105,27 @@ class JoinedLinear:
     """
 
     def __init__(self, parts: Sequence[Linear], sizes: Sequence[int]) -> None:
-        runs = [list(run) for _, run in groupby(zip(parts, sizes, strict=True), key=lambda part: _layout(part[0]))]
-        self.linears = [_join([linear for linear, _ in run]) for run in runs]
+        runs = [list(run) for _, run in groupby(zip(parts, sizes, strict=True), key=lambda part: _layout_of(part[0]))]
+        self.linears = [_join_linears([linear for linear, _ in run]) for run in runs]
         self.splits = [list(accumulate(size for _, size in run))[:-1] for run in runs]
 
     @classmethod
     def fused(cls, linear: Linear, sizes: Sequence[int]) -> JoinedLinear:
-        """One stored matrix that holds the rows of several projections."""
+        """Split the outputs of one stored matrix with the rows of several projections."""
         joined = cls([linear], [sum(sizes)])
         joined.splits = [list(accumulate(sizes))[:-1]]
         return joined
 
     @classmethod
     def apart(cls, parts: Sequence[JoinedLinear]) -> JoinedLinear:
-        """These one after another, each with products of its own."""
+        """Concatenate joined projections without joining their products."""
         joined = cls([], [])
         joined.linears = [linear for part in parts for linear in part.linears]
         joined.splits = [splits for part in parts for splits in part.splits]
         return joined
 
     def after_first(self) -> JoinedLinear:
-        """The projections that the first product does not compute."""
+        """Return the projections that the first product does not compute."""
         rest = JoinedLinear([], [])
         rest.linears, rest.splits = self.linears[1:], self.splits[1:]
         return rest
@@ -134,11 +133,11 @@ class JoinedLinear:
     def __call__(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
         outputs: list[mx.array] = []
         for y, splits in zip(self.runs(x, *chosen, norm=norm), self.splits, strict=True):
-            outputs += _parts(y, splits)
+            outputs += _split_columns(y, splits)
         return outputs
 
     def runs(self, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> list[mx.array]:
-        """The products before splitting: each holds the outputs of one run's projections, concatenated."""
+        """Return the products before splitting: each has the concatenated outputs of one run of projections."""
         if len(self.linears) == 1:
             linear = self.linears[0]
             return [linear(x, *chosen) if norm is None else linear(x, *chosen, norm=norm)]
@@ -158,17 +157,17 @@ class JoinedLinear:
                 return gated_product(x if norm is None else norm(x), linear.matrix, gate)
             gate = gate.compute
         y = linear(x, *chosen) if norm is None else linear(x, *chosen, norm=norm)
-        return gate(*_parts(y, self.splits[0]))
+        return gate(*_split_columns(y, self.splits[0]))
 
 
-def _parts(y: mx.array, splits: list[int]) -> list[mx.array]:
-    """`[..., n]` cut before these columns."""
+def _split_columns(y: mx.array, splits: list[int]) -> list[mx.array]:
+    """Split `[..., n]` before these columns."""
     if len(splits) == 1 and 2 * splits[0] == y.shape[-1]:
         return halves(y)
     return [*mx.split(y, splits, axis=-1)] if splits else [y]
 
 
-def _layout(linear: Linear) -> tuple[Any, ...]:
+def _layout_of(linear: Linear) -> tuple[Any, ...]:
     matrix = linear.matrix
     if isinstance(matrix, Packed):
         return (id(matrix),)  # joined before it was packed
@@ -176,7 +175,7 @@ def _layout(linear: Linear) -> tuple[Any, ...]:
     return form, linear.bias is not None
 
 
-def _join(linears: list[Linear]) -> Linear:
+def _join_linears(linears: list[Linear]) -> Linear:
     if len(linears) == 1:
         return linears[0]
     matrices = [linear.matrix for linear in linears if not isinstance(linear.matrix, Packed)]
@@ -203,7 +202,7 @@ class Embedding:
         return rows.weight.astype(self.dtype) if isinstance(rows, Dense) else rows.dequantize(self.dtype)
 
     def as_linear(self, x: mx.array, *, norm: RMSNorm | None = None) -> mx.array:
-        """Logits: `[..., dims]` to `[..., vocab]`. `norm` is applied to x first."""
+        """Return logits: `[..., dims]` to `[..., vocab]`. `norm` is applied to x first."""
         if norm is not None and isinstance(self.matrix, Packed):
             return self.matrix.multiply(x, norm=norm.weight, eps=norm.eps)
         return multiply(x if norm is None else norm(x), self.matrix)

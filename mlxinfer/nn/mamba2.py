@@ -1,4 +1,4 @@
-"""Mamba 2 (arXiv:2405.21060): a short causal convolution, and a state per head that decays by a rate of each token's own."""
+"""Mamba 2 (arXiv:2405.21060): a short causal convolution, and a state per head with a decay rate per token."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .norms import RMSNorm
 from .weights import Weights, load_convolution
 
 CHUNK = 64
-"""Tokens that are computed together: products grow with its square, and states are kept once for each chunk."""
+"""Tokens per chunk: the cost of products grows with its square, and each chunk computes states once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,11 @@ class MambaSizes:
     hidden: int
     """Channels of the residual stream."""
     heads: int
-    """Heads, each with a state of its own."""
     dim: int
-    """Channels per head."""
     state: int
-    """Numbers of the state for each channel of a head."""
+    """State size per channel of a head."""
     groups: int
-    """Groups of neighbouring heads that share what writes the state and what reads it."""
+    """Groups of neighbouring heads that share vectors for writing and reading the state."""
     taps: int
     """Width of the convolution, in tokens."""
     least: float = 0.0
@@ -46,12 +44,12 @@ class MambaSizes:
 
     @property
     def channels(self) -> int:
-        """Channels of the convolution: heads, then what writes and what reads the state."""
+        """Channels of the convolution: heads, then the vectors that write and read the state."""
         return self.inner + 2 * self.groups * self.state
 
     @property
     def spec(self) -> RecurrentSpec:
-        """States: the convolution's last inputs `[taps - 1, channels]`, and those of the heads `[heads, dim, state]`."""
+        """States: the convolution's last inputs `[taps - 1, channels]`, and the heads' states `[heads, dim, state]`."""
         return RecurrentSpec(((self.taps - 1, self.channels), (self.heads, self.dim, self.state)))
 
 
@@ -60,7 +58,6 @@ class Mamba2:
     """One Mamba 2 layer."""
 
     layer: int
-    """Index of the layer in the cache."""
     sizes: MambaSizes
     """Heads and widths."""
     inputs: Linear
@@ -78,11 +75,11 @@ class Mamba2:
     step_bias: mx.array
     """Added to the projected steps, float32 `[heads]`."""
     norm: mx.array | None
-    """Weight of the norm of the gated output, which each group of heads has for itself, `[inner]`; None without one."""
+    """Weight of the norm of the gated output, `[inner]`, computed per group of heads; None without a norm."""
     eps: float
     """Epsilon of that norm."""
     norm_first: bool = False
-    """Whether the norm comes before the gate."""
+    """True if the norm precedes the gate."""
     gains: mx.array | None = None
     """Factors of the projected input, float32 `[inner + channels + heads]` (Falcon-H1)."""
 
@@ -132,7 +129,7 @@ class Mamba2:
         elif self.norm_first:
             y = gated_by_silu(self._normed(y) * self.norm, gate)
         else:
-            y = _weighted(self._normed(_gated(y, gate)), self.norm)
+            y = _weighted_in_weight_dtype(self._normed(_gated_in_float32(y, gate)), self.norm)
         return self.output(y.astype(x.dtype), onto=onto)
 
     def _normed(self, y: mx.array) -> mx.array:
@@ -159,7 +156,7 @@ class Mamba2:
         return y.reshape(batch, length, sizes.inner), (row[:, length:].astype(mx.float32), state)
 
     def _token(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-        """`_chunk` of one token, in two launches of a GPU."""
+        """Compute `_chunk` for one token, in two launches on a GPU."""
         batch, groups = heads.shape[0], self.sizes.groups
         shape = (batch, groups, -1, *state.shape[2:])  # heads of a group together
         rates = self.decay.reshape(groups, -1, 1, 1)
@@ -169,7 +166,7 @@ class Mamba2:
         return y.reshape(batch, 1, self.sizes.heads, self.sizes.dim), state.reshape(batch, self.sizes.heads, *state.shape[3:])
 
     def _chunks(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-        """`_chunk` of any number of tokens."""
+        """Compute `_chunk` for any number of tokens."""
         length, outputs = heads.shape[1], []
         for start in range(0, length, CHUNK):
             part = slice(start, min(start + CHUNK, length))
@@ -178,10 +175,13 @@ class Mamba2:
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1), state
 
     def _chunk(self, heads: mx.array, steps: mx.array, write: mx.array, read: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-        """Read from the state before the chunk, and from the chunk's own tokens, each as far as it has decayed: heads `[B, L, H, P]`, steps
-        `[B, L, H]`, write and read `[B, L, G, N]`, state `[B, H, P, N]` to `[B, L, H, P]` and the state after the chunk."""
+        """Compute outputs from the state before the chunk and the chunk's tokens, each decayed until the reading token.
+
+        Heads `[B, L, H, P]`, steps `[B, L, H]`, write and read `[B, L, G, N]`, state `[B, H, P, N]` to `[B, L, H, P]` and the state after
+        the chunk.
+        """
         length, each = heads.shape[1], self.sizes.heads // self.sizes.groups
-        sums = mx.cumsum(steps * -mx.exp(self.decay), axis=1).swapaxes(1, 2)  # [B, H, L], the logarithm of what is left
+        sums = mx.cumsum(steps * -mx.exp(self.decay), axis=1).swapaxes(1, 2)  # [B, H, L], log of the remaining fraction
         fed = (heads * steps[..., None]).swapaxes(1, 2)  # [B, H, L, P]
         writes, reads = (mx.repeat(part.swapaxes(1, 2), each, axis=1) for part in (write, read))  # [B, H, L, N]
         y = (reads @ state.swapaxes(-1, -2)) * mx.exp(sums)[..., None]
@@ -209,7 +209,7 @@ def _softplus(steps: mx.array, bias: mx.array) -> mx.array:
 
 @fused
 def _advanced(state: mx.array, steps: mx.array, rates: mx.array, heads: mx.array, write: mx.array) -> mx.array:
-    """The state after a token."""
+    """Return the state after a token."""
     return state * mx.exp(steps * -mx.exp(rates)) + heads * steps * write
 
 
@@ -219,12 +219,12 @@ def _sum_of_product(y: mx.array, x: mx.array, factor: mx.array) -> mx.array:
 
 
 @fused
-def _gated(y: mx.array, gate: mx.array) -> mx.array:
+def _gated_in_float32(y: mx.array, gate: mx.array) -> mx.array:
     return y * silu(gate.astype(mx.float32))
 
 
 @fused
-def _weighted(y: mx.array, weight: mx.array) -> mx.array:
+def _weighted_in_weight_dtype(y: mx.array, weight: mx.array) -> mx.array:
     return (y * weight).astype(weight.dtype)
 
 

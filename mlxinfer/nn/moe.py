@@ -19,7 +19,7 @@ Route = Callable[[mx.array], tuple[mx.array, mx.array]]
 """Router logits `[T, experts]` to the chosen experts `[T, k]` and their weights `[T, k]` float32."""
 
 SORT_FROM = 64
-"""Number of rows from which sorting them by expert pays off: each expert's matrix is then read once."""
+"""Minimum rows for sorting them by expert, so that each matrix is read once."""
 
 
 class ExpertLinear(Linear):
@@ -36,7 +36,7 @@ class ExpertLinear(Linear):
         bias: Sequence[Recipe] | None = None,
         otherwise: Sequence[Recipe] = (),
     ) -> ExpertLinear:
-        """Load `name.weight`, and `name.bias` unless `bias` is None; `otherwise` and `bias` are recipes for making them."""
+        """Load `name.weight`, and `name.bias` unless `bias` is None. `otherwise` and `bias` are recipes for them."""
         matrix = weights.matrix(f"{name}.weight", shape, otherwise=otherwise)
         own = None if bias is None else weights.vector(f"{name}.bias", shape[:2], otherwise=bias)
         return cls(matrix, own, (NamedProjection(name, shape[1]),))
@@ -99,8 +99,10 @@ class Experts:
     """The gated unit."""
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """x `[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
-        return _through(lambda rows, chosen, is_sorted: self.gate_up.gated(self.gate, rows, chosen, is_sorted), self.down, x, experts)
+        """Compute x `[T, hidden]` with the chosen experts `[T, k]`: `[T, k, hidden]`."""
+        return _through_experts(
+            lambda rows, chosen, is_sorted: self.gate_up.gated(self.gate, rows, chosen, is_sorted), self.down, x, experts
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,15 +114,15 @@ class PlainExperts:
     down: ExpertLinear
     """`[experts, hidden, inner]`."""
     activation: Callable[[mx.array], mx.array]
-    """Applied between both."""
+    """Applied between `up` and `down`."""
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
-        """x `[T, hidden]` and the chosen experts `[T, k]` to `[T, k, hidden]`."""
-        return _through(lambda rows, chosen, is_sorted: self.activation(self.up(rows, chosen, is_sorted)), self.down, x, experts)
+        """Compute x `[T, hidden]` with the chosen experts `[T, k]`: `[T, k, hidden]`."""
+        return _through_experts(lambda rows, chosen, is_sorted: self.activation(self.up(rows, chosen, is_sorted)), self.down, x, experts)
 
 
-def _through(inner: Callable[[mx.array, mx.array, bool], mx.array], down: ExpertLinear, x: mx.array, experts: mx.array) -> mx.array:
-    """`inner(rows, experts, whether these are sorted)` and then `down`, for each row's chosen experts."""
+def _through_experts(inner: Callable[[mx.array, mx.array, bool], mx.array], down: ExpertLinear, x: mx.array, experts: mx.array) -> mx.array:
+    """Apply `inner(rows, experts, is_sorted)` and then `down` with each row's chosen experts."""
     chosen, rows, back = experts, x[:, None, None], None
     if experts.size >= SORT_FROM and not isinstance(down.matrix, Packed):
         order = mx.argsort(experts.flatten())
@@ -134,7 +136,7 @@ def _through(inner: Callable[[mx.array, mx.array, bool], mx.array], down: Expert
 
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A feed-forward layer that every token takes, weighted by the sigmoid of its own gate if it has one."""
+    """A feed-forward layer for every token, optionally weighted by the sigmoid of a gate."""
 
     mlp: Callable[[mx.array], mx.array]
     """`[T, hidden]` to the same shape."""
@@ -153,15 +155,12 @@ class MixtureOfExperts:
     router: Linear
     """`[experts, hidden]`."""
     route: Route
-    """Chooses experts from the router's logits."""
     experts: Experts | PlainExperts
-    """The experts to choose from."""
     shared: SharedExpert | None = None
-    """The expert that every token takes, if the model has one."""
     narrowing: Linear | None = None
-    """Projects what the experts read, where they work with fewer channels."""
+    """Projects the input of experts that use fewer channels."""
     widening: Linear | None = None
-    """Projects what they give back to all channels."""
+    """Projects their output to all channels."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None, onto: mx.array | None = None) -> mx.array:
         x = x if norm is None else norm(x)
@@ -175,16 +174,16 @@ class MixtureOfExperts:
 
 @dataclass(frozen=True, slots=True)
 class SoftmaxThenTop:
-    """Probabilities over all experts, then the best."""
+    """Takes probabilities over all experts, then the `count` best."""
 
     count: int
-    """Experts for each token."""
+    """Experts per token."""
     normalized: bool
-    """Whether the weights are rescaled to sum to one."""
+    """True if the weights are rescaled to sum to one."""
 
     def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         shares = mx.softmax(logits.astype(mx.float32), axis=-1)
-        best = _top(shares, self.count)
+        best = _top_experts(shares, self.count)
         shares = mx.take_along_axis(shares, best, axis=-1)
         return best, shares / shares.sum(axis=-1, keepdims=True) if self.normalized else shares
 
@@ -195,19 +194,19 @@ class SoftmaxThenTop:
 
 
 def softmax_then_top(count: int, *, normalized: bool) -> Route:
-    """Probabilities over all experts, then the `count` best; `normalized` rescales these to sum to one."""
+    """Return a route by probabilities over all experts, then the `count` best; `normalized` rescales them to sum to one."""
     return SoftmaxThenTop(count, normalized)
 
 
 @dataclass(frozen=True, slots=True)
 class TopThenSoftmax:
-    """The best experts, then probabilities over those only."""
+    """Takes the `count` best experts, then probabilities over them."""
 
     count: int
-    """Experts for each token."""
+    """Experts per token."""
 
     def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        best = _top(logits, self.count)
+        best = _top_experts(logits, self.count)
         return best, mx.softmax(mx.take_along_axis(logits, best, axis=-1).astype(mx.float32), axis=-1)
 
     @property
@@ -217,40 +216,39 @@ class TopThenSoftmax:
 
 
 def top_then_softmax(count: int) -> Route:
-    """The `count` best experts, then probabilities over those only."""
+    """Return a route by the `count` best experts, then probabilities over them."""
     return TopThenSoftmax(count)
 
 
 @dataclass(frozen=True, slots=True)
 class BiasedRoute:
-    """Scores of the experts by a sigmoid, or a softmax over all; a learnt bias decides with them who is chosen, and has no part in the
-    weights (arXiv:2408.15664). Experts may be chosen from the best groups only (arXiv:2412.19437)."""
+    """Scores experts by a sigmoid, or a softmax over all. A learnt bias affects the choice of experts, not their weights
+    (arXiv:2408.15664). Experts may be limited to the best groups (arXiv:2412.19437)."""
 
     count: int
-    """Experts for each token."""
+    """Experts per token."""
     bias: mx.array | None
-    """float32 `[experts]`, added to the scores where experts are chosen."""
+    """float32 `[experts]`, added to the scores for the choice of experts."""
     scores: Callable[[mx.array], mx.array] = mx.sigmoid
     """Router logits `[T, experts]` to scores of the same shape, float32."""
     normalized: bool = True
-    """Whether the weights are divided by their sum."""
+    """True if the weights are divided by their sum."""
     least: float = 0.0
-    """The sum is at least this."""
+    """Minimum of that sum."""
     added: float = 0.0
-    """Added to the sum."""
+    """Added to that sum."""
     scale: float = 1.0
-    """Factor of the weights."""
     groups: int = 1
     """Groups of neighbouring experts."""
     kept: int = 1
-    """Groups from which a token's experts come: those whose best scores have the largest sum."""
+    """Groups with the experts of a token: those whose best scores have the largest sum."""
     ranked: int = 2
-    """Best scores of a group that are added up for that."""
+    """Best scores of a group that are summed."""
 
     def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         scores = self.scores(logits.astype(mx.float32))
         wanted = scores if self.bias is None else scores + self.bias
-        best = _top(self._from_groups(wanted) if self.kept < self.groups else wanted, self.count)
+        best = _top_experts(self._from_groups(wanted) if self.kept < self.groups else wanted, self.count)
         shares = mx.take_along_axis(scores, best, axis=-1)
         if self.normalized:
             shares = shares / (mx.maximum(shares.sum(axis=-1, keepdims=True), self.least) + self.added)
@@ -275,11 +273,11 @@ class BiasedRoute:
 
 
 def softmax_of_all(logits: mx.array) -> mx.array:
-    """Probabilities over all experts, for `BiasedRoute.scores`."""
+    """Return probabilities over all experts, for `BiasedRoute.scores`."""
     return mx.softmax(logits, axis=-1)
 
 
-def _top(scores: mx.array, count: int) -> mx.array:
+def _top_experts(scores: mx.array, count: int) -> mx.array:
     if count >= scores.shape[-1]:
         return mx.broadcast_to(mx.arange(scores.shape[-1], dtype=mx.uint32), scores.shape)
     return mx.stop_gradient(mx.argpartition(scores, kth=-count, axis=-1)[..., -count:])  # a choice has no gradient

@@ -1,4 +1,4 @@
-"""Root-mean-square norms (arXiv:1910.07467), and those that subtract the mean first (arXiv:1607.06450)."""
+"""Root-mean-square norms (arXiv:1910.07467), and norms that subtract the mean first (arXiv:1607.06450)."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class RMSNorm:
     """`x / rms(x) * weight` along the last axis. `centred` norms (Gemma) are stored as weight minus one."""
 
     centring = False
-    """Whether the mean is subtracted first: products and kernels that norm what they read cannot do that."""
+    """True if the mean is subtracted first, which fused products and kernels do not support."""
 
     def __init__(self, weight: mx.array, eps: float) -> None:
         self.weight = weight
         self.eps = eps
         self.sums: dict[tuple[object, ...], Sum] = {}
-        """How `ResidualStream` adds up what this norms, by shape of rows."""
-        self._compute = _computation()
+        """Computations of `ResidualStream` for this norm, by shape of rows."""
+        self._compute = _rms_norm_operation()
 
     @classmethod
     def load(cls, weights: Weights, name: str, size: int, eps: float, *, centred: bool = False) -> RMSNorm:
@@ -37,8 +37,8 @@ class RMSNorm:
         return self._compute(x, self.weight, self.eps, onto)
 
     def in_plain_operations(self) -> None:
-        """From now on compute with operations that can be differentiated, which kernels of the CPU cannot."""
-        self._compute = _plain
+        """Switch to differentiable operations, which the CPU kernels are not."""
+        self._compute = _plain_rms_norm
 
 
 class LayerNorm(RMSNorm):
@@ -51,10 +51,10 @@ class LayerNorm(RMSNorm):
         return y if onto is None else onto + y
 
 
-def _computation() -> Callable[[mx.array, mx.array, float, mx.array | None], mx.array]:
-    return kernels_cpu.rms_norm if kernels_cpu.in_use() else _plain
+def _rms_norm_operation() -> Callable[[mx.array, mx.array, float, mx.array | None], mx.array]:
+    return kernels_cpu.rms_norm if kernels_cpu.in_use() else _plain_rms_norm
 
 
-def _plain(x: mx.array, weight: mx.array, eps: float, onto: mx.array | None) -> mx.array:
+def _plain_rms_norm(x: mx.array, weight: mx.array, eps: float, onto: mx.array | None) -> mx.array:
     y: mx.array = mx.fast.rms_norm(x, weight, eps)
     return y if onto is None else onto + y

@@ -23,13 +23,12 @@ from .weights import Blocks, Dense, Matrix, Quantized, RawBlocks
 
 
 def arrays(node: object) -> Iterator[mx.array]:
-    """Every array reachable through attributes, dataclass fields, lists, tuples and dict values."""
+    """Yield every array reachable through attributes, dataclass fields, lists, tuples and dict values."""
     return (leaf for leaf in objects(node) if isinstance(leaf, mx.array))
 
 
 def objects(node: object) -> Iterator[object]:
-    """Every array and every object of this project reachable in the same ways, each once, `node` included, holders before what they
-    hold."""
+    """Yield every array and every object of this project reachable in the same ways, each once, `node` included, holders first."""
     seen: set[int] = set()
     waiting = [node]
     while waiting:
@@ -40,19 +39,19 @@ def objects(node: object) -> Iterator[object]:
             waiting.extend(reversed(node))
         elif isinstance(node, dict):
             waiting.extend(reversed(node.values()))
-        elif id(node) not in seen and (held := _held(node)) is not None:
+        elif id(node) not in seen and (held := _references(node)) is not None:
             seen.add(id(node))
             yield node
             waiting.extend(reversed(held))
 
 
 _LEAVES = frozenset({int, float, bool, str, type(None), mx.Dtype})
-"""What most attributes are: nothing hangs on them."""
+"""Common types of attributes without references."""
 
 
-def _held(node: object) -> list[object] | None:
-    """What an array or an object of this project refers to; None for anything else."""
-    names = _names(type(node))  # type: ignore[arg-type]  # mypy takes object's __hash__ for that of the type
+def _references(node: object) -> list[object] | None:
+    """Return the references of an array or an object of this project; None for anything else."""
+    names = _field_names(type(node))  # type: ignore[arg-type]  # mypy takes object's __hash__ for that of the type
     if names is not None:
         return [getattr(node, name) for name in names]
     if hasattr(node, "__dict__") and type(node).__module__.startswith(_PROJECT):
@@ -64,15 +63,15 @@ _PROJECT = __package__.split(".")[0]
 
 
 @cache
-def _names(kind: type) -> tuple[str, ...] | None:
-    """Field names of a dataclass, none for an array; None for anything else."""
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    """Return the field names of a dataclass, () for an array, None for anything else."""
     if issubclass(kind, mx.array):
         return ()
     return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else None
 
 
 _BLOCK_COLUMNS = 32
-"""Quantized rows are packed in multiples of this; nvfp4, whose groups have 16, can have others."""
+"""Quantized rows are packed in multiples of this; nvfp4, with groups of 16, may have other widths."""
 
 _PIECE = 4 << 20
 """Bytes of a GGUF file in memory at a time."""
@@ -84,7 +83,7 @@ class Copies(Protocol):
     def find(self, blocks: RawBlocks, precision: str | None) -> kernels_cpu.Packed | None: ...
 
     def add(self, blocks: RawBlocks, packed: kernels_cpu.Packed) -> None:
-        """Save one that `find` did not return."""
+        """Save a matrix that `find` did not return."""
         ...
 
 
@@ -96,24 +95,24 @@ def settle(
     dtype: mx.Dtype | None = None,
     measured: Path | None = None,
 ) -> None:
-    """Evaluate a finished part of a model, in the form that its products are fastest in. Pass it as the `ready` of a model.
+    """Evaluate a finished part of a model in the fastest form for products. Pass it as the `ready` of a model.
 
-    `precision` is that of the activations in packed products (`kernels_cpu.PRECISIONS`); None is the default. On a GPU, blocks of GGUF
-    come into memory, and formats that are new are tried: `dtype` is that of the activations, `measured` the file that remembers speeds.
+    `precision` is the precision of activations in packed products (`kernels_cpu.PRECISIONS`); None is the default. On a GPU, GGUF blocks
+    are read into memory, and new formats are tried: `dtype` is the dtype of activations, `measured` the file of remembered speeds.
     """
     if is_gpu():
         for holder in holders(part):
             if isinstance(holder.matrix, RawBlocks) and holder.matrix.format.mode in BLOCKS:
                 holder.matrix = in_memory(holder.matrix)
             if dtype:
-                _try(holder.matrix, dtype, measured)
+                _try_matrix(holder.matrix, dtype, measured)
         for layer in objects(part):
             if dtype and isinstance(layer, GatedMLP):
                 _try_gate(layer, dtype, measured)
     elif kernels_cpu.available():
         for holder in holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
-                holder.matrix = _packed(holder.matrix, precision, copies)
+                holder.matrix = _packed_matrix(holder.matrix, precision, copies)
     mx.eval(list(arrays(part)))
 
 
@@ -123,17 +122,17 @@ def _try_gate(layer: GatedMLP, dtype: mx.Dtype, measured: Path | None) -> None:
     matrix, gate = layer.gate_up.linears[0].matrix, layer.gate
     joined = len(layer.gate_up.linears) == 1 and isinstance(matrix, Quantized) and matrix.scales.dtype in (dtype, mx.uint8)
     if joined and isinstance(gate, Activated) and gate.activation in GATES:
-        _try(matrix, dtype, measured, gate.activation)
+        _try_matrix(matrix, dtype, measured, gate.activation)
 
 
-def _try(matrix: object, dtype: mx.Dtype, measured: Path | None, gate: str = "") -> None:
+def _try_matrix(matrix: object, dtype: mx.Dtype, measured: Path | None, gate: str = "") -> None:
     if isinstance(matrix, (Quantized, Blocks)) and len(matrix.shape) == 2:
         computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
         try_format(matrix.format, computed, measured, gate=gate)
 
 
 def in_memory(matrix: RawBlocks) -> Blocks:
-    """The blocks of a matrix, read from its file. Raises `WeightsError` for a scale that is not finite."""
+    """Read the blocks of a matrix from its file. Raises `WeightsError` for a scale that is not finite."""
     form = BLOCKS[matrix.format.mode]
     bytes_of_row = matrix.columns // form.numbers * form.bytes
     weight = mx.zeros((*matrix.shape[:-1], bytes_of_row), mx.uint8)
@@ -151,11 +150,11 @@ def in_memory(matrix: RawBlocks) -> Blocks:
 
 
 def holders(part: object) -> Iterator[Linear | Embedding]:
-    """Everything in a part of a model that has a matrix."""
+    """Yield every layer with a matrix in a part of a model."""
     return (node for node in objects(part) if isinstance(node, (Linear, Embedding)))
 
 
-def _packed(matrix: Matrix, precision: str | None, copies: Copies | None) -> Matrix | kernels_cpu.Packed:
+def _packed_matrix(matrix: Matrix, precision: str | None, copies: Copies | None) -> Matrix | kernels_cpu.Packed:
     if isinstance(matrix, RawBlocks):
         packed = copies.find(matrix, precision) if copies else None
         if packed is None:

@@ -1,5 +1,5 @@
-"""The residual stream between the parts of a model. On a GPU, adding a part's result and the norm that the next part begins with are one
-kernel, if that has passed its trial on this machine."""
+"""The residual stream between the parts of a model. On a GPU, one kernel adds the result of a part and computes the next norm, if it passed
+its trial on this machine."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ _MOST_ERROR = 0.02
 
 @dataclass(slots=True)
 class ResidualStream:
-    """What has been added up so far, and the result of the last part, which is added together with the next norm."""
+    """The sum so far, and the result of the last part, which is added together with the next norm."""
 
     x: mx.array
     """`[T, hidden]`."""
     result: mx.array | None = None
-    """`[T, hidden]`, not yet in `x`; None if nothing is missing there."""
+    """`[T, hidden]`, not yet in `x`; None if `x` is complete."""
     after: RMSNorm | None = None
     """Applied to the result before it is added."""
     scale: float = 1.0
     """Factor of the result (Granite)."""
 
     def sum(self) -> mx.array:
-        """The whole stream, `[T, hidden]`."""
+        """Return the whole stream, `[T, hidden]`."""
         if self.result is None:
             return self.x
         y = self.result if self.after is None else self.after(self.result)
         return self.x + y if self.scale == 1.0 else (self.x + y * mx.array(self.scale)).astype(self.x.dtype)
 
     def normed(self, norm: RMSNorm | None) -> tuple[mx.array, mx.array]:
-        """The whole stream, and what a part that begins with `norm` reads, both `[T, hidden]`."""
+        """Return the whole stream and its norm for the next part, both `[T, hidden]`. Without `norm`, both are the stream."""
         if self.result is None or norm is None or norm.centring:
             x = self.sum()
             return x, x if norm is None else norm(x)
@@ -51,13 +51,13 @@ class ResidualStream:
         if way is None:
             if len(known) >= _KNOWN_SUMS:
                 known.clear()
-            way = known[key] = self._way(self.result, norm)
+            way = known[key] = self._computation_of_sum(self.result, norm)
         return way(self.result, x)
 
-    def _way(self, result: mx.array, norm: RMSNorm) -> Sum:
-        """How sums like this one are computed."""
+    def _computation_of_sum(self, result: mx.array, norm: RMSNorm) -> Sum:
+        """Return the computation of sums of this shape."""
         after, before, scale = None if self.after is None else (self.after.weight, self.after.eps), (norm.weight, norm.eps), self.scale
-        if not self._fits(result, norm):
+        if not self._kernel_fits(result, norm):
             return lambda result, x: reference.add_norm(result, x, after, before, scale)
         launch = launcher.launch_of(result, self.x, after, before)
         fixed = launcher.inputs_of(result, self.x, after, before, scale)[2:]
@@ -68,7 +68,7 @@ class ResidualStream:
 
         return run
 
-    def _fits(self, result: mx.array, norm: RMSNorm) -> bool:
+    def _kernel_fits(self, result: mx.array, norm: RMSNorm) -> bool:
         dtype, weight, after = self.x.dtype, norm.weight, self.after
         if weight.dtype != dtype or result.dtype != dtype or (after is not None and after.weight.dtype != dtype):
             return False

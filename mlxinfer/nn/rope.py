@@ -21,79 +21,81 @@ Parameters = Mapping[str, Any]
 
 
 def make_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """A rope from validated parameters: `rope_type`, `rope_theta`, `partial_rotary_factor` and those of the type."""
+    """Builds a rope from validated parameters: `rope_type`, `rope_theta`, `partial_rotary_factor` and those of the type."""
     return ROPE_TYPES[parameters["rope_type"]](parameters, head_dim, max_positions)
 
 
-def _plain(parameters: Parameters, dims: int, theta: float | None = None) -> Frequencies:
+def _plain_frequencies(parameters: Parameters, dims: int, theta: float | None = None) -> Frequencies:
     base = parameters["rope_theta"] if theta is None else theta
     return 1.0 / base ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
 
 
-def _rotated(parameters: Parameters, head_dim: int) -> int:
+def _rotated_dims(parameters: Parameters, head_dim: int) -> int:
     return int(head_dim * parameters["partial_rotary_factor"])
 
 
-def _fixed(frequencies: Frequencies, context: int, gain: float = 1.0) -> Rope:
+def _fixed_rope(frequencies: Frequencies, context: int, gain: float = 1.0) -> Rope:
     return Rope(2 * len(frequencies), context, lambda length: frequencies, lambda length: 0, gain)
 
 
 def _default(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    dims = _rotated(parameters, head_dim)
-    return _fixed(_plain(parameters, dims), max_positions)
+    dims = _rotated_dims(parameters, head_dim)
+    return _fixed_rope(_plain_frequencies(parameters, dims), max_positions)
 
 
 def _linear(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    dims = _rotated(parameters, head_dim)
+    dims = _rotated_dims(parameters, head_dim)
     factor = parameters["factor"]
-    return _fixed(_plain(parameters, dims) / factor, int(factor * max_positions))
+    return _fixed_rope(_plain_frequencies(parameters, dims) / factor, int(factor * max_positions))
 
 
 def _proportional(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     """Partial rotation spread over the whole head: pairs beyond the rotated share do not rotate."""
     moving = int(parameters["partial_rotary_factor"] * head_dim // 2)
     frequencies = np.zeros(head_dim // 2)
-    frequencies[:moving] = _plain(parameters, head_dim)[:moving] / parameters.get("factor", 1.0)
-    return _fixed(frequencies, max_positions)
+    frequencies[:moving] = _plain_frequencies(parameters, head_dim)[:moving] / parameters.get("factor", 1.0)
+    return _fixed_rope(frequencies, max_positions)
 
 
 def _dynamic(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     """The base grows with the sequence once it is longer than the trained context."""
-    dims = _rotated(parameters, head_dim)
+    dims = _rotated_dims(parameters, head_dim)
     factor, theta = parameters["factor"], parameters["rope_theta"]
 
     def frequencies(length: int) -> Frequencies:
         stretch = factor * max(length, max_positions) / max_positions - (factor - 1)
-        return _plain(parameters, dims, theta * stretch ** (dims / (dims - 2)))
+        return _plain_frequencies(parameters, dims, theta * stretch ** (dims / (dims - 2)))
 
     return Rope(2 * ((dims + 1) // 2), int(factor * max_positions), frequencies, lambda length: max(length, max_positions))
 
 
 def _ntk_alpha(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     """The base is stretched by a fixed factor, whatever the length (Hunyuan)."""
-    dims = _rotated(parameters, head_dim)
-    return _fixed(_plain(parameters, dims, parameters["rope_theta"] * parameters["alpha"] ** (dims / (dims - 2))), max_positions)
+    dims = _rotated_dims(parameters, head_dim)
+    return _fixed_rope(
+        _plain_frequencies(parameters, dims, parameters["rope_theta"] * parameters["alpha"] ** (dims / (dims - 2))), max_positions
+    )
 
 
 def _llama3(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """Long waves are stretched by `factor`, short ones kept, and those between interpolated."""
-    dims = _rotated(parameters, head_dim)
-    frequencies = _plain(parameters, dims)
+    """Stretch long waves by `factor`, keep short ones, and interpolate between them."""
+    dims = _rotated_dims(parameters, head_dim)
+    frequencies = _plain_frequencies(parameters, dims)
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     turns = parameters["original_max_position_embeddings"] * frequencies / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
-    return _fixed(frequencies * ((1 - smooth) / parameters["factor"] + smooth), max_positions)
+    return _fixed_rope(frequencies * ((1 - smooth) / parameters["factor"] + smooth), max_positions)
 
 
 def _yarn(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    dims = _rotated(parameters, head_dim)
+    dims = _rotated_dims(parameters, head_dim)
     original = parameters["original_max_position_embeddings"]
     factor = parameters.get("factor") or max_positions / original
-    frequencies = _plain(parameters, dims)
+    frequencies = _plain_frequencies(parameters, dims)
     low, high = _yarn_range(parameters, dims, original)
     ramp = np.clip((np.arange(len(frequencies)) - low) / (high - low), 0, 1)
     context = max(max_positions, int(factor * original))
-    return _fixed(frequencies * (ramp / factor + (1 - ramp)), context, _yarn_gain(parameters, factor))
+    return _fixed_rope(frequencies * (ramp / factor + (1 - ramp)), context, _yarn_gain(parameters, factor))
 
 
 def _yarn_range(parameters: Parameters, dims: int, original: int) -> tuple[float, float]:
@@ -110,7 +112,7 @@ def _yarn_range(parameters: Parameters, dims: int, original: int) -> tuple[float
 
 
 def yarn_scale(factor: float, multiplier: float) -> float:
-    """How much larger scores have to be where the context is stretched by `factor`."""
+    """Return the factor of attention scores when the context is stretched by `factor`."""
     return 1.0 if factor <= 1 else 0.1 * multiplier * math.log(factor) + 1.0
 
 
@@ -129,13 +131,13 @@ def _yarn_gain(parameters: Parameters, factor: float) -> float:
 
 def _longrope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
     """One set of divisors for sequences within the trained context, another for longer ones."""
-    dims = _rotated(parameters, head_dim)
+    dims = _rotated_dims(parameters, head_dim)
     original = parameters["original_max_position_embeddings"]
     factor = parameters.get("factor") or max_positions / original
     gain = parameters.get("attention_factor")
     if gain is None:
         gain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
-    plain = _plain(parameters, dims)
+    plain = _plain_frequencies(parameters, dims)
     short = plain / np.array(parameters["short_factor"], np.float64)
     long = plain / np.array(parameters["long_factor"], np.float64)
 
@@ -163,7 +165,7 @@ Frequencies = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Rope:
-    """How query and key heads are rotated."""
+    """Rotation of query and key heads."""
 
     dims: int
     """Channels of a head that rotate."""
@@ -176,12 +178,12 @@ class Rope:
     gain: float = 1.0
     """Multiplies the rotated channels of queries and keys (yarn, longrope)."""
     boundary: int | None = None
-    """Length beyond which every token of a sequence is rotated differently, including those in the cache."""
+    """Length beyond which every token of a sequence is rotated differently, including cached ones."""
     _last: tuple[int, _Regime] | None = None
 
     def at(self, step: Step) -> Rotation:
         """The rotation for the rows of a step."""
-        return _RegimeRotation(step, self.dims, [self._regime(_length(segment)) for segment in step.segments])
+        return _RegimeRotation(step, self.dims, [self._regime(_final_length(segment)) for segment in step.segments])
 
     def _regime(self, length: int) -> _Regime:
         """Nearly every step has the same regime as the step before."""
@@ -191,7 +193,7 @@ class Rope:
         return self._last[1]
 
 
-def _length(segment: Segment) -> int:
+def _final_length(segment: Segment) -> int:
     return max(segment.total, segment.past + segment.count)
 
 

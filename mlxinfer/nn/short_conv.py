@@ -1,4 +1,4 @@
-"""A short causal convolution between two gates (LFM2, arXiv:2511.23404): its state is the last few inputs."""
+"""A short causal convolution between two gates (LFM2, arXiv:2511.23404). Its state is its last inputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ class ShortConv:
     """`output(c * conv(b * x))`, where b, c and x are projections of the input."""
 
     layer: int
-    """Index of the layer in the cache."""
     inputs: Linear
     """Projects `[T, hidden]` to b, c and x, `[T, 3 * hidden]`."""
     output: Linear

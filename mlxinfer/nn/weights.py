@@ -1,11 +1,11 @@
-"""Matrices, and how a model asks for its weights.
+"""Matrices, and the `Weights` that a model requests them from.
 
-A model is built by asking a `Weights` for every tensor it needs, by name and shape; nothing is created first and filled later. The same
-constructor therefore serves to load (tensors are read one at a time), to check a checkpoint before a byte of it is read, and to plan a
-conversion: each is another `Weights`.
+A model is built by requesting every tensor by name and shape from a `Weights`; nothing is created first and filled later. The same
+constructor therefore loads (tensors are read one at a time), checks a checkpoint before a byte of it is read, and plans a conversion: each
+has its own `Weights`.
 
-Names and layouts are those of mlx-lm's converted directories, which for most tensors are those of Hugging Face. Where the layouts differ,
-the model also supplies `Recipe`s for making the tensor from others.
+Names and layouts are those of mlx-lm's converted directories, which for most tensors are those of Hugging Face. For other layouts, the
+model also supplies `Recipe`s that make the tensor from others.
 """
 
 from __future__ import annotations
@@ -36,10 +36,9 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a matrix is quantized."""
+    """Quantization of a matrix."""
 
     bits: int
-    """Bits per number."""
     group_size: int
     """Numbers that share a scale, along the input axis."""
     mode: str = "affine"
@@ -47,7 +46,7 @@ class Format:
 
 
 FLOAT8 = "fp8"
-"""The mode of 8-bit floats (E4M3) whose scales are float32. MLX has no such mode: only the CPU kernels multiply it."""
+"""Mode of 8-bit floats (E4M3) with float32 scales. MLX does not have it: only the CPU kernels multiply it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +60,16 @@ class Quantized:
     biases: mx.array | None
     """The same shape; None except in mode "affine"."""
     format: Format
-    """How the codes are to be read."""
     products: dict[tuple[object, ...], Callable[[mx.array], mx.array]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """How rows are multiplied with it, by their shape and dtype, as `row_products` has worked it out."""
+    """Products with this matrix by shape and dtype of rows, cached by `small_batch_matmul`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.weight.shape[:-1], self.weight.shape[-1] * 32 // self.format.bits)
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """The numbers as `[..., out, in]`, computed in this dtype: with 16-bit scales MLX would compute in theirs. Scales in float16 are
-        not rounded to bfloat16, only the numbers are."""
+        """Return the numbers `[..., out, in]`, computed in `dtype`; with 16-bit scales MLX would compute in theirs. float16 scales are not
+        rounded to bfloat16, only the numbers are."""
         f = self.format
         scales, biases = self.scales, self.biases
         if f.mode == FLOAT8:
@@ -88,7 +86,7 @@ class Quantized:
 
 
 class FileRows(Protocol):
-    """A matrix in a GGUF file, read row by row. It deliberately has no attributes that `nn.packing.arrays` could walk into."""
+    """A matrix in a GGUF file, read row by row. It has no attributes, so `nn.packing.arrays` does not enter it."""
 
     __slots__ = ()
 
@@ -103,15 +101,15 @@ class FileRows(Protocol):
         ...
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """The blocks of these rows, uint8 `[rows, bytes of a row]`."""
+        """Read the blocks of these rows, uint8 `[rows, bytes of a row]`."""
         ...
 
     def forget(self) -> None:
-        """Release what was read last from resident memory."""
+        """Release the rows that were read last from resident memory."""
         ...
 
     def dequantize(self, blocks: np.ndarray) -> np.ndarray:
-        """What `read` returned, as float32 `[rows, columns]`."""
+        """Convert the result of `read` to float32 `[rows, columns]`."""
         ...
 
 
@@ -121,7 +119,7 @@ class RawBlocks:
     `Blocks` on a GPU."""
 
     sources: tuple[FileRows, ...]
-    """Stored matrices, whose rows are numbered consecutively across all of them."""
+    """Stored matrices; rows are numbered consecutively across all of them."""
     counts: tuple[int, ...]
     """Rows in each source."""
     rows: np.ndarray
@@ -129,7 +127,6 @@ class RawBlocks:
     columns: int
     """Numbers per row."""
     format: Format
-    """How the blocks are quantized."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -140,18 +137,19 @@ class RawBlocks:
         return replace(self, rows=np.array(operation(mx.array(self.rows)[..., None]))[..., 0])
 
     def pieces(self, rows: int) -> Iterator[np.ndarray]:
-        """The blocks of all rows in order, uint8 `[at most rows, bytes of a row]`; each piece is valid until the next one is requested."""
+        """Yield the blocks of all rows in order, uint8 `[at most rows, bytes of a row]`. A piece is valid until the next one is
+        requested."""
         for source, picked in self._runs(rows):
             yield source.read(picked)
             source.forget()
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """The numbers as `[..., out, columns]`, rounded to this dtype."""
+        """Return the numbers `[..., out, columns]`, rounded to this dtype."""
         parts = [mx.array(source.dequantize(source.read(picked))).astype(dtype) for source, picked in self._runs(self.rows.size)]
         return mx.concatenate(parts).reshape(self.shape) if parts else mx.zeros(self.shape, dtype)
 
     def _runs(self, rows: int) -> Iterator[tuple[FileRows, np.ndarray]]:
-        """At most `rows` rows of one source at a time, with their numbers in it."""
+        """Yield at most `rows` rows of one source at a time, with their numbers in it."""
         starts = np.cumsum([0, *self.counts])
         flat = self.rows.reshape(-1)
         for at in range(0, flat.size, rows):
@@ -170,14 +168,14 @@ class Blocks:
     weight: mx.array
     """uint8 `[..., out, bytes of a row]`."""
     format: Format
-    """As of the `RawBlocks` that it was."""
+    """Format of the `RawBlocks` that were read."""
 
     @property
     def shape(self) -> tuple[int, ...]:
         return (*self.weight.shape[:-1], columns_of_bytes(self.format.mode, self.weight.shape[-1]))
 
     def dequantize(self, dtype: mx.Dtype) -> mx.array:
-        """The numbers as `[..., out, in]`, computed in float32 and rounded once."""
+        """Return the numbers `[..., out, in]`, computed in float32 and rounded once."""
         return dequantized(self.weight, self.format.mode, dtype)
 
     def each(self, operation: Callable[[mx.array], mx.array]) -> Blocks:
@@ -196,7 +194,7 @@ def map_rows(matrix: Matrix, operation: Callable[[mx.array], mx.array]) -> Matri
 
 
 def numbers(matrix: Matrix) -> mx.array:
-    """All numbers of a matrix, in float32."""
+    """Return all numbers of a matrix, in float32."""
     return matrix.weight.astype(mx.float32) if isinstance(matrix, Dense) else matrix.dequantize(mx.float32)
 
 
@@ -233,46 +231,46 @@ def _join_in_file(blocks: list[RawBlocks], wanted: int, operation: Callable[[lis
 
 
 def concat(matrices: Sequence[Matrix]) -> Matrix:
-    """One matrix with the rows of all."""
+    """Join the rows of all matrices."""
     return matrices[0] if len(matrices) == 1 else join(matrices, lambda arrays: mx.concatenate(arrays, axis=-2))
 
 
 def stack(matrices: Sequence[Matrix]) -> Matrix:
-    """n matrices `[out, in]` as one `[n, out, in]`: the experts of a layer."""
+    """Stack n matrices `[out, in]` to one `[n, out, in]`: the experts of a layer."""
     return join(matrices, mx.stack)
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to make a tensor that the checkpoint lacks from others. It applies when all its sources exist."""
+    """Makes a tensor that the checkpoint lacks from others. It applies if all its sources exist."""
 
     sources: tuple[str, ...]
     """Names of the tensors to read."""
     shapes: tuple[tuple[int, ...], ...]
-    """The shape that each source must have."""
+    """Required shape of each source."""
     make: Callable[[list[Matrix]], Matrix]
     """Makes the tensor from the sources as read, in order."""
 
 
 class Weights(Protocol):
-    """Supplies the tensors of a model under construction. Implementations record what was asked for."""
+    """Supplies the tensors of a model under construction. Implementations record the requests."""
 
     def has(self, name: str) -> bool:
-        """Whether the checkpoint has this tensor (for example an output head in addition to the embedding)."""
+        """True if the checkpoint has this tensor (for example an output head in addition to the embedding)."""
         ...
 
     def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
-        """A matrix `[..., out, in]`, possibly quantized. `quantizable=False` keeps a conversion from quantizing it (routers)."""
+        """Return a matrix `[..., out, in]`, possibly quantized. With `quantizable=False`, a conversion does not quantize it (routers)."""
         ...
 
     def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        """A tensor that is never quantized (norms, biases, sinks, convolutions), in the compute dtype unless `dtype` is given."""
+        """Return a tensor that is never quantized (norms, biases, sinks, convolutions), in the compute dtype unless `dtype` is given."""
         ...
 
 
 def load_convolution(weights: Weights, name: str, channels: int, taps: int, source: str = "") -> mx.array:
-    """A causal convolution of each channel, `[channels, taps, 1]`; Hugging Face stores `[channels, 1, taps]`, as `source` if that is
-    another name."""
+    """Load a causal convolution of each channel, `[channels, taps, 1]`. Hugging Face stores `[channels, 1, taps]`, under the name `source`
+    if it differs."""
 
     def move_taps(sources: list[Matrix]) -> Matrix:
         return map_rows(sources[0], lambda weight: weight.swapaxes(1, 2))

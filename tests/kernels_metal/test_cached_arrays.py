@@ -16,21 +16,19 @@ from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.kernels_metal.add_norm import launcher as add_norm
 from mlxinfer.kernels_metal.append_rows import launcher as append_rows
 from mlxinfer.kernels_metal.paged_attention import arrays
-from mlxinfer.kernels_metal.paged_attention import launcher as paged_attention
 from mlxinfer.nn import gated_delta
 
 ROOT = Path(__file__).parents[2]
 KEPT: dict[str, Callable[[], mx.array]] = {
     "kernels_metal/paged_attention/arrays.py:settings": lambda: arrays.settings(0.125, 30.0, True, True),
     "kernels_metal/paged_attention/arrays.py:nothing": lambda: arrays.nothing(mx.bfloat16),
-    "kernels_metal/add_norm/launcher.py:_settings": lambda: add_norm._settings(1e-5, 1e-6, 0.5),
-    "kernels_metal/append_rows/launcher.py:_numbers": lambda: append_rows._numbers(1, 2, 3),
-    "kernels_metal/append_rows/launcher.py:_settings": lambda: append_rows._settings(0.5, 1e-6),
-    "kernels_metal/paged_attention/launcher.py:_numbers": lambda: paged_attention._numbers(1, 2, 3),
+    "kernels_metal/add_norm/launcher.py:_epsilons_and_scale": lambda: add_norm._epsilons_and_scale(1e-5, 1e-6, 0.5),
+    "kernels_metal/append_rows/launcher.py:_epsilons": lambda: append_rows._epsilons(0.5, 1e-6),
+    "kernels_metal/paged_attention/arrays.py:cached_integers": lambda: arrays.cached_integers(1, 2, 3),
     "mlxinfer/cache/recent_rows.py:_heads": lambda: recent._heads(3),
     "mlxinfer/cache/replayable_step.py:_blank": lambda: steady._blank(AttentionSpec(2, 8, 8), mx.bfloat16, 1, 16)[0],
     "mlxinfer/cache/replayable_step.py:_nothing": lambda: steady._nothing(),
-    "mlxinfer/nn/gated_delta.py:_equal": lambda: gated_delta._equal(8, 0.5),
+    "mlxinfer/nn/gated_delta.py:_equal_weights": lambda: gated_delta._equal_weights(8, 0.5),
     "mlxinfer/cache/recent_rows.py:_places": lambda: recent._places(((0, 1, 3),))[0],
 }
 
@@ -51,14 +49,14 @@ def test_an_array_belongs_to_the_stream_of_its_thread_until_it_is_evaluated() ->
 
 @pytest.mark.parametrize("name", KEPT)
 def test_made_in_one_thread_and_used_in_another(name: str) -> None:
-    kept_here = (add_norm._settings, append_rows._numbers, append_rows._settings, paged_attention._numbers)
-    for keeper in (arrays.settings, arrays.nothing, *kept_here):
+    kept_here = (add_norm._epsilons_and_scale, append_rows._epsilons)
+    for keeper in (arrays.settings, arrays.nothing, arrays.cached_integers, *kept_here):
         keeper.cache_clear()
     recent._heads.cache_clear()
     recent._places.cache_clear()
     steady._blank.cache_clear()
     steady._nothing.cache_clear()
-    gated_delta._equal.cache_clear()
+    gated_delta._equal_weights.cache_clear()
     in_a_new_thread(lambda: KEPT[name]() is None)
     in_a_new_thread(lambda: mx.eval(KEPT[name]() + 1))
 

@@ -65,7 +65,7 @@ def decode_layer(store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, 
     known, widths = store.kernels, [piece.shape[1] for piece in rows]
     if isinstance(known, DecodeLayer) and known.fits(widths, heads, params):
         return known
-    made = store.kernels = _described(store, widths, heads, params)
+    made = store.kernels = _described_layer(store, widths, heads, params)
     return made
 
 
@@ -75,8 +75,8 @@ def shape_of(store: LayerStore, heads: int) -> Shape:
     return Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
 
 
-def _described(store: LayerStore, widths: list[int], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
-    count, places = _located(widths, store.spec)
+def _described_layer(store: LayerStore, widths: list[int], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
+    count, places = _located_heads(widths, store.spec)
     shape = shape_of(store, count)
     norms = (heads.q_norm, heads.k_norm)
     weights = [nothing(store.dtype) if norm is None else norm.weight for norm in norms]
@@ -95,7 +95,7 @@ _kinds: dict[tuple[object, ...], int] = {}
 _numbers = count()
 
 
-def _located(widths: Sequence[int], spec: AttentionSpec) -> tuple[int, tuple[tuple[int, int], ...]]:
+def _located_heads(widths: Sequence[int], spec: AttentionSpec) -> tuple[int, tuple[tuple[int, int], ...]]:
     """The number of query heads in arrays of so many columns, and where queries, keys and values begin."""
     keys, values = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
     queries = sum(widths) - keys - values

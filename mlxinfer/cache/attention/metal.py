@@ -66,11 +66,11 @@ class MetalStep:
     def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
         self.segments = segments
         self.group = group
-        few, self._many = _divided(segments)
+        few, self._many = _few_and_many_rows(segments)
         self._plain = PlainStep(tuple(self._many), group)
-        self._order = _order(segments, [*few, *self._many])
+        self._row_order = _row_order(segments, [*few, *self._many])
         self._few_rows = mx.array([s.start + i for s in few for i in range(s.count)], mx.int32) if few and self._many else None
-        self._few = _renumbered(few)
+        self._few = _renumbered_segments(few)
         self._filling = [s for s in self._few if s.filled]
         self._last: tuple[Spans | None, AppendPlan | None] = None, None
         self._launches: dict[Alike, AppendLaunch | DecodePlan] = {}
@@ -104,7 +104,7 @@ class MetalStep:
             answers.append(y)
             full.update(more)
         y = answers[0] if len(answers) == 1 else mx.concatenate(answers)
-        return (y if self._order is None else y[self._order]).astype(kind), full
+        return (y if self._row_order is None else y[self._row_order]).astype(kind), full
 
     def _decoded(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         """Append and attend with the rows of small segments. Returns `[T, Hq * Dv]`."""
@@ -265,7 +265,7 @@ class MetalStep:
             rows, first16 = [self._rows(s) for s in segments], bool(store.first)
             self._prefill[key] = plan_prefill(shape, rows, key[1], query_rows=qkv[0].shape[0], window=self.group.window, first16=first16)
         plan = self._prefill[key]
-        filled = _joined([full[s.slot] for s in segments if s.filled]) if plan.filled else []
+        filled = _joined_pages([full[s.slot] for s in segments if s.filled]) if plan.filled else []
         return paged_attention_prefill(
             *qkv,
             store.sealed,
@@ -314,7 +314,7 @@ def _attend_unsealed(
     return attention(q, k[:, :size], v[:, :size], scale=params.scale, softcap=params.softcap, sinks=params.sinks, mask=mask)
 
 
-def _divided(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
+def _few_and_many_rows(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
     """Split segments into those of a few rows in one page, and others."""
     few: list[Segment] = []
     many: list[Segment] = []
@@ -328,7 +328,7 @@ def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
     return Pools(*store.sizes, entries, length)
 
 
-def _renumbered(segments: Sequence[Segment]) -> list[Segment]:
+def _renumbered_segments(segments: Sequence[Segment]) -> list[Segment]:
     """Return the segments renumbered as a complete step."""
     renumbered, done = [], 0
     for s in segments:
@@ -337,7 +337,7 @@ def _renumbered(segments: Sequence[Segment]) -> list[Segment]:
     return renumbered
 
 
-def _order(segments: Sequence[Segment], computed: Sequence[Segment]) -> mx.array | None:
+def _row_order(segments: Sequence[Segment], computed: Sequence[Segment]) -> mx.array | None:
     """Return the index that restores the step's order of rows; None if they are in order."""
     if list(computed) == list(segments):
         return None
@@ -347,7 +347,7 @@ def _order(segments: Sequence[Segment], computed: Sequence[Segment]) -> mx.array
     return mx.array([starts[s.start] + i for s in segments for i in range(s.count)], mx.int32)
 
 
-def _joined(full: Sequence[Filled]) -> list[mx.array]:
+def _joined_pages(full: Sequence[Filled]) -> list[mx.array]:
     parts = [f.pages for f in full]
     return parts[0] if len(parts) == 1 else [mx.concatenate(list(arrays), axis=1) for arrays in zip(*parts, strict=True)]
 

@@ -25,21 +25,21 @@ def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) ->
     keys, values = kv * dim, kv * spec.value_dim
     queries = sum(piece.shape[1] for piece in rows) - keys - values
     if heads.q_norm is None and heads.k_norm is None and rows[0].shape[1] >= queries + keys:
-        turned, *rest = _cut(rows, [queries + keys, values])
-        turned = _rotated(turned.reshape(count, -1, dim), heads)
+        turned, *rest = _split_at_parts(rows, [queries + keys, values])
+        turned = _rotated_heads(turned.reshape(count, -1, dim), heads)
         q, k = mx.split(turned, [queries // dim], axis=1)
         return q, k, rest[0].reshape(count, kv, -1)
-    flat_q, flat_k, flat_v = _cut(rows, [queries, keys, values])
+    flat_q, flat_k, flat_v = _split_at_parts(rows, [queries, keys, values])
     q, k = flat_q.reshape(count, -1, dim), flat_k.reshape(count, kv, dim)
     q, k = (x if norm is None else norm(x) for x, norm in ((q, heads.q_norm), (k, heads.k_norm)))
-    return _rotated(q, heads), _rotated(k, heads), flat_v.reshape(count, kv, -1)
+    return _rotated_heads(q, heads), _rotated_heads(k, heads), flat_v.reshape(count, kv, -1)
 
 
-def _rotated(x: mx.array, heads: HeadSteps) -> mx.array:
+def _rotated_heads(x: mx.array, heads: HeadSteps) -> mx.array:
     return x if heads.rotation is None else heads.rotation(x)
 
 
-def _cut(rows: Sequence[mx.array], sizes: list[int]) -> list[mx.array]:
+def _split_at_parts(rows: Sequence[mx.array], sizes: list[int]) -> list[mx.array]:
     """Split the pieces at the ends of consecutive parts of these `sizes`."""
     parts: list[mx.array] = []
     left = iter(sizes)
