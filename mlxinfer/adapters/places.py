@@ -31,9 +31,7 @@ class AdapterTarget:
     linear: Linear
     """Owner of the matrix."""
     first: int
-    """First row."""
     rows: int
-    """Number of rows."""
     order: np.ndarray | None
     """Checkpoint row of each row, int `[rows]`; None for the same order."""
 

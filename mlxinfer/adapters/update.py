@@ -54,7 +54,6 @@ class Update:
     scale: float
     """Factor of the product."""
     has_magnitude: bool
-    """True if the update has a magnitude."""
     read: Callable[[], Factors]
     """Reads the factors. Raises `AdapterError` for values that are not finite."""
 

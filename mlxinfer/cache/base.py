@@ -21,7 +21,6 @@ class AttentionSpec:
     """Spec of a layer with keys and values."""
 
     kv_heads: int
-    """Number of KV heads."""
     key_dim: int
     """Channels of a query or key head."""
     value_dim: int
@@ -54,7 +53,6 @@ class BidirectionalSpec:
     """Spec of a bidirectional layer, which stores nothing and receives each text whole in one step."""
 
     kv_heads: int
-    """Number of KV heads."""
     key_dim: int
     """Channels of a query or key head."""
     value_dim: int
@@ -157,9 +155,7 @@ class HeadSteps:
     """Operations on query and key heads before attention, in this order."""
 
     q_norm: HeadNorm | None = None
-    """Norm of the query heads."""
     k_norm: HeadNorm | None = None
-    """Norm of the key heads."""
     rotation: Rotation | None = None
     """Rotary embedding of both."""
 

@@ -41,11 +41,8 @@ class BlockRemoved:
     """A page was evicted."""
 
     block_hash: int
-    """See `BlockStored`."""
     medium: str
-    """See `BlockStored`."""
     group: int
-    """See `BlockStored`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,6 @@ class MeasuredLoss:
     """MeasuredLoss of a quantized cache compared with the same model and a 16-bit cache."""
 
     model: str
-    """Name of the model."""
     kl: float
     """Mean KL divergence of the next-token distribution, in nats."""
     top1: float

@@ -117,7 +117,6 @@ class PageTable:
     first: int = 0
     """Number of the first page; earlier ones have left the window."""
     pages: list[int] = field(default_factory=list)
-    """Page ids."""
 
     @property
     def end(self) -> int:

@@ -23,7 +23,6 @@ class PageDemand:
     past: int
     """Computed tokens; without slot and match, pages for these are also needed."""
     count: int
-    """Tokens to compute."""
     match: Match | None = None
     """Result of `find` for a sequence that is not open."""
 
@@ -39,9 +38,7 @@ class PoolUsage:
     cached: int = 0
     """Pages of the prefix cache without users."""
     snapshots: int = 0
-    """Number of snapshots."""
     snapshot_bytes: int = 0
-    """Bytes of all snapshots."""
 
 
 @dataclass(slots=True)

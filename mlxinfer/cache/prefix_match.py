@@ -18,7 +18,6 @@ class Match:
     note: str = ""
     """Reason for the end of the prefix, for the user."""
     cache_salt: str = ""
-    """Salt of the search."""
     node: Node | None = None
     """Node of the last full page."""
     snapshot: Snapshot | None = None

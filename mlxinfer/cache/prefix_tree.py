@@ -71,7 +71,6 @@ class Snapshot:
     content: object
     """Copied arrays (`state.Rows`), opaque to the index."""
     nbytes: int
-    """Bytes of the content."""
     used: bool = False
     """True if a sequence was resumed from the snapshot."""
 
@@ -113,7 +112,6 @@ class PrefixIndex:
         self.snapshots: dict[Snapshot, None] = {}
         """Snapshots, least recently used first."""
         self.nbytes = 0
-        """Bytes of all snapshots."""
         self.version = 0
         """Counter of evictions."""
         self.listeners: list[PrefixListener] = []

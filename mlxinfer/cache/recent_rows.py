@@ -21,7 +21,6 @@ class RecentRows:
     """Rows that are not yet written to their open pages."""
 
     spans: Spans = ()
-    """Span of each entry."""
     arrays: tuple[mx.array, ...] = ()
     """Keys and values, `[entries, Hkv, rows, D]`: row i of an entry is row `start + i` of its page."""
 

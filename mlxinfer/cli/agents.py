@@ -39,7 +39,6 @@ class AgentSettings:
     """Settings of an agent."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables to set."""
     arguments: list[str] = field(default_factory=list)
     """Arguments to add, before the user's own."""
     file: str = ""
@@ -51,13 +50,9 @@ class Agent:
     """A coding agent."""
 
     program: str
-    """Name of the executable."""
     what: str
-    """Short description."""
     install: str
-    """Installation command."""
     settings: Callable[[Served], AgentSettings]
-    """Function from a served model to the agent's settings."""
     file: Path | None = None
     """Path of a new configuration file, below the home directory or in the working directory."""
     hint: str = ""

@@ -20,7 +20,6 @@ from .common.console import tell
 
 _ANSWER_S = 5.0
 _STARTING_S = 600.0
-"""Maximum seconds for a model to load."""
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 """Opener without proxies, which cannot reach this machine's loopback."""
 

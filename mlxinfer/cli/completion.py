@@ -80,7 +80,6 @@ class _CompletionPlace:
     """Path of a shell's user completions."""
 
     file: Path
-    """Path of the script."""
     startup: Path | None
     """File that must load the script; None if the shell finds it."""
     line: str

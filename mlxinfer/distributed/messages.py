@@ -31,11 +31,9 @@ class Op(IntEnum):
     FORK = 2
     """Copy a slot: source, new slot."""
     RELEASE = 3
-    """Release a slot."""
     TAKE = 4
     """Save a slot's open page and states as a snapshot: number of the snapshot, slot, open rows."""
     DROP = 5
-    """Drop a snapshot."""
     VERIFIED = 6
     """Accept the first `rows` drafts of a slot: slot, rows."""
     STORE = 7

@@ -63,7 +63,6 @@ class BlockReader:
         self.states: list[mx.array] = []
         """Rows `[tokens, hidden]` of each batch that enter the next block."""
         self.parts = 0
-        """Number of parts built."""
         self.done = 0
         """Number of parts that the states passed in an earlier run."""
         self._inputs: list[list[mx.array]] | None = None

@@ -41,11 +41,9 @@ class Sizes:
     inner: int
     """Channels inside the feed-forward layer."""
     layers: int
-    """Number of blocks."""
     heads: Heads
     """Sizes of the attention layers."""
     eps: float
-    """Epsilon of the norms."""
     positions: int
     """Context in tokens, before any rope scaling."""
     activation: str

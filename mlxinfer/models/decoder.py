@@ -78,9 +78,7 @@ class Architecture:
     block: Callable[[Weights, int], AnyBlock]
     """`block(weights, layer)` requests the tensors of one block."""
     embedding_scale: float = 1.0
-    """Factor of the embeddings."""
     logit_scale: float = 1.0
-    """Factor of the logits."""
     logit_cap: float | None = None
     """Cap c: logits become `c * tanh(logits / c)`."""
     final_norm: Callable[[Weights], RMSNorm] | None = None

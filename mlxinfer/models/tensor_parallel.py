@@ -34,7 +34,6 @@ class Shard:
     rank: int
     """Rank, from 0."""
     count: int
-    """Number of shards."""
 
 
 def shared_config(config: dict[str, Any], share: Shard) -> dict[str, Any]:

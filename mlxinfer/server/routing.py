@@ -39,9 +39,7 @@ class Server:
 
     models: Registry
     manager: ModelManager
-    """Loads and unloads the models."""
     settings: ServerSettings
-    """The server's settings."""
     metrics: Metrics
     draining: Event = field(default_factory=Event)
     """Set while the server sends its last answers."""
@@ -124,7 +122,6 @@ class Doc:
     """An endpoint's entry in the OpenAPI document."""
 
     summary: str
-    """Summary in one line."""
     answer: Any
     """Type of the response's JSON, or the media type of a response that is not JSON."""
     streams: str | None = None

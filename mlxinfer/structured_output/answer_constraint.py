@@ -21,7 +21,6 @@ class AnswerRules:
     output_format: OutputFormat
     """Format of reasoning and calls."""
     tools: Tools
-    """Offered tools."""
     choice: ToolChoice
     """Choice of the caller: calls are allowed, required or forbidden."""
     begun: str

@@ -52,7 +52,6 @@ class LarkText:
     text_size: int
     """Number of characters of all texts, which bounds the forced part of an answer."""
     tokens: int
-    """Number of tokens."""
 
 
 class _Reader:

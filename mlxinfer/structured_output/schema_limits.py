@@ -10,7 +10,6 @@ from .reference_chain import longest_chain
 from .schema_parts import SchemaPart, Targets, refusal, schema_parts, steps_of
 
 MOST_PROPERTIES = 2500
-"""Maximum number of properties of an object."""
 MOST_OPTIONAL = 1000
 """Maximum number of optional properties of an object; the compile time grows with its square."""
 _MOST_OPTIONAL_SQUARED = 1_500_000

@@ -52,7 +52,6 @@ class TokenizerParts:
     """Result of reading tokenizer files, from which a `Tokenizer` is made."""
 
     backend: Backend
-    """Text to token ids."""
     vocab_size: int
     """Number of token ids; every id is below it."""
     bos_token_id: int | None

@@ -67,7 +67,6 @@ class Vocabulary:
     """Tokens of a model, in arrays because a Python loop over 250,000 tokens would dominate the load time."""
 
     tokens: Sequence[str]
-    """Text of each token, by id."""
     types: np.ndarray
     """`TokenType` of each token, integers `[tokens]`."""
     scores: np.ndarray

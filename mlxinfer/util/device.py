@@ -26,7 +26,6 @@ class DeviceMemory:
     """Memory available to MLX."""
 
     total: int
-    """Total bytes."""
     usable: int
     """Bytes that a model and its cache may use without harm to the rest of the machine."""
     source: str = "physical memory"

@@ -55,7 +55,6 @@ class Arrival:
     """Entries of one layout that were read; an arrival without entries ends the read of its ticket."""
 
     entries: list[Entry]
-    """Entries in order."""
     data: np.ndarray
     """Data, uint8 `[len(entries), layout.nbytes]`, row i for entry i."""
     ticket: object = None

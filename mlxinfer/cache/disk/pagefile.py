@@ -91,7 +91,6 @@ class Entry:
     digest: bytes
     """Digest of the node or snapshot, 32 bytes."""
     parent: bytes
-    """Digest of the node before."""
     part: str
     """Group of layers or snapshot: lower-case letters, then digits."""
     tokens: tuple[int, ...]

@@ -29,7 +29,6 @@ class WordStream:
         self._word = ""
         """Last word, which may continue."""
         self._line = ""
-        """Present line."""
         self._code = False
 
     def feed(self, text: str) -> str:

@@ -218,7 +218,6 @@ def _system(ctx: click.Context, param: click.Parameter, text: str | None) -> str
 
 
 system_option = click.option("--system", "-s", metavar="TEXT|@FILE", callback=_system, help="The system message, or a file with it.")
-"""Option whose value is the text of the system message."""
 
 
 def split(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

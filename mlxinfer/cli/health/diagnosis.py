@@ -178,11 +178,8 @@ class ModelDiagnosis:
     name: str
     """Name as typed, or the file's."""
     model_type: str
-    """Architecture in the config."""
     dtype: str
-    """Dtype of computation."""
     kv: str
-    """Format of the KV cache."""
     token_bytes: float
     """Bytes of cache per token of context; 0 if unknown."""
     layers: list[str]
@@ -194,7 +191,6 @@ class ModelDiagnosis:
     problem: str = ""
     """Reason for a missing plan."""
     notes: tuple[str, ...] = ()
-    """Notes about the model."""
     context_tokens: dict[str, int] | None = None
     """Tokens of one sequence that fit in memory, by bits of the cache; the model may allow fewer."""
     sizes: list[SizeChange] = field(default_factory=list)

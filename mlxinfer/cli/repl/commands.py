@@ -39,7 +39,6 @@ class Session:
     """State of a chat: the conversation and its surroundings."""
 
     conversation: Conversation
-    """Present conversation."""
     archive: Archive | None = None
     """Saves the conversation after each turn; None to save nothing."""
     stats: bool = True
@@ -88,7 +87,6 @@ class Command:
     argument: str
     """Argument in the help; "" for none."""
     help: str
-    """Line in the help."""
 
 
 def _help(session: Session, argument: str) -> str:

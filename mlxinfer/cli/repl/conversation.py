@@ -38,7 +38,6 @@ class PartialAnswer:
     """Collects the chunks of an answer."""
 
     token_ids: list[int] = field(default_factory=list)
-    """Token ids of the answer."""
     _content: list[str] = field(default_factory=list)
     _reasoning: list[str] = field(default_factory=list)
     _calls: list[tuple[str, str, list[str]]] = field(default_factory=list)

@@ -28,7 +28,6 @@ class Saved:
     turns: list[dict[str, Any]]
     """Messages as `{"role": ..., "content": ...}`, without the system message."""
     system: str | None = None
-    """System message."""
     params: SamplingParams | None = None
     """Sampling parameters; None if the file has none."""
     model: str = ""

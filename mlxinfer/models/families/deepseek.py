@@ -146,7 +146,6 @@ class Defaults:
     turned: int = 64
     """Channels of a query head that rotate."""
     rope: Mapping[str, Any] | None = None
-    """Parameters of the rope."""
 
 
 def _architecture(

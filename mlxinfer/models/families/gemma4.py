@@ -98,7 +98,6 @@ class Kinds:
     heads: dict[str, Heads]
     """Sizes of attention, by kind."""
     window: int
-    """Window in tokens."""
     keys_are_values: bool
     """True if full layers have no value projection."""
 
@@ -198,7 +197,6 @@ class _ExpertSizes:
     """Sizes of the experts."""
 
     count: int
-    """Number of experts per layer."""
     chosen: int
     """Number of experts per token."""
     inner: int
@@ -239,7 +237,6 @@ class LayerEmbeddings:
     norm: RMSNorm
     """Norm of the projection, weight `[n]`."""
     layers: int
-    """Number of blocks."""
 
     @property
     def width(self) -> int:

@@ -73,7 +73,6 @@ class Eagle3:
     reads: Sequence[int] = ()
     """Empty: it has its own pages."""
     ropes: Sequence[str] = (_ROPE,)
-    """Keys of the ropes."""
 
     def follow(self, embedded: mx.array, hidden: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
         before = step.recur(self.places.state, self.reduce(hidden), shifted)

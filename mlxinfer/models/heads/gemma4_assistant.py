@@ -78,7 +78,6 @@ class Assistant:
     taps: Sequence[int] = ()
     """Empty: it reads the last rows."""
     ropes: Sequence[str] = field(default=())
-    """Keys of the ropes."""
     embedding: Embedding | None = None
     """None: it reads the model's embeddings."""
     scales_embeddings: bool = True
@@ -184,7 +183,6 @@ class _ClusterSizes:
     """Sizes of the clusters."""
 
     count: int
-    """Number of clusters."""
     chosen: int
     """Number of clusters computed per row."""
     order: Sequence[int]

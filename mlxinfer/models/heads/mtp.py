@@ -264,11 +264,8 @@ class HeadNames:
     """Names of a head's parts in a checkpoint."""
 
     token_norm: str
-    """Norm of embeddings."""
     hidden_norm: str
-    """Norm of hidden rows."""
     join: str
-    """Projection of both."""
     norm: str
     """Norm before the output matrix."""
 

@@ -21,7 +21,6 @@ class Run:
 
     blocks: Sequence[AnyBlock]
     native: kernels_cpu.Blocks | None = None
-    """Program of the blocks, or None."""
     layers: Sequence[int] = ()
     """Cache indices of the attention layers."""
     ropes: Sequence[str | None] = ()

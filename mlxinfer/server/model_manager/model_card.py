@@ -35,11 +35,9 @@ class ModelCard:
     default_params: SamplingParams
     """Sampling parameters for requests that set none."""
     chat_template: str | None
-    """The chat template, or None."""
     thinks: bool
     """True if the model writes reasoning before its answers."""
     embeds: bool
-    """True for an embedding model."""
 
     @property
     def capabilities(self) -> list[str]:

@@ -47,7 +47,6 @@ class Failure:
     """The last failure of a model that has not been loaded since."""
 
     reason: MLXInferError
-    """The error."""
     retry_at: float
     """Time on the clock `time.monotonic` before which the model is not loaded again."""
     count: int = 1

@@ -29,7 +29,6 @@ class ServedModel:
     name: str
     """Public name, which answers contain whatever alias the request used."""
     llm: AsyncLLM
-    """The engine."""
     adapter: str | None = None
     """The adapter that answers; None for the base model."""
 

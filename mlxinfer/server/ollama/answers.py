@@ -75,7 +75,6 @@ class ReplyPiece:
     """Content of one line."""
 
     text: str = ""
-    """Text of the answer."""
     thinking: str = ""
     """Reasoning."""
     calls: Sequence[AnswerCall] = ()

@@ -58,7 +58,6 @@ class AnswerForm:
 
     served: ServedModel
     reasoning_field: ReasoningField = "both"
-    """Fields for the reasoning."""
     older_form: bool = False
     """True if calls are `function_call` instead of `tool_calls`."""
 

@@ -18,9 +18,7 @@ from ..validation import FIRST_ERROR_ONLY
 
 MAX_TOOLS = 1024
 Name = Annotated[str, Field(min_length=1, max_length=256)]
-"""Name of a tool."""
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
-"""Id of a call."""
 SchemaObject = dict[str, Any]
 
 

@@ -109,9 +109,7 @@ class FalconBlock:
     mamba: Mamba2
     mlp: GatedMLP
     before: RMSNorm
-    """Norm before attention and Mamba."""
     before_mlp: RMSNorm
-    """Norm before the feed-forward layer."""
     factors: Factors
 
     @property
