@@ -26,23 +26,20 @@ _KERNEL = re.compile(r"^//: kernel (?P<name>\w+)\((?P<inputs>[\w\s,/:]*)\) -> (?
 
 @dataclass(frozen=True, slots=True)
 class KernelSource:
-    """The arguments of `mx.fast.metal_kernel` for one kernel."""
+    """Arguments of `mx.fast.metal_kernel` for one kernel."""
 
     name: str
-    """Name of the kernel."""
     inputs: tuple[str, ...]
-    """Names of the input arrays."""
     outputs: tuple[str, ...]
-    """Names of the output arrays."""
     header: str
     """Functions before the kernels, with includes inserted, without comments and indentation."""
     body: str
-    """The inside of the kernel function, likewise."""
+    """Body of the kernel function, likewise."""
 
 
 @cache
 def load(file: str, kernel: str) -> KernelSource:
-    """The kernel in a file, named relative to `kernels_metal/`. Raises ValueError if the file has no such kernel."""
+    """Load a kernel from a file, named relative to `kernels_metal/`. Raises ValueError if the file has no such kernel."""
     text = (ROOT / file).read_text(encoding="utf-8")
     found = list(_KERNEL.finditer(text))
     for i, match in enumerate(found):

@@ -1,4 +1,4 @@
-"""Adds a part's result to the residual stream and norms the sum, in one kernel."""
+"""Launches `add_norm`: adds the result of a part to the residual stream and norms the sum."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ..executors import Launch, Template
 from .reference import Norm
 
 MOST_CHANNELS = 16384
-"""More would not fit in the registers of a threadgroup."""
+"""Maximum that fits in the registers of a threadgroup."""
 _SIMDGROUPS = 8
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
 def add_norm(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float = 1.0) -> tuple[mx.array, mx.array]:
-    """See `reference.add_norm`: `[T, n]` to sums and normed sums, all of one dtype, n at most 16384. Raises ValueError for shapes that do
-    not agree, and `UnsupportedShapeError`."""
+    """See `reference.add_norm`: `[T, n]` to sums and normed sums, all of one dtype, n at most 16384. Raises ValueError for different
+    shapes, and `UnsupportedShapeError`."""
     sums, normed = launch_of(result, stream, after, before).run(inputs_of(result, stream, after, before, scale))
     return sums, normed
 
 
 def launch_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm) -> Launch:
-    """How `add_norm` is launched for arrays like these; raises what that does. To be kept by who adds and norms again and again."""
+    """Return the launch of `add_norm` for arrays of these shapes, which callers may cache. Raises the errors of `add_norm`."""
     rows, dim = _check(result, stream, after, before)
     simdgroups, dtype = min(_SIMDGROUPS, -(-dim // 128)), stream.dtype
     template: Template = [("T", dtype), ("DIM", dim), ("SIMDGROUPS", simdgroups), ("AFTER", after is not None)]
@@ -33,7 +33,7 @@ def launch_of(result: mx.array, stream: mx.array, after: Norm | None, before: No
 
 
 def inputs_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float) -> list[mx.array]:
-    """The arrays that the kernel takes."""
+    """Return the inputs of the kernel."""
     return [result, stream, (after or before)[0], before[0], _epsilons_and_scale(after[1] if after else 0.0, before[1], scale)]
 
 

@@ -1,4 +1,4 @@
-"""The same in plain MLX."""
+"""`add_norm` in plain MLX."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Norm = tuple[mx.array, float]
 
 
 def add_norm(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float = 1.0) -> tuple[mx.array, mx.array]:
-    """`sums = stream + scale * rms_norm(result, after)` and `rms_norm(sums, before)`, all `[T, n]`; without `after`, `result` is not
+    """Return `sums = stream + scale * rms_norm(result, after)` and `rms_norm(sums, before)`, all `[T, n]`. Without `after`, `result` is not
     normed."""
     added = result if after is None else mx.fast.rms_norm(result, *after)
     if scale != 1.0:

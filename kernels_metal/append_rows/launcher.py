@@ -1,4 +1,4 @@
-"""Calls `append_rows`: checks arrays, and says where in them queries, keys and values lie."""
+"""Launches `append_rows`: checks arrays and locates queries, keys and values in them."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _THREADS = 128
 
 @dataclass(frozen=True, slots=True)
 class RowPart:
-    """Heads next to each other in the rows of an array, each with all its channels."""
+    """Neighbouring heads in the rows of an array, each with all its channels."""
 
     rows: mx.array
     """`[T, n]`."""
     at: int
-    """Where in a row they begin."""
+    """First column."""
 
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """`x / rms(x) * weight` of a head."""
+    """`x / rms(x) * weight` per head."""
 
     weight: mx.array
     """`[Dk]`, floats."""
@@ -47,10 +47,10 @@ def append_rows(
     k_norm: Norm | None = None,
     waves: mx.array | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
-    """Queries, keys and values of a step to queries `[T, Hq, Dk]`, and to the recent keys and values `[entries, Hkv, plan.length, D]`.
+    """Return queries `[T, Hq, Dk]`, and the recent keys and values `[entries, Hkv, plan.length, D]` after a step.
 
     Heads of queries and keys are normed, then rotated by `waves`, float32 `[T, 2, dims / 2]`: cosines and sines of each row's angles. `old`
-    are the recent keys and values before the step (empty if there are none). Raises ValueError if arrays do not fit the plan.
+    are the recent keys and values before the step (empty without any). Raises ValueError if arrays do not fit the plan.
     """
     check_rows(parts, old, plan, shape, (q_norm, k_norm), waves)
     (queries, q_at), (keys, k_at), (values, v_at) = ((part.rows, part.at) for part in parts)
@@ -92,7 +92,7 @@ def check_rows(
     norms: tuple[Norm | None, Norm | None],
     waves: mx.array | None,
 ) -> None:
-    """Raise ValueError unless these are arrays that can be appended by the plan."""
+    """Raise ValueError unless the plan can append these arrays."""
     sizes = (shape.heads * shape.key_dim, shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim)
     for part, size in zip(parts, sizes, strict=True):
         rows, width = part.rows.shape

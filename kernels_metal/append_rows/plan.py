@@ -1,4 +1,4 @@
-"""Which rows of open pages lie apart from them after a step: what each sequence keeps of them, and what it adds."""
+"""Plans recent rows, which are stored outside of their open page: the rows that each sequence keeps and adds in a step."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from ..paged_attention.arrays import integers
 from ..paged_attention.tiles import MOST_ROWS, PAGE
 
 RECENT = 16
-"""Rows of a sequence that may lie apart from its open page. Each step copies them, and each `RECENT` rows the page is written: fewer would
-mean more of the one, more of the other."""
+"""Maximum recent rows of a sequence. Each step copies them, and after `RECENT` rows the page is written: a smaller number means less
+copying and more writing."""
 
 Spans = tuple[tuple[int, int, int], ...]
-"""(slot, start, stop) of each entry: rows `start` to `stop` of the slot's open page lie apart from it."""
+"""(slot, start, stop) of each entry: rows `start` to `stop` of the slot's open page are recent rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewRows:
-    """Rows `start` to `start + count` of a step, which go to rows `at` to `at + count` of a slot's open page."""
+    """Rows `start` to `start + count` of a step, for rows `at` to `at + count` of a slot's open page."""
 
     slot: int
-    """The sequence's slot."""
     start: int
     """First row of the step."""
     count: int
@@ -34,30 +33,30 @@ class NewRows:
 
 @dataclass(frozen=True, slots=True)
 class AppendPlan:
-    """Made once per step for all layers whose recent rows have the same spans."""
+    """Created once per step for all layers whose recent rows have the same spans."""
 
     old: Spans
     """The recent rows before the step."""
     new: Spans
     """The recent rows after the step."""
     old_length: int
-    """Rows of each entry's arrays before the step; 0 if there are none."""
+    """Length of each entry's arrays before the step; 0 without entries."""
     length: int
-    """The same after the step."""
+    """Length after the step."""
     rows: int
     """Rows of the step."""
     entries: mx.array
-    """int32 `[entries, 4]`: entry before the step, rows kept of it, first row of the step, number of new rows."""
+    """int32 `[entries, 4]`: entry before the step, number of its rows that stay, first row of the step, number of new rows."""
 
 
 def plan_append(
     old: Spans, new: Sequence[NewRows], *, rows: int, old_length: int | None = None, length: int | None = None
 ) -> AppendPlan | None:
-    """What becomes of recent rows when a step of `rows` rows adds `new` ones. None if an entry would become longer than `RECENT`: they have
-    to be written into the pages first. Raises ValueError for impossible rows.
+    """Plan the recent rows after a step of `rows` rows that adds `new` ones. Raises ValueError for impossible rows.
 
-    The arrays have `old_length` rows before the step and `length` after it, by default no more than the entries need. With a `length`,
-    entries may not become longer than that."""
+    None if an entry would become longer than `length`, by default `RECENT`; then they must first be written to their pages. The arrays have
+    `old_length` rows before the step and `length` after it, by default as many as the longest entry.
+    """
     for each in new:
         _check(each, rows)
     before = {slot: (entry, start, stop) for entry, (slot, start, stop) in enumerate(old)}
@@ -65,7 +64,7 @@ def plan_append(
     entries: list[tuple[int, int, int, int]] = []
     for each in new:
         entry, start, stop = before.pop(each.slot, (0, each.at, each.at))
-        # A sequence whose last rows were withdrawn, or a new one in the slot, goes on before the end of its entry, or before its start.
+        # After withdrawn rows, or with a new sequence in the slot, rows start before the end of the entry, or before its start.
         start = start if start <= each.at <= stop else each.at
         entries.append((entry, each.at - start, each.start, each.count))
         spans.append((each.slot, start, each.at + each.count))
@@ -80,7 +79,7 @@ def plan_append(
 
 
 def longest(spans: Sequence[tuple[int, int, int]]) -> int:
-    """Rows that the arrays of these entries have."""
+    """Return the length of the longest entry."""
     return max((stop - start for _, start, stop in spans), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Norms and rotation of heads, and recent rows, in plain MLX: what `append_rows` computes."""
+"""`append_rows` in plain MLX: norms and rotation of heads, and recent rows."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ Size = tuple[int, int, int]
 
 
 class CudaKernel:
-    """Takes the arguments of `mx.fast.metal_kernel`, and is called like its result. Needs MLX's CUDA backend (`mlx[cuda]`)."""
+    """Kernel with the arguments of `mx.fast.metal_kernel`, called like its result. Needs MLX's CUDA backend (`mlx[cuda]`)."""
 
     def __init__(
         self,
@@ -46,8 +46,8 @@ class CudaKernel:
         verbose: bool = False,
         stream: Any = None,
     ) -> list[mx.array]:
-        """Run the kernel. Raises ValueError for a grid that is not a multiple of the threadgroup: CUDA would start threads that Metal does
-        not."""
+        """Run the kernel. Raises ValueError unless the grid is a multiple of the threadgroup: CUDA would start threads that Metal does not
+        start."""
         if any(g % t for g, t in zip(grid, threadgroup, strict=True)):
             raise ValueError(f"{self.name}: the grid {grid} is no multiple of the threadgroup {threadgroup}")
         arrays = [a if isinstance(a, mx.array) else mx.array(a) for a in inputs]
@@ -65,7 +65,7 @@ class CudaKernel:
         return outputs
 
     def _kernel(self, inputs: list[mx.array], output_dtypes: Sequence[mx.Dtype]) -> Any:
-        """Some versions of MLX cache compiled kernels by name and template only, also on disk: the name therefore includes a hash of source
+        """Some versions of MLX cache compiled kernels by name and template only, also on disk. The name therefore includes a hash of source
         and dtypes."""
         scalars = [name for name, a in zip(self.input_names, inputs, strict=True) if a.ndim == 0]
         dtypes = [a.dtype for a in inputs] + list(output_dtypes)

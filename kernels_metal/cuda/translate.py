@@ -1,8 +1,8 @@
-"""Metal source to CUDA source, word by word: only words are recognized, and nothing is rearranged.
+"""Translates Metal source to CUDA source word by word; nothing is rearranged.
 
-`mx.fast.cuda_kernel` takes the body of a kernel and a header, as `mx.fast.metal_kernel` does. The differences are in words: address spaces,
-`inline`, literals, the names of thread indices. Macros could not do it, because CUDA's own headers use `device` and `thread` as words. What
-the words mean in CUDA is in `metal_stdlib.cuh`.
+`mx.fast.cuda_kernel` takes the body of a kernel and a header, as `mx.fast.metal_kernel` does. The differences are words: address spaces,
+`inline`, literals, the names of thread indices. Macros could not replace them, because CUDA's own headers use `device` and `thread` as
+words. `metal_stdlib.cuh` defines what the words mean in CUDA.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ THREAD_NAMES = {
     "simdgroups_per_threadgroup": ("metal::uint", "((blockDim.x * blockDim.y * blockDim.z + 31u) >> 5)"),
     "threads_per_simdgroup": ("metal::uint", "32u"),
 }
-"""What Metal passes to a kernel in addition to its buffers."""
+"""Arguments that Metal passes to a kernel in addition to its buffers."""
 
 _SCALARS = ("char", "uchar", "short", "ushort", "int", "uint", "long", "ulong", "float", "half")
 _FUNCTIONS = """
@@ -49,17 +49,17 @@ sqrt tanh trunc
 SHARED_WITH_CUDA = frozenset(
     [*_FUNCTIONS.split(), "half", "uint", "ulong", "ushort", "vec", *(f"{t}{n}" for t in _SCALARS for n in (2, 3, 4))]
 )
-"""Names that CUDA or MLX also has: in a body, only a declaration within the body tells which one is meant."""
+"""Names that CUDA or MLX also has. In a body, only a declaration within it identifies the meaning."""
 
 QUALIFIERS = frozenset({"device", "constant", "thread"})
 INLINE = frozenset({"inline", "METAL_FUNC"})
 
 
 def translate(source: str, header: str, scalars: Iterable[str] = ()) -> tuple[str, str]:
-    """Body and header of a Metal kernel as `(body, header)` for `mx.fast.cuda_kernel`.
+    """Translate body and header of a Metal kernel to `(body, header)` for `mx.fast.cuda_kernel`.
 
     `scalars` are the inputs without dimensions, which Metal passes by reference and CUDA by pointer. Every function in the header must be
-    `inline`: that is where CUDA expects `__device__`.
+    `inline`, because CUDA expects `__device__` there.
     """
     body = _words(source, frozenset(scalars))
     used = {m.group() for m in re.finditer(r"[A-Za-z_]\w*", body)}
@@ -119,7 +119,7 @@ def _directive(text: str) -> str:
 
 
 def _is_pointer(tokens: list[tuple[str, str]], index: int) -> bool:
-    """Whether the declaration after `threadgroup` is of a pointer or reference rather than of memory."""
+    """True if the declaration after `threadgroup` is a pointer or reference, not memory."""
     depth = 0
     for _, text in tokens[index + 1 :]:
         depth += (text == "<") - (text == ">")

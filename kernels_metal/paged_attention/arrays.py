@@ -1,4 +1,4 @@
-"""Arrays in the form that attention kernels take: expected shapes of the cache's, and small ones made here."""
+"""Inputs of attention kernels: expected shapes of the cache's arrays, and small arrays created here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Expected = list[tuple[tuple[int, ...], mx.Dtype]]
 
 
 def sealed_arrays(shape: Shape, pages: int) -> Expected:
-    """Shapes and dtypes of a pool of sealed pages: keys, then values."""
+    """Return shapes and dtypes of a pool of sealed pages: keys, then values."""
     return _of_keys(shape, pages) + _of_values(shape, pages)
 
 
@@ -37,7 +37,7 @@ def _of_values(s: Shape, pages: int) -> Expected:
 
 
 def first_arrays(shape: Shape, pages: int) -> Expected:
-    """Shapes and dtypes of the pool of first pages, at 16 bits."""
+    """Return shapes and dtypes of the pool of first pages, at 16 bits."""
     return [((shape.kv_heads, pages, shape.key_dim, PAGE), shape.dtype), ((shape.kv_heads, pages, PAGE, shape.value_dim), shape.dtype)]
 
 
@@ -59,7 +59,7 @@ def _shapes_text(arrays: Expected) -> str:
 
 
 def integers(rows: Sequence[object]) -> mx.array:
-    """The numbers as int32, padded to at least 8: Metal passes smaller arrays in another address space."""
+    """Return the numbers as int32, padded to at least 8: Metal passes smaller arrays in another address space."""
     flat: npt.NDArray[np.int32] = np.array(rows, np.int32).reshape(-1)
     if flat.size < _PADDED:
         flat = np.concatenate([flat, np.zeros(_PADDED - flat.size, np.int32)])
@@ -76,20 +76,22 @@ def cached_integers(*numbers: int) -> mx.array:
 def settings(
     scale: float, softcap: float, has_sinks: bool, divided: bool = False, query_eps: float = -1.0, key_eps: float = -1.0
 ) -> mx.array:
-    """float32 `[8]`: scale, soft cap (0: none), 1 if there are sinks, 1 if answers are parts that are merged later, and what is added to
-    the mean of squares where heads of queries and of keys are normed (-1: they are not). Evaluated, like everything that is kept here:
-    streams belong to threads, and who made it may be gone."""
+    """Return float32 `[8]`: scale, soft cap (0: none), 1 with sinks, 1 if answers are merged from parts, and the epsilons of the norms of
+    query and key heads (-1: without a norm).
+
+    Evaluated, like every cached array here, because streams belong to threads, and the creating thread may have ended.
+    """
     return _evaluated(mx.array([scale, softcap, float(has_sinks), float(divided), query_eps, key_eps, 0.0, 0.0], mx.float32))
 
 
 @cache
 def nothing(dtype: mx.Dtype) -> mx.array:
-    """A stand-in for an array that the kernel does not read; it has 4 axes, because the kernel may ask for a length."""
+    """Return a placeholder for an array that the kernel does not read. It has 4 axes, because the kernel may read a length."""
     return _evaluated(mx.zeros((1, 1, 1, 8), dtype))
 
 
 def sink_logits(sinks: mx.array | None, dtype: mx.Dtype) -> mx.array:
-    """Sinks as a kernel takes them: at least 8, because fewer would make another variant of it, and a stand-in where there are none."""
+    """Return sinks as an input of the kernel: padded to 8, because fewer would compile another variant, or a placeholder for None."""
     if sinks is None:
         return nothing(dtype)
     return sinks if sinks.size >= 8 else mx.pad(sinks, (0, 8 - sinks.size))

@@ -1,4 +1,4 @@
-"""Calls the kernels of this folder: checks arrays, and chooses template arguments and thread counts."""
+"""Launches the kernels of this folder: checks arrays, and chooses template arguments and thread counts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def paged_attention_decode(
 ) -> mx.array:
     """Attend with q `[T, Hq, Dk]`; returns `[plan.rows, Hq, Dv]`, in the order of the plan's sequences.
 
-    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open ones, `recent` the rows that lie apart from them
-    (`append_rows`): the step's own are in either. Raises ValueError if arrays do not fit the plan.
+    `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open pages, `recent` the recent rows (`append_rows`). The
+    step's own rows are in either of the last two. Raises ValueError if arrays do not fit the plan.
     """
     shape, lacking = plan.shape, nothing(plan.shape.dtype)
     expect("queries", [q], [((plan.query_rows, shape.heads, shape.key_dim), shape.dtype)])
@@ -66,9 +66,11 @@ def paged_attention_append(
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
-    """`append_rows` and `paged_attention_decode` in one launch, for plans that `append`: the answers `[plan.rows, Hq, Dv]`, and the recent
-    keys and values after the step. `old` are those before it, `parts` where the step's queries, keys and values lie. Raises ValueError if
-    arrays do not fit the plans, or the plan does not append."""
+    """Run `append_rows` and `paged_attention_decode` in one launch, for plans with `appends`.
+
+    Returns the answers `[plan.rows, Hq, Dv]`, and the recent keys and values after the step. `old` are those before it, `parts` the step's
+    queries, keys and values. Raises ValueError if arrays do not fit the plans, or the plan does not append.
+    """
     check_pages(sealed, first, open_pages, sinks, plan)
     check_rows(parts, old, append, plan.shape, (q_norm, k_norm), waves)
     launch = append_launch(parts, append, plan, scale=scale, q_norm=q_norm, k_norm=k_norm, waves=waves, softcap=softcap, sinks=sinks)
@@ -80,18 +82,16 @@ def paged_attention_append(
 
 @dataclass(frozen=True, slots=True)
 class AppendLaunch:
-    """`paged_attention_append` for all layers of a step that differ in their arrays only. Nothing is checked any more."""
+    """`paged_attention_append` for all layers of a step that differ only in their arrays. It checks nothing."""
 
     plan: DecodePlan
-    """What it computes."""
     decode: Launch
-    """The kernel."""
     combine: Launch | None
-    """What joins parts of answers; None if no sequence is divided."""
+    """Launch that merges parts of answers; None if no sequence is divided."""
     waves: mx.array
-    """Cosines and sines of the step's rows, or a stand-in."""
+    """Cosines and sines of the step's rows, or a placeholder."""
     fixed: list[mx.array]
-    """Inputs that all layers share, from `entries` on: the kernel's last but the sinks."""
+    """Inputs that all layers share: the last ones of the kernel, from `entries`, without the sinks."""
 
     def run(
         self,
@@ -102,8 +102,8 @@ class AppendLaunch:
         open_pages: Sequence[mx.array],
         logits: mx.array,
     ) -> tuple[mx.array, list[mx.array]]:
-        """Answers `[plan.rows, Hq * Dv]`, and the recent keys and values after the step. `rows` are the arrays of queries, keys and values,
-        and the norms' weights or stand-ins; `logits` as `sink_logits` has them."""
+        """Return answers `[plan.rows, Hq * Dv]`, and the recent keys and values after the step. `rows` are the arrays of queries, keys and
+        values, and the norms' weights or placeholders; `logits` come from `sink_logits`."""
         pages = _inputs(sealed, first, open_pages, old, self.plan)
         answers, parts, *recent = self.decode.run([*rows, self.waves, *pages, *self.fixed, logits])
         if self.combine is not None:
@@ -124,7 +124,7 @@ def append_launch(
     softcap: float | None,
     sinks: mx.array | None,
 ) -> AppendLaunch:
-    """How `paged_attention_append` is launched for layers like this one. Raises ValueError if the plan does not append."""
+    """Return the launch of `paged_attention_append` for layers like this one. Raises ValueError if the plan does not append."""
     shape, pools = plan.shape, plan.pools
     if not plan.appends or (pools.entries, pools.recent) != (len(append.new), append.length) or plan.query_rows != append.rows:
         raise ValueError(f"{append.rows} rows for {len(append.new)} entries are not what this plan of {plan.query_rows} rows appends")
@@ -144,7 +144,7 @@ def append_launch(
 
 
 def decode_template(shape: Shape, tile: DecodeTile) -> Template:
-    """What `paged_attention_decode` is compiled for."""
+    """Return the template arguments of `paged_attention_decode`."""
     return (
         ("T", shape.dtype),
         ("K_BITS", shape.k_bits),
@@ -164,13 +164,13 @@ def decode_template(shape: Shape, tile: DecodeTile) -> Template:
 
 
 def combine_template(shape: Shape) -> Template:
-    """What `paged_attention_combine` is compiled for."""
+    """Return the template arguments of `paged_attention_combine`."""
     return (("T", shape.dtype), ("VALUE_DIM", shape.value_dim))
 
 
 def _decode(plan: DecodePlan, result: tuple[int, ...], recent: tuple[int, int]) -> Launch:
-    """Launched, it returns answers of the shape `result`, parts of answers with their logarithms, and recent keys and values, of so many
-    entries and rows: what is not wanted has one element."""
+    """Return a launch with these outputs: answers of the shape `result`, parts of answers with their logarithms, and recent keys and values
+    (`recent`: entries, rows). Unused outputs have one element."""
     shape, threads = plan.shape, 32 * plan.tile.simdgroups
     parts = plan.part_rows, shape.heads, shape.value_dim + 4 // shape.dtype.size
     entries, length = recent
@@ -197,7 +197,7 @@ def _inputs(
     recent: Sequence[mx.array],
     plan: DecodePlan,
 ) -> list[mx.array]:
-    """Arrays in the order of the kernel, with a stand-in for each that is missing or empty."""
+    """Return the pages in the order of the kernel, with a placeholder for each missing or empty array."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2
     scales = mx.float16
@@ -220,7 +220,7 @@ def check_pages(
     sinks: mx.array | None,
     plan: DecodePlan,
 ) -> None:
-    """Raise ValueError unless these are the arrays of a layer that was planned for."""
+    """Raise ValueError unless these arrays belong to a layer of the plan."""
     s, pools = plan.shape, plan.pools
     expect("sealed pages", sealed, sealed_arrays(s, pools.pages))
     if first or pools.first_pages:

@@ -1,4 +1,4 @@
-"""The work of decode attention in one step, validated and cut into work items before anything is submitted."""
+"""Plans decode attention in one step: validates rows and divides them into work items before anything is submitted."""
 
 from __future__ import annotations
 
@@ -17,25 +17,23 @@ _NO_EDGE = -(2**30)
 
 @dataclass(frozen=True, slots=True)
 class SegmentRows:
-    """One sequence's part of a step: rows `start` to `start + count` of the queries are its tokens `past` to `past + count`.
+    """Rows of one sequence in a step: rows `start` to `start + count` of the queries are its tokens `past` to `past + count`.
 
-    For decode they lie in one page, the open one.
+    For decode, they are in one page, the open one.
     """
 
     slot: int
-    """The sequence's slot, which holds its open page."""
+    """Slot of the sequence, which is the index of its open page."""
     start: int
-    """First row."""
     count: int
-    """Number of rows."""
     past: int
-    """Tokens before these."""
+    """Number of earlier tokens."""
     pages: Sequence[int]
     """Ids of the sealed pages before the open one: p >= 0 in the pool, ~p in the pool of first pages."""
     first: int = 0
     """Number of the first page in `pages`; earlier pages have left the window."""
     kept: int = PAGE
-    """Rows of the open page that are read there (for decode only): later ones are recent rows, which lie apart from it."""
+    """Rows of the open page that decode reads there; later ones are recent rows, stored elsewhere."""
     recent: int = 0
     """Entry of the recent rows."""
 
@@ -51,23 +49,22 @@ class Pools:
     slots: int
     """Open pages."""
     entries: int = 0
-    """Sequences with recent rows, which lie apart from their open page."""
+    """Sequences with recent rows, which are stored outside of their open page."""
     recent: int = 0
-    """Recent rows of each of them."""
+    """Recent rows per entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodePlan:
-    """Made once per step for all layers with the same shape, window and page ids."""
+    """Created once per step for all layers with the same shape, window and page ids."""
 
     shape: Shape
-    """Heads, head sizes and formats of the layers."""
     sequences: tuple[SegmentRows, ...]
-    """The rows that were planned, in the order of the answers."""
+    """The planned rows, in the order of the answers."""
     window: int | None
     """Tokens that a query attends to; None: all."""
     pools: Pools
-    """Sizes of the pools that ids were checked against."""
+    """Pool sizes that ids were checked against."""
     tile: DecodeTile
     """Template arguments of the kernel."""
     query_rows: int
@@ -79,16 +76,16 @@ class DecodePlan:
     part_rows: int
     """Rows that all work items write together."""
     work: mx.array
-    """int32 `[items, 11]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written, rows
-    kept in the open page, entry of the recent rows. An item has some of a sequence's pages, and all of its rows or, where one kernel does
-    not take so many, some."""
+    """int32 `[items, 11]`: slot, start, count, past, oldest token seen, first page, end page, offset in `table`, first row written, rows of
+    the open page read there, entry of the recent rows. An item has some of a sequence's pages, and all of its rows, or some if one
+    kernel does not support their number."""
     table: mx.array
     """int32: page ids of all sequences."""
     parts: mx.array | None
     """int32 `[rows, 3]`: first part, number of parts and their distance in rows; None if no sequence is divided."""
     appends: bool
-    """Whether the kernel can make the step's own rows ready itself: it has room for the queries, and one work item has all rows that a
-    sequence's open page is read for."""
+    """True if the kernel can also compute the step's own rows: the queries fit, and one work item has all rows that need a sequence's open
+    page."""
 
 
 def plan_decode(
@@ -102,7 +99,10 @@ def plan_decode(
     rounded: bool = False,
 ) -> DecodePlan:
     """Validate the rows and divide the work. Raises `UnsupportedShapeError` for shapes without a kernel, and ValueError for impossible rows
-    or page ids. `cores` defaults to the GPU's. `rounded`: arrays are padded to sizes that many steps share, with items that do nothing."""
+    or page ids.
+
+    `cores` defaults to the GPU's. With `rounded`, arrays are padded to sizes that many steps share, with items that do nothing.
+    """
     check_shape(shape)
     if not rows:
         raise ValueError("no rows to attend with")
@@ -123,7 +123,7 @@ def plan_decode(
     if rounded:
         table += [0] * (round_up(len(table)) - len(table))
         if divided:
-            idle = round_up(len(work), least=2) - len(work)  # each writes a part, though an empty one
+            idle = round_up(len(work), least=2) - len(work)  # each writes an empty part
             work += [_idle(written + i) for i in range(idle)]
             written += idle
     return DecodePlan(
@@ -144,7 +144,7 @@ def plan_decode(
 
 
 def round_up(count: int, least: int = 8) -> int:
-    """The next of 8, 12, 16, 24, 32, 48, 64, and so on; `least` is another power of two to begin with."""
+    """Round up to 8, 12, 16, 24, 32, 48, 64, and so on; `least` is another power of two for the start."""
     size = least
     while size < count:
         size += max(size // 2, 1) if size & (size - 1) == 0 else size // 3
@@ -152,12 +152,12 @@ def round_up(count: int, least: int = 8) -> int:
 
 
 def _idle(out: int) -> tuple[int, ...]:
-    """A work item without pages, which appends nothing: its empty answer goes to a part that nobody reads."""
+    """Return a work item without pages, which appends nothing. Its empty answer goes to an unused part."""
     return 0, 0, 1, PAGE, _NO_EDGE, 0, 0, 0, out, 0, 0
 
 
 def _pieces(rows: Sequence[SegmentRows], most: int) -> Iterator[tuple[SegmentRows, int]]:
-    """The rows of each sequence in pieces of at most `most`, and where its page 0 would be in the table."""
+    """Yield the rows of each sequence in pieces of at most `most`, with the index in the table of its page 0."""
     table = 0
     for r in rows:
         if r.count <= most:
@@ -170,7 +170,7 @@ def _pieces(rows: Sequence[SegmentRows], most: int) -> Iterator[tuple[SegmentRow
 def _items(
     pieces: Sequence[tuple[SegmentRows, int]], cuts: Sequence[Sequence[tuple[int, int]]], window: int | None
 ) -> tuple[list[tuple[int, ...]], list[tuple[int, int, int]], int]:
-    """`DecodePlan.work` and `DecodePlan.parts`, and the number of rows that all items write."""
+    """Return `DecodePlan.work`, `DecodePlan.parts`, and the number of rows that all items write."""
     work: list[tuple[int, ...]] = []
     parts: list[tuple[int, int, int]] = []
     out = 0
@@ -184,7 +184,7 @@ def _items(
 
 
 def check_rows(r: SegmentRows, pools: Pools, query_rows: int, window: int | None) -> None:
-    """Check what must hold for any kernel. Raises ValueError."""
+    """Raise ValueError for rows that no kernel can process."""
     if r.count < 0 or r.start < 0 or r.start + r.count > query_rows:
         raise ValueError(f"rows {r.start} to {r.start + r.count} of {query_rows} queries")
     if not 0 <= r.slot < pools.slots:
@@ -212,12 +212,12 @@ def _check_few(r: SegmentRows, pools: Pools) -> None:
 
 
 def _first_seen(r: SegmentRows, window: int | None) -> int:
-    """The first page with a token that the first row attends to."""
+    """Return the first page with a token that the first row attends to."""
     return 0 if window is None else max(0, r.past - window + 1) // PAGE
 
 
 def _cut(begin: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """Runs of at most `size` pages whose lengths differ by at most one."""
+    """Yield runs of at most `size` pages whose lengths differ by at most one."""
     pages = end - begin
     number = -(-pages // size)
     for i in range(number):

@@ -1,4 +1,4 @@
-"""Attention of new rows to the past, in plain MLX: the reference for every kernel of this folder."""
+"""Attention of new rows to the past in plain MLX: the reference for every kernel of this folder."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def attention_over_pages(
 
 
 def _own(r: SegmentRows, open_pages: mx.array, recent: mx.array | None) -> mx.array:
-    """The rows of the open page `[Hkv, tokens, D]`, wherever they lie."""
+    """Return the rows of the open page, `[Hkv, tokens, D]`, including recent rows."""
     there = r.past % PAGE + r.count
     kept = open_pages[r.slot, :, : min(there, r.kept)]
     return kept if recent is None or there <= r.kept else mx.concatenate([kept, recent[r.recent, :, : there - r.kept]], axis=1)
 
 
 def _tokens(which: int, r: SegmentRows, sealed: Sequence[mx.array], first: Sequence[mx.array], own: mx.array, plan: DecodePlan) -> mx.array:
-    """Keys (0) or values (1) of one sequence, `[Hkv, tokens, D]`, from page `r.first` on."""
+    """Return keys (0) or values (1) of one sequence, `[Hkv, tokens, D]`, from page `r.first`."""
     shape = plan.shape
     keys = 1 if shape.k_bits == 16 else 2
     pages = [
@@ -68,11 +68,11 @@ def attention(
     sinks: mx.array | None = None,
     mask: mx.array | None = None,
 ) -> mx.array:
-    """q `[Hq, L, Dk]`, k `[Hkv, S, Dk]`, v `[Hkv, S, Dv]` to `[Hq, L, Dv]`, `S >= L`; softmax in float32.
+    """Attend with q `[Hq, L, Dk]`, k `[Hkv, S, Dk]`, v `[Hkv, S, Dv]`: `[Hq, L, Dv]`, `S >= L`; softmax in float32.
 
     The rows of q are the last L of the S positions. Row i attends to the positions up to its own, limited to the last `window`; a `mask`
-    `[L, S]` replaces both rules. `softcap` c replaces a score s by `c * tanh(s / c)`; `sinks` `[Hq]` are logits that take part in the
-    softmax without a value.
+    `[L, S]` replaces both rules. `softcap` c replaces a score s by `c * tanh(s / c)`. `sinks` `[Hq]` are logits in the softmax without a
+    value.
     """
     chosen = _mask(q.shape[1], k.shape[1], window) if mask is None else mask
     if softcap is None:

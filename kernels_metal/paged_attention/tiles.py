@@ -1,4 +1,4 @@
-"""Shapes that attention over pages supports, and how its kernels divide the work: every such choice is made here."""
+"""Supported shapes of attention over pages, and all choices of how kernels divide the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = 64
 DIMS = range(16, 513, 8)
 MOST_HEADS, MOST_ROWS = 16, 8
 MOST_SIMDGROUPS = 8
-"""Per threadgroup: with more than 256 threads, a Mac may not have the registers for a kernel that holds so much per lane."""
+"""Maximum per threadgroup: with more than 256 threads, a Mac may lack registers for kernels with as many numbers per lane."""
 THREADGROUP_BYTES = 32 * 1024
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -53,21 +53,21 @@ class DecodeTile:
     queries: int
     """Queries (head and row) that a simdgroup handles."""
     key_run: int
-    """Tokens of a channel of K that a lane reads at once."""
+    """Tokens of a channel of K per load of a lane."""
     value_run: int
-    """Channels of a token of V that a lane reads at once."""
+    """Channels of a token of V per load of a lane."""
     simdgroups: int
     """Simdgroups per threadgroup."""
     shared: bool
-    """Whether all simdgroups share each page, instead of reading pages of their own."""
+    """True if all simdgroups share each page; otherwise each reads its own pages."""
     stage: int
-    """Bytes of threadgroup memory through which shared pages go."""
+    """Bytes of threadgroup memory for shared pages."""
     staged_queries: int
     """Queries copied to threadgroup memory; 0: read from device memory."""
 
 
 def check_shape(shape: Shape) -> None:
-    """Raise `UnsupportedShapeError`, with a list of what is supported, if there is no kernel for this shape."""
+    """Raise `UnsupportedShapeError`, with the supported values, unless a kernel exists for this shape."""
     if shape.k_bits not in BITS or shape.v_bits not in BITS:
         raise UnsupportedShapeError(f"no attention over pages of {shape.k_bits} and {shape.v_bits} bits; there are {_enumerated(BITS)}")
     if shape.key_dim not in DIMS or shape.value_dim not in DIMS:
@@ -88,9 +88,11 @@ def _enumerated(values: tuple[int, ...]) -> str:
 
 @cache
 def row_classes(shape: Shape) -> tuple[int, ...]:
-    """Numbers of rows that have a kernel of their own, 3 at most: Metal takes up to seconds to compile one, and each is tried before a
-    model is used. A power of two is missing where 8 simdgroups cannot hold so many queries, and where the next kernel does almost as
-    well: one whose simdgroups read pages of their own, or one that shares them among more simdgroups, some idle."""
+    """Return up to 3 numbers of rows with a compiled kernel.
+
+    Metal takes up to seconds to compile a kernel, and each is tried before a model uses it. A power of two is missing if 8 simdgroups
+    cannot process as many queries, or if the next kernel is almost as fast.
+    """
     fitting = [rows for rows in (1, 2, 4, MOST_ROWS) if rows == 1 or decode_tile(shape, rows).simdgroups <= MOST_SIMDGROUPS]
     if len(fitting) > 3:
         fitting.remove(4 if decode_tile(shape, 4).shared else 2)
@@ -98,19 +100,19 @@ def row_classes(shape: Shape) -> tuple[int, ...]:
 
 
 def row_class(shape: Shape, rows: int) -> int:
-    """The rows of the kernel for up to `rows` rows of a sequence. If those are fewer, a sequence's rows are divided among work items."""
+    """Return the rows of the kernel for `rows` rows of a sequence. If it has fewer, the rows are divided among work items."""
     classes = row_classes(shape)
     return next((most for most in classes if rows <= most), classes[-1])
 
 
 @cache
 def decode_tile(shape: Shape, rows: int) -> DecodeTile:
-    """The tile for `rows` rows of a sequence, one of `row_classes(shape)`, and any number of pages.
+    """Return the tile for `rows` rows of a sequence, one of `row_classes(shape)`, and any number of pages.
 
-    The limit is how many numbers a lane holds: per query, `key_run` products, the lane's channels of the answer, and a bias of V for each
-    group of channels. With few queries, loading dominates, and long runs make wide loads; with more, runs are shorter, and up to 8 queries
-    fit. Every simdgroup then reads pages of its own. More queries are divided among at most 8 simdgroups, and pages go through threadgroup
-    memory; its size decides how many threadgroups share a core, so a part of a page is 4 KB if rows are short.
+    The limit is the count of numbers per lane: per query, `key_run` products, the lane's channels of the answer, and a bias of V for each
+    group of channels. With few queries, loading dominates, and long runs make wide loads. With more, runs are shorter, and up to 8 queries
+    fit; every simdgroup then reads its own pages. More queries are divided among at most 8 simdgroups, which share pages in threadgroup
+    memory. Its size decides how many threadgroups share a core, so a part of a page is 4 KB if rows are short.
     """
     queries = shape.group * rows
     for key_run, most_run, most_numbers in ((16, 16, 64), (16, 8, 64), (8, 8, 112), (8, 4, 112)):
@@ -126,33 +128,34 @@ def decode_tile(shape: Shape, rows: int) -> DecodeTile:
 
 
 def _queries_of_a_simdgroup(shape: Shape, queries: int) -> int:
-    """With shared pages: 4, or 2 for very wide heads; twice as many where registers allow it and simdgroups would not suffice."""
+    """Return the queries per simdgroup with shared pages: 4, or 2 for very wide heads; twice as many if registers allow it and simdgroups
+    would not suffice."""
     numbers = _numbers_per_lane(shape, 8, _value_run(shape, 8))
     each = 4 if 4 * numbers <= 112 else 2
     return 2 * each if queries > MOST_SIMDGROUPS * each and 2 * each * numbers <= 112 else each
 
 
 def _numbers_per_lane(shape: Shape, key_run: int, value_run: int) -> int:
-    """Numbers that a lane holds per query."""
+    """Return the count of numbers per lane and query."""
     groups = 0 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
     return key_run + value_run * -(-shape.value_dim // value_run // 32) + groups
 
 
 def _value_run(shape: Shape, most: int) -> int:
-    """Channels of V that a lane reads at once: within a group that shares a scale, and whole bytes."""
+    """Return the channels of V per load of a lane: within a group that shares a scale, and whole bytes."""
     group = shape.value_dim if shape.v_bits == 16 else v_group(shape.value_dim)
     runs = [n for n in (16, 8, 4) if n <= most and group % n == 0 and n * element_bits(shape.v_bits, shape.dtype) % 8 == 0]
     return runs[0] if runs else 0
 
 
 def _with_queries(shape: Shape, queries: int, tile: DecodeTile) -> DecodeTile:
-    """Queries are copied to threadgroup memory if they fit; otherwise they are read from device memory for every page."""
+    """Copy queries to threadgroup memory if they fit. Otherwise the kernel reads them from device memory for every page."""
     staged = replace(tile, staged_queries=queries)
     return staged if decode_memory(shape, staged) <= (THREADGROUP_BYTES if tile.shared else 3 * THREADGROUP_BYTES // 4) else tile
 
 
 def decode_memory(shape: Shape, tile: DecodeTile) -> int:
-    """Bytes of threadgroup memory, `Room` in the source; each array may begin at a multiple of 16."""
+    """Return the bytes of threadgroup memory, `Room` in the source; each array may start at a multiple of 16."""
     groups = 1 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
     teams = 1 if tile.shared else tile.simdgroups
     weights = max(_rows_at_once(shape, tile, bits) for bits in (shape.v_bits, 16)) * tile.queries * tile.simdgroups
@@ -176,12 +179,11 @@ def _rows_at_once(shape: Shape, tile: DecodeTile, bits: int) -> int:
 
 
 def pages_of_an_item(pages: Sequence[int], kv_heads: int, cores: int, *, shared: bool) -> int:
-    """Most pages of a work item, given how many pages each sequence has.
+    """Return the maximum pages of a work item; `pages` has the number of pages of each sequence.
 
-    A core holds 4 threadgroups of 4 simdgroups; with twice as many, little is idle while the last ones finish. A run has at least 8 pages,
-    because each one writes a float32 answer that has to be read again: at 8 pages of 4 bits and one row, this adds a tenth to the bytes; at
-    64 pages, an eightieth. But where there would not even be 2 threadgroups for each core, a run has at least as many pages as its
-    simdgroups need to have one each: 4, or 2 where they share them.
+    A core runs 4 threadgroups of 4 simdgroups; with twice as many, few are idle while the last ones finish. A run has at least 8 pages,
+    because each writes a float32 answer that is read again. At 8 pages of 4 bits and one row this adds a tenth to the bytes, at 64 pages an
+    eightieth. If there would be fewer than 2 threadgroups per core, a run has one page per simdgroup: 4, or 2 if simdgroups share pages.
     """
     wanted = max(1, 8 * cores // kv_heads)
     few = sum(-(-n // 8) for n in pages) * kv_heads < 2 * cores

@@ -1,4 +1,4 @@
-"""Calls `paged_attention_prefill`: checks arrays, and chooses template arguments and thread counts."""
+"""Launches `paged_attention_prefill`: checks arrays, and chooses template arguments and thread counts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def paged_attention_prefill(
     the plan.
 
     A query sees every earlier page sealed and its own page raw, up to itself. `sealed` and `first` are the pools (`first` may be empty);
-    `filled` are the pages that this step has sealed, in the form of `sealed` (empty if there are none); `open_pages` hold the tokens of
-    pages that were open before the step. Raises ValueError if arrays do not fit the plan.
+    `filled` are the pages that this step sealed, in the form of `sealed` (may be empty); `open_pages` have the tokens of pages that were
+    open before the step. Raises ValueError if arrays do not fit the plan.
     """
     shape, tile = plan.shape, plan.tile
     _check(q, k, v, sealed, filled, first, open_pages, sinks, plan)
@@ -70,7 +70,7 @@ def paged_attention_prefill(
 
 
 def pool_inputs(arrays: Sequence[mx.array], shape: Shape) -> list[mx.array]:
-    """Codes and scales of keys, then of values, with a stand-in for each that is missing or empty."""
+    """Return codes and scales of keys, then of values, with a placeholder for each missing or empty array."""
     if not arrays:
         kinds = [shape.dtype if bits == 16 else mx.uint32 for bits in (shape.k_bits, shape.v_bits)]
         return [nothing(kind) for code in kinds for kind in (code, mx.float16)]

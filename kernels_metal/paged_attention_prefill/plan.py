@@ -1,4 +1,4 @@
-"""Which rows attend to which pages in one step of prefill: tiles and page table, validated and made before anything is submitted."""
+"""Plans prefill attention in one step: tiles and page table, validated and created before anything is submitted."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from .tiles import PrefillTile, prefill_tile
 RAW = -(2**31)
 """Id of a page that is read raw, from the open page and the step's own rows."""
 _ALL = 2**30
-"""Stands for "no window"."""
+"""Means "no window"."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillPlan:
-    """Made once per step for all layers with the same shape, window and page ids. Answers are in the order of the planned `Rows`."""
+    """Created once per step for all layers with the same shape, window and page ids. Answers are in the order of the planned
+    `SegmentRows`."""
 
     shape: Shape
-    """Heads, head sizes and formats of the layers."""
     tile: PrefillTile
     """Template arguments of the kernel."""
     pools: Pools
-    """Sizes of the pools that ids were checked against."""
+    """Pool sizes that ids were checked against."""
     query_rows: int
     """Rows of q."""
     rows: int
     """Rows of the result."""
     filled: int
-    """Pages that the step has sealed before it attends, sequence after sequence."""
+    """Pages that the step seals before it attends, sequence by sequence."""
     count: int
     """Number of tiles."""
     tiles: mx.array
@@ -45,11 +45,11 @@ class PrefillPlan:
 def plan_prefill(
     shape: Shape, rows: Sequence[SegmentRows], pools: Pools, *, query_rows: int, window: int | None = None, first16: bool = False
 ) -> PrefillPlan:
-    """Like `plan_decode`, but with any number of rows over any number of pages.
+    """Plan as `plan_decode` does, with any number of rows over any number of pages.
 
-    Rows after a page that the step fills read it sealed: its id is that of a page after those of the pool, which means the arrays `filled`.
-    At 16 bits, and for first pages with a pool of their own (`first16`), sealing changes nothing, and they are read raw. Raises
-    `UnsupportedShapeError` for shapes without a kernel, and ValueError for impossible rows or page ids.
+    Rows after a page that the step fills read it sealed: its id follows the ids of the pool, which means the arrays `filled`. At 16 bits,
+    and for first pages in their own pool (`first16`), sealing changes nothing, and they are read raw. Raises `UnsupportedShapeError` for
+    shapes without a kernel, and ValueError for impossible rows or page ids.
     """
     check_shape(shape)
     if window is not None and window < 1:
@@ -73,7 +73,7 @@ def plan_prefill(
 
 
 def _cut(r: SegmentRows, size: int, table: int, answers: int, window: int) -> Iterator[tuple[int, ...]]:
-    """Tiles of at most `size` rows, none across the end of a page."""
+    """Yield tiles of at most `size` rows, none across the end of a page."""
     done = 0
     while done < r.count:
         position = r.past + done

@@ -1,4 +1,4 @@
-"""The size of a prefill tile, from the shape of the heads."""
+"""Size of a prefill tile, from the shape of the heads."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from ..paged_attention.tiles import PAGE, Shape
 
 SIMDGROUPS = 8
-"""Most simdgroups in a threadgroup: their sums fill the registers of a core."""
+"""Maximum simdgroups in a threadgroup: their sums fill the registers of a core."""
 ROOM_BYTES = 20 * 1024
-"""Threadgroup memory that keys or values may take, of 32 KiB."""
+"""Bytes of threadgroup memory for keys or values, of 32 KiB."""
 CHANNELS = 256
-"""Channels of the answer that one simdgroup adds up: 64 registers per lane."""
+"""Channels of the answer per simdgroup: 64 registers per lane."""
 PADDING = 8
 """Unused values between two tokens in threadgroup memory, so that the lanes of a simdgroup do not access the same bank."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillTile:
-    """The part of the work that one threadgroup does."""
+    """The work of one threadgroup."""
 
     heads: int
     """Query heads."""
     blocks: int
     """Blocks of 8 rows per head."""
     splits: int
-    """Simdgroups that share the channels of one block."""
+    """Simdgroups that share the channels of a block."""
     keys: int
-    """Tokens whose keys or values are in threadgroup memory at a time."""
+    """Tokens whose keys or values are in threadgroup memory together."""
 
     @property
     def rows(self) -> int:
@@ -41,8 +41,8 @@ class PrefillTile:
 
 
 def prefill_tile(shape: Shape) -> PrefillTile:
-    """As many heads of the group as there are simdgroups for, then as many rows as fit, a page at most, because all of them share the
-    loaded keys and values. Then as many keys at a time as fit in threadgroup memory, because each load costs barriers."""
+    """Choose as many heads of the group as there are simdgroups, then as many rows as fit, at most a page, because all share the loaded
+    keys and values. Then choose as many keys as fit in threadgroup memory, because each load costs barriers."""
     splits = -(-shape.value_dim // CHANNELS)
     heads = max(n for n in range(1, shape.group + 1) if shape.group % n == 0 and n * splits <= SIMDGROUPS)
     blocks = 1

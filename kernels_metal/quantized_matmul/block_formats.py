@@ -20,7 +20,7 @@ class BlockFormat:
     group: int
     """Numbers that share a scale."""
     halves: tuple[int, ...] = (0,)
-    """Where a block has float16 numbers, in bytes from its start."""
+    """Offsets of float16 numbers in a block, in bytes."""
 
 
 BLOCKS = {

@@ -1,4 +1,4 @@
-"""Calls the product kernels: checks arrays, and chooses template arguments and thread counts."""
+"""Launches the product kernels: checks arrays, and chooses template arguments and thread counts."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ..executors import Launch
 from .block_formats import BLOCKS
 
 ROWS = (1, 2, 4, 8, 16)
-"""Rows of x for which there are variants; a product takes the smallest that holds its rows, or as many tiles of the largest as it needs."""
+"""Rows of x with a variant. A product uses the smallest one with enough rows, or several tiles of the largest."""
 GATED_ROWS = (1, 2, 4, 8)
-"""The same for products with an activation and a gate: more rows take two operations, as they would need a ninth variant."""
+"""Rows of gated products with a variant. More rows take two operations, as they would need a ninth variant."""
 GATES = {"silu": 1, "gelu_tanh": 2}
 """Activations of gated products, by their names in `nn.activations`."""
 BITS = (2, 3, 4, 5, 6, 8)
@@ -22,11 +22,11 @@ FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
 _CODES_FILE, _BLOCKS_FILE = "quantized_matmul/quantized_matmul.metal", "quantized_matmul/block_matmul.metal"
 _KNOWN_SHAPES = 4096
-"""A step asks for the same few products again and again: how they are launched is worked out once."""
+"""Number of cached launches: steps repeat a few products."""
 _COLUMNS, _PIECE, _PIECES = 16, 32, 8
-"""Columns of a threadgroup's tile; numbers of a row that a lane takes at a time; pieces that a simdgroup takes at a time."""
+"""Columns of a threadgroup's tile; numbers of a row per load of a lane; such pieces per step of a simdgroup."""
 _MANY_TILES = 512
-"""Tiles from which on four simdgroups each keep a GPU busy; fewer tiles have up to eight."""
+"""Minimum tiles for which four simdgroups each occupy a GPU; fewer tiles have up to eight."""
 _MOST_SIMDGROUPS, _FEWER_SIMDGROUPS = 8, 4
 _THREADS = 256
 _PADDED = 8
@@ -39,7 +39,7 @@ _VARIANTS = tuple(next(most for most in ROWS if rows <= most) for rows in range(
 
 
 def rows_of_variant(rows: int) -> int:
-    """Which of `ROWS` computes this many rows."""
+    """Return the element of `ROWS` that computes this many rows."""
     return _VARIANTS[rows] if rows < len(_VARIANTS) else ROWS[-1]
 
 
@@ -54,11 +54,11 @@ def quantized_matmul(
     mode: str = "affine",
     gate: str = "",
 ) -> mx.array:
-    """x `[rows, K]` times MLX's quantized matrix `[N, K]`, transposed: `[rows, N]` in the dtype of x. With a `gate` of `GATES`,
-    `gate(first half of the columns) * second half`, `[rows, N / 2]`, rounded once; at most 8 rows then.
+    """Multiply x `[rows, K]` by MLX's quantized matrix `[N, K]`, transposed: `[rows, N]` in the dtype of x.
 
-    `weight` is uint32 `[N, K * bits / 32]`; `scales` and `biases` are `[N, K / group_size]`: in the dtype of x for mode "affine", uint8 and
-    None for "mxfp4". The matrix is read once per 16 rows; sums are float32. Raises ValueError for arrays that do not fit together, and
+    With a `gate` of `GATES`: `gate(first half of the columns) * second half`, `[rows, N / 2]`, rounded once; at most 8 rows. `weight` is
+    uint32 `[N, K * bits / 32]`; `scales` and `biases` are `[N, K / group_size]`: in the dtype of x for mode "affine", uint8 and None for
+    "mxfp4". The matrix is read once per 16 rows; sums are float32. Raises ValueError for arrays that do not fit together, and
     `UnsupportedShapeError` for a format without a kernel.
     """
     launch = launch_of(x, weight, scales, biases, bits=bits, group_size=group_size, mode=mode, gate=gate)
@@ -76,13 +76,14 @@ def launch_of(
     mode: str,
     gate: str = "",
 ) -> Launch:
-    """How `quantized_matmul` is launched for arrays like these; raises what that does. To be kept by who multiplies a matrix again."""
+    """Return the launch of `quantized_matmul` for arrays of these shapes, which callers may cache. Raises the errors of
+    `quantized_matmul`."""
     parts = [weight, scales] if biases is None else [weight, scales, biases]
     return _of_codes(x.shape, x.dtype, tuple((a.shape, a.dtype) for a in parts), bits, group_size, mode, gate)
 
 
 def parts_of(weight: mx.array, scales: mx.array, biases: mx.array | None) -> list[mx.array]:
-    """A matrix as its kernel takes it."""
+    """Return a matrix as inputs of its kernel."""
     parts = [weight, scales] if biases is None else [weight, scales, biases]
     if scales.size < _PADDED:
         parts[1:] = [mx.pad(a.reshape(-1), (0, _PADDED - a.size)) for a in parts[1:]]
@@ -90,7 +91,7 @@ def parts_of(weight: mx.array, scales: mx.array, biases: mx.array | None) -> lis
 
 
 def why_unsupported(dtype: mx.Dtype, bits: int, group_size: int, mode: str, scales: mx.Dtype) -> str | None:
-    """Why there is no kernel for such products; None where there is one."""
+    """Return the reason why these products have no kernel; None if they have one."""
     if dtype not in FLOATS:
         return f"no products of {dtype}; there are float32, float16 and bfloat16"
     if mode == "mxfp4":
@@ -101,16 +102,16 @@ def why_unsupported(dtype: mx.Dtype, bits: int, group_size: int, mode: str, scal
 
 
 def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
-    """x `[rows, K]` times a matrix `[N, K]` of GGUF blocks, transposed: `[rows, N]` in the dtype of x.
+    """Multiply x `[rows, K]` by a matrix `[N, K]` of GGUF blocks, transposed: `[rows, N]` in the dtype of x.
 
-    `weight` is uint8 `[N, bytes of a row]`, as in the file; `kind` is a name in `BLOCKS`. The matrix is read once per 16 rows; its numbers
-    are not rounded, sums are float32. Raises ValueError and `UnsupportedShapeError`.
+    `weight` is uint8 `[N, bytes of a row]`, as in the file; `kind` is a name in `BLOCKS`. The matrix is read once per 16 rows. Its numbers
+    are not rounded; sums are float32. Raises ValueError and `UnsupportedShapeError`.
     """
     return _of_blocks(x.shape, x.dtype, weight.shape, weight.dtype, kind).run([x, weight])[0]
 
 
 def block_dequantize(weight: mx.array, kind: str, dtype: mx.Dtype) -> mx.array:
-    """A matrix of GGUF blocks, uint8 `[N, bytes of a row]`, as numbers `[N, K]`, each rounded once. Raises ValueError and
+    """Unpack a matrix of GGUF blocks, uint8 `[N, bytes of a row]`, to numbers `[N, K]`, each rounded once. Raises ValueError and
     `UnsupportedShapeError`."""
     return _of_unpacking(weight.shape, weight.dtype, kind, dtype).run([weight])[0]
 
@@ -162,7 +163,7 @@ def _product(
 
 
 def simdgroups_of(n: int, k: int) -> int:
-    """How many simdgroups share the K of a tile: as few as finish at the same time, at most 8, or 4 where there are many tiles."""
+    """Return the number of simdgroups that share the K of a tile: as few as finish together, at most 8, or 4 with many tiles."""
     steps = -(-k // (_PIECE * _PIECES))
     most = _FEWER_SIMDGROUPS if -(-n // _COLUMNS) >= _MANY_TILES else _MOST_SIMDGROUPS
     rounds = -(-steps // most)
@@ -176,7 +177,7 @@ def _rows_of(x: Shape) -> tuple[int, int]:
 
 
 def _numbers_of(weight: Shape, stored: mx.Dtype, kind: str) -> tuple[int, int]:
-    """N and K."""
+    """Return N and K."""
     if kind not in BLOCKS:
         raise UnsupportedShapeError(f"no products with {kind}; there are {', '.join(BLOCKS)}")
     form = BLOCKS[kind]

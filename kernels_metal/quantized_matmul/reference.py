@@ -1,4 +1,4 @@
-"""The numbers of GGUF blocks, products with them, and gates of products, in plain MLX."""
+"""Numbers of GGUF blocks, products with them, and gates of products, in plain MLX."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from .block_formats import BLOCKS
 
 
 def columns_of_bytes(kind: str, count: int) -> int:
-    """How many numbers a row of this many bytes has."""
+    """Return the count of numbers in a row of this many bytes."""
     form = BLOCKS[kind]
     return count // form.bytes * form.numbers
 
 
 def block_matmul(x: mx.array, weight: mx.array, kind: str) -> mx.array:
-    """As the kernel's, but through a matrix of numbers in the dtype of x."""
+    """Multiply as the kernel does, through a matrix of numbers in the dtype of x."""
     return x @ dequantized(weight, kind, x.dtype).T
 
 
 def gated(x: mx.array, up: mx.array, gate: str) -> mx.array:
-    """`gate(x) * up`, where `gate` is one of the launcher's `GATES`."""
+    """Return `gate(x) * up` for a `gate` of the launcher's `GATES`."""
     if gate == "silu":
         return x * mx.sigmoid(x) * up
     return 0.5 * x * (1 + mx.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))) * up
 
 
 def dequantized(weight: mx.array, kind: str, dtype: mx.Dtype) -> mx.array:
-    """uint8 `[..., bytes of a row]` as numbers `[..., K]`, computed in float32 in ggml's order and rounded once."""
+    """Convert uint8 `[..., bytes of a row]` to numbers `[..., K]`, computed in float32 in ggml's order and rounded once."""
     form = BLOCKS[kind]
     blocks = weight.reshape(*weight.shape[:-1], -1, form.bytes)
     numbers: mx.array = _DECODERS[kind](blocks).astype(dtype)
@@ -71,7 +71,7 @@ def _q6_k(blocks: mx.array) -> mx.array:
 
 
 def _paired_scales(blocks: mx.array) -> tuple[mx.array, mx.array]:
-    """Scales and minima of the eight groups of Q4_K and Q5_K, each `[..., 8, 1]`."""
+    """Return scales and minima of the eight groups of Q4_K and Q5_K, each `[..., 8, 1]`."""
     a, b, c = blocks[..., 4:8], blocks[..., 8:12], blocks[..., 12:16]
     scales = mx.concatenate([a & 63, (c & 15) | ((a >> 6) << 4)], axis=-1).astype(mx.float32)
     minima = mx.concatenate([b & 63, (c >> 4) | ((b >> 6) << 4)], axis=-1).astype(mx.float32)
@@ -79,17 +79,17 @@ def _paired_scales(blocks: mx.array) -> tuple[mx.array, mx.array]:
 
 
 def _half(blocks: mx.array, at: int) -> mx.array:
-    """The float16 at a byte of every block, `[..., 1]` float32."""
+    """Return the float16 at byte `at` of every block, `[..., 1]` float32."""
     return mx.contiguous(blocks[..., at : at + 2]).view(mx.float16).astype(mx.float32)
 
 
 def _halves(codes: mx.array) -> mx.array:
-    """Bytes `[..., n]` to the numbers of their low halves, then those of their high halves, `[..., 2 n]` float32."""
+    """Return the low halves of bytes `[..., n]`, then their high halves, `[..., 2 n]` float32."""
     return mx.concatenate([codes & 15, codes >> 4], axis=-1).astype(mx.float32)
 
 
 def _fields(codes: mx.array, bits: int) -> mx.array:
-    """Fields of bytes `[..., n]`, lowest first, `[..., n * 8 / bits]` float32."""
+    """Return the fields of bytes `[..., n]`, lowest first, `[..., n * 8 / bits]` float32."""
     shifts = mx.arange(0, 8, bits, dtype=mx.uint8)
     fields = (codes[..., None] >> shifts) & ((1 << bits) - 1)
     return fields.reshape(*codes.shape[:-1], -1).astype(mx.float32)
@@ -107,4 +107,4 @@ _DECODERS: dict[str, Callable[[mx.array], mx.array]] = {
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
 }
-"""uint8 `[..., blocks, bytes]` to float32 with the numbers of each block, in any shape whose order is theirs."""
+"""Functions from uint8 `[..., blocks, bytes]` to float32 numbers of each block, in any shape with their order."""

@@ -1,4 +1,4 @@
-"""Whether the product kernels compute what MLX computes on this machine, and whether they are faster for as long as they run."""
+"""Trial of the product kernels on this machine: results compared with MLX's, and speed, also over time."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from .launcher import GATED_ROWS, GATES, ROWS, block_dequantize, block_matmul, q
 
 Clock = Callable[[], float]
 Product = Callable[[mx.array, int], mx.array]
-"""Rows of x times the matrix with this number."""
+"""Multiplies x by the matrix with this number."""
 
 _N, _K = 40, 768
-"""The small case: a tile that is not full, and three steps of 256 numbers."""
+"""N and K of the small case: a tile that is not full, and three steps of 256 numbers."""
 _MOST_ERROR, _MEAN_ERROR = 0.02, 0.005
 """Bounds of `difference`."""
 WIDTH, _BYTES = 4096, 64 << 20
-"""Width of the matrices that are timed, and how much of them: more than a cache holds."""
+"""Width of the timed matrices, and their total bytes: more than a cache stores."""
 _ROUNDS = 4
 _STALL = 2.0
-"""How many times slower than its first round a kernel may get, while MLX's does not."""
+"""Factor of a stall: a kernel's slowdown since its first round, without one of MLX's."""
 _AFFINE_BITS = {4: 4, 5: 5, 6: 8, 8: 8}
-"""Bits of the affine codes that a GGUF type would be loaded as, instead of staying in its blocks."""
+"""Bits of the affine codes that replace a GGUF type without its kernel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """A format of matrices, and the dtype that they are multiplied in."""
+    """A format of matrices, and the dtype of the product."""
 
     mode: str
     """"affine", "mxfp4", or the name of a GGUF type."""
     bits: int
-    """Bits per code."""
     group_size: int
     """Numbers that share a scale."""
     dtype: mx.Dtype
     """The dtype of x, of the result, and of affine scales."""
     gate: str = ""
-    """Activation of a gated product, one of the launcher's `GATES`; "" where there is none."""
+    """Activation of a gated product, one of the launcher's `GATES`; otherwise ""."""
 
     @property
     def name(self) -> str:
@@ -53,25 +52,25 @@ class Subject:
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """The variants that are of use: MLX reads its own formats once for one row, but gates its products apart."""
+        """Variants to try: MLX reads its own formats once for one row, but gates products separately."""
         if self.gate:
             return GATED_ROWS
         return ROWS if self.mode in BLOCKS else ROWS[1:]
 
     @property
     def sides(self) -> int:
-        """How many times as many rows as the result has columns the matrix has."""
+        """Matrix rows per output column: 2 for gated products, otherwise 1."""
         return 2 if self.gate else 1
 
     def nbytes(self, numbers: int) -> int:
-        """Bytes of a matrix of so many numbers, with its scales."""
+        """Return the bytes of a matrix of `numbers` numbers, with its scales."""
         if self.mode in BLOCKS:
             return numbers // BLOCKS[self.mode].numbers * BLOCKS[self.mode].bytes
         return numbers * self.bits // 8 + numbers // self.group_size * (1 if self.mode == "mxfp4" else 2 * self.dtype.size)
 
 
 def is_supported(subject: Subject) -> bool:
-    """Whether there are kernels for this format."""
+    """True if kernels exist for this format."""
     scales = mx.uint8 if subject.mode == "mxfp4" else subject.dtype
     if subject.gate and (subject.mode in BLOCKS or subject.gate not in GATES):
         return False
@@ -113,10 +112,10 @@ def _wrong_rows(subject: Subject, numbers: mx.array, product: Callable[[mx.array
 def speeds(
     subject: Subject, seconds: float, *, clock: Clock = time.perf_counter, width: int = WIDTH, most_bytes: int = _BYTES
 ) -> dict[int, Speed]:
-    """The speed of each variant next to MLX's product of as many rows, measured for about `seconds` in all.
+    """Measure the speed of each variant compared with MLX's product of as many rows, for about `seconds` in total.
 
-    Products follow one another through several matrices, as in a model, more of them than a cache holds. GGUF types are compared with
-    the affine codes that they would be otherwise.
+    Products follow one another through several matrices, as in a model, more than a cache stores. GGUF types are compared with the affine
+    codes that would replace them.
     """
     count = max(most_bytes * 8 // (width * width * subject.sides * subject.bits), 1)
     ours, theirs = _products(subject, count, width, width)
@@ -126,7 +125,7 @@ def speeds(
 
 def _speed(ours: Product, theirs: Product, x: mx.array, count: int, seconds: float, clock: Clock) -> Speed:
     for product in (ours, theirs):
-        _time(product, x, count, 1, clock)  # compiles, and brings the clock of the GPU up
+        _time(product, x, count, 1, clock)  # compiles, and raises the clock of the GPU
     once = _time(theirs, x, count, 1, clock)
     passes = max(int(seconds / (2 * _ROUNDS) / max(once, 1e-6)), 1)
     times = [(_time(ours, x, count, passes, clock), _time(theirs, x, count, passes, clock)) for _ in range(_ROUNDS)]
@@ -136,7 +135,7 @@ def _speed(ours: Product, theirs: Product, x: mx.array, count: int, seconds: flo
 
 
 def _time(product: Product, x: mx.array, count: int, passes: int, clock: Clock) -> float:
-    """Seconds for `passes` through all matrices, each product after the one before."""
+    """Return the seconds for `passes` through all matrices, one product after another."""
     start = clock()
     for _ in range(passes):
         for number in range(count):
@@ -146,7 +145,7 @@ def _time(product: Product, x: mx.array, count: int, passes: int, clock: Clock) 
 
 
 def _products(subject: Subject, count: int, n: int, k: int) -> tuple[Product, Product]:
-    """Ours and MLX's, of `count` random matrices `[n, k]`; of twice as many rows if they are gated."""
+    """Return our product and MLX's, of `count` random matrices `[n, k]`; gated ones have twice the rows."""
     if subject.mode in BLOCKS:
         blocks = [_blocks(subject, n, k) for _ in range(count)]
         affine = Subject("affine", _AFFINE_BITS[subject.bits], 32, subject.dtype)
@@ -163,7 +162,7 @@ def _products(subject: Subject, count: int, n: int, k: int) -> tuple[Product, Pr
 
 
 def _gate(gate: str) -> Callable[[mx.array], mx.array]:
-    """What follows MLX's product in a model: one operation on both halves, if there is a gate."""
+    """Return the operation after MLX's product in a model: a gate of both halves, or nothing."""
     if not gate:
         return lambda y: y
     one = partial(reference.gated, gate=gate)

@@ -1,4 +1,4 @@
-"""Finds where top-k and top-p cut rows of logits, without sorting them."""
+"""Finds the thresholds of top-k and top-p in rows of logits, without sorting them."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from ..executors import get_kernel
 _FILE = "sampling_threshold/sampling_threshold.metal"
 _BLOCK = 128
 LEAST_LOGITS, MOST_LOGITS = 8 * _BLOCK, 2**24
-"""Fewer are sorted as fast; more could not be counted in float32."""
+"""Range of vocabularies: fewer logits are sorted as fast; more could not be counted in float32."""
 
 
 def threshold(logits: mx.array, limits: mx.array) -> mx.array:
-    """The lowest logit that stays in each row of float32 `[R, vocab]`; see `reference.threshold`. `limits` float32 `[max(R, 4), 2]` has
-    top_k (vocab or more: no cut) and top_p (1: no cut) of each row. Returns float32 `[R, 1]`, minus infinity where nothing is cut. Raises
-    ValueError for arrays that do not fit, and `UnsupportedShapeError` for vocabularies below 1024 or above 2^24 tokens."""
+    """Return the lowest logit that stays in each row of float32 `[R, vocab]`, float32 `[R, 1]`; minus infinity if nothing is cut. See
+    `reference.threshold`.
+
+    `limits` float32 `[max(R, 4), 2]` has top_k (vocab or more: no cut) and top_p (1: no cut) of each row. Raises ValueError for arrays that
+    do not fit, and `UnsupportedShapeError` for vocabularies below 1024 or above 2^24 tokens.
+    """
     rows, size = _check(logits, limits)
     blocks, template = -(-size // _BLOCK), [("SIZE", size)]
     maxima, sums = get_kernel(_FILE, "sampling_blocks")(

@@ -1,4 +1,4 @@
-"""The same in plain MLX, by sorting."""
+"""`sampling_threshold` in plain MLX, by sorting."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import mlx.core as mx
 
 
 def threshold(logits: mx.array, top_k: mx.array | None, top_p: mx.array | None) -> mx.array:
-    """The lowest logit that stays in each row of `[R, vocab]`: of the `top_k` `[R, 1]` highest, those before which less than `top_p`
-    `[R, 1]` of their probability lies; None cuts nothing. Returns `[R, 1]`."""
+    """Return the lowest logit that stays in each row of `[R, vocab]`, `[R, 1]`: of the `top_k` `[R, 1]` highest, those with less than
+    `top_p` `[R, 1]` of their probability before them. None cuts nothing."""
     ordered = -mx.sort(-logits, axis=-1)
     keep = mx.ones(ordered.shape, mx.bool_)
     if top_k is not None:

@@ -1,4 +1,4 @@
-"""Calls `unseal_pages`: checks arrays, and chooses template arguments and thread counts."""
+"""Launches `unseal_pages`: checks arrays, and chooses template arguments and thread counts."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..paged_attention_prefill.launcher import pool_inputs
 from ..paged_attention_prefill.tiles import prefill_tile
 
 SEALED, FILLED, FIRST, RAW = range(4)
-"""Where a page lies: in the pool, among those that the step has sealed, in the pool of first pages, or among raw pages."""
+"""Kinds of pages: in the pool, sealed by this step, in the pool of first pages, or raw."""
 _THREADS = 256
 
 
 @dataclass(frozen=True, slots=True)
 class UnsealPlan:
-    """Pages to be put one after another; made once per step for all layers with the same page ids."""
+    """Order of pages to concatenate; created once per step for all layers with the same page ids."""
 
     pages: tuple[int, int, int, int]
-    """How many pages there are of each kind."""
+    """Number of pages of each kind."""
     count: int
     """Pages of the result."""
     table: mx.array
@@ -32,8 +32,8 @@ class UnsealPlan:
 
 
 def plan_unseal(places: Sequence[tuple[int, int]], pages: tuple[int, int, int, int]) -> UnsealPlan:
-    """`places` are (kind, number) of the pages in their order; `pages` says how many there are of each kind. Raises ValueError for pages
-    that are not there."""
+    """Plan pages in the order of `places`, (kind, number). `pages` has the number of pages of each kind. Raises ValueError for pages that
+    do not exist."""
     for kind, number in places:
         if not SEALED <= kind <= RAW or not 0 <= number < pages[kind]:
             raise ValueError(f"page {number} of kind {kind}; there are {pages} of the kinds 0 to {RAW}")
@@ -50,11 +50,11 @@ def unseal_pages(
     *,
     after: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
-    """Keys and values `[Hkv, count * 64, D]` in the compute dtype.
+    """Return keys and values `[Hkv, count * 64, D]` in the compute dtype.
 
     `sealed` and `first` are the pools, `filled` pages in the form of `sealed`, `raw` pages `[Hkv, n, 64, D]`; all but `sealed` may be
-    empty. With `after`, nothing is computed before that array is: the copies of many layers would be in memory at once. Raises ValueError
-    if arrays do not fit the plan, and `UnsupportedShapeError` for shapes without a kernel.
+    empty. With `after`, nothing is computed before that array is; otherwise the copies of many layers would be in memory together. Raises
+    ValueError if arrays do not fit the plan, and `UnsupportedShapeError` for shapes without a kernel.
     """
     check_shape(shape)
     _check(sealed, filled, first, raw, plan, shape)

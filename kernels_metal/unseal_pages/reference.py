@@ -1,4 +1,4 @@
-"""Pages as plain keys and values, in plain MLX: what `unseal_pages` computes."""
+"""`unseal_pages` in plain MLX: pages as plain keys and values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the decode kernels have to know about a layer, worked out once: from step to step only its arrays change."""
+"""Constants of a layer for the decode kernels, computed once: only its arrays change between steps."""
 
 from __future__ import annotations
 
@@ -17,51 +17,48 @@ from ..store import LayerStore
 
 @dataclass(frozen=True, slots=True)
 class DecodeLayer:
-    """A layer with the arguments that its model calls `Step.attend_rows` with."""
+    """A layer with the arguments of `Step.attend_rows` that stay the same."""
 
     params: AttentionParams
-    """The constants of its attention."""
     q_norm: HeadNorm | None
-    """Norm of its query heads."""
     k_norm: HeadNorm | None
-    """Norm of its key heads."""
     widths: list[int]
     """Columns of each array of rows."""
     shape: Shape
     """Heads, head sizes and formats."""
     places: tuple[tuple[int, int], ...]
-    """Where queries, keys and values are: which array of rows, and from which column on."""
+    """(index of the array of rows, first column) of queries, keys and values."""
     weights: list[mx.array]
-    """Weights of both norms, as the kernel takes them."""
+    """Weights of both norms, as inputs of the kernel."""
     logits: mx.array
-    """Sinks, as the kernel takes them."""
+    """Sinks, as an input of the kernel."""
     kind: int
-    """Equal for layers that differ in nothing but their arrays."""
+    """Equal for layers that differ only in their arrays."""
 
     def fits(self, widths: list[int], heads: HeadSteps, params: AttentionParams) -> bool:
-        """Whether it was worked out for arguments like these."""
+        """True if these constants belong to these arguments."""
         norms = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm
         return norms and self.params is params and self.widths == widths
 
     def parts(self, rows: Sequence[mx.array]) -> tuple[RowPart, RowPart, RowPart]:
-        """Queries, keys and values in the arrays of a step."""
+        """Return queries, keys and values in the arrays of a step."""
         q, k, v = (RowPart(rows[i], at) for i, at in self.places)
         return q, k, v
 
     def inputs(self, rows: Sequence[mx.array]) -> list[mx.array]:
-        """The same as the kernel takes them, with the norms' weights."""
+        """Return queries, keys and values as inputs of the kernel, with the weights of both norms."""
         (q, _), (k, _), (v, _) = self.places
         return [rows[q], rows[k], rows[v], *self.weights]
 
     @property
     def norms(self) -> tuple[Norm | None, Norm | None]:
-        """The norms, as launchers take them."""
+        """The norms, as arguments of launchers."""
         q_norm, k_norm = (None if norm is None else Norm(norm.weight, norm.eps) for norm in (self.q_norm, self.k_norm))
         return q_norm, k_norm
 
 
 def decode_layer(store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
-    """What there is to know about a layer; `rows` and the rest are arguments of `Step.attend_rows`."""
+    """Return the constants of a layer, cached in `store`; the other arguments are those of `Step.attend_rows`."""
     known, widths = store.kernels, [piece.shape[1] for piece in rows]
     if isinstance(known, DecodeLayer) and known.fits(widths, heads, params):
         return known
@@ -70,7 +67,7 @@ def decode_layer(store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, 
 
 
 def shape_of(store: LayerStore, heads: int) -> Shape:
-    """The shape of a layer with so many query heads."""
+    """Return the shape of a layer with `heads` query heads."""
     spec, form = store.spec, store.format
     return Shape(store.dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
 
@@ -81,7 +78,7 @@ def _described_layer(store: LayerStore, widths: list[int], heads: HeadSteps, par
     norms = (heads.q_norm, heads.k_norm)
     weights = [nothing(store.dtype) if norm is None else norm.weight for norm in norms]
     logits = sink_logits(params.sinks, store.dtype)
-    mx.eval(logits)  # it is kept for threads to come
+    mx.eval(logits)  # cached for all threads
     alike = [None if norm is None else (norm.eps, tuple(norm.weight.shape), norm.weight.dtype) for norm in norms]
     sinks = None if params.sinks is None else (tuple(params.sinks.shape), params.sinks.dtype)
     kind = (shape, places, tuple(widths), *alike, params.scale, params.softcap, sinks)
@@ -96,7 +93,7 @@ _numbers = count()
 
 
 def _located_heads(widths: Sequence[int], spec: AttentionSpec) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """The number of query heads in arrays of so many columns, and where queries, keys and values begin."""
+    """Return the number of query heads in arrays of these widths, and `DecodeLayer.places`."""
     keys, values = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
     queries = sum(widths) - keys - values
     places: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Paged attention by the kernels of `kernels_metal`, which read sealed pages and keep scores on the chip."""
+"""Paged attention by the kernels of `kernels_metal`, which read sealed pages and store no scores in memory."""
 
 from __future__ import annotations
 
@@ -315,7 +315,7 @@ def _attend_unsealed(
 
 
 def _few_and_many_rows(segments: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
-    """Split segments into those of a few rows in one page, and others."""
+    """Split segments into those with a few rows in one page, and others."""
     few: list[Segment] = []
     many: list[Segment] = []
     for s in segments:

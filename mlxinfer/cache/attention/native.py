@@ -149,7 +149,7 @@ def run_blocks(
     segments: Sequence[Segment] = (),
     given: mx.array | None = None,
 ) -> tuple[kernels_cpu.AfterBlocks, list[Full]]:
-    """See `base.Step.run_blocks`; every part's attention must be a `NativeStep`.
+    """See `base.Step.run_blocks`. The attention of every part must be a `NativeStep`.
 
     `states` are those of all recurrent layers for the sequences of `segments`. Repeated layers are read only. Returns rows and states, and
     the filled pages of each part.

@@ -1,5 +1,5 @@
-"""The native CPU operation for layers whose pages others read as well. Whole blocks read them within their one operation; where blocks run
-operation by operation, plain MLX attends for the readers."""
+"""The native CPU operation for layers whose pages other layers also read. Whole blocks read them in one operation. If blocks run operation
+by operation, the other layers attend in plain MLX."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from .reference import Attended, PlainStep
 
 
 class SharedNative(NativeAttention):
-    """See the module."""
-
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> SharedStep:
         return SharedStep(segments, super().begin(segments, group).plan, group)
 
@@ -27,7 +25,7 @@ class SharedNative(NativeAttention):
 
 
 class SharedStep(NativeStep):
-    """A step of it."""
+    """A step of `SharedNative`."""
 
     def __init__(self, segments: tuple[Segment, ...], plan: AttentionPlan, group: AttentionGroup) -> None:
         super().__init__(segments, plan)
@@ -35,7 +33,7 @@ class SharedStep(NativeStep):
         self._seen: dict[LayerStore, list[Attended]] = {}
 
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
-        """Open pages are written in place: what readers need of those that become full is copied before."""
+        """Open pages are written in place, so rows that other layers need from pages that become full are copied first."""
         before = [store.open_rows(s.slot, s.past % PAGE) if s.filled and s.past % PAGE else [] for s in self.segments]
         copies = [a for rows in before for a in rows]
         if copies:

@@ -1,6 +1,8 @@
-"""How many rows attend to a quantized past on a GPU: by this project's kernel, which unpacks pages as it reads them, or by MLX's own
-attention, once the past is unpacked for the layer. The latter takes memory, and is faster where MLX uses matrix units that the kernel does
-not use."""
+"""Chooses how many rows attend to a quantized past on a GPU.
+
+This project's kernel dequantizes pages as it reads them. MLX's attention needs the past dequantized for the layer, which takes memory, but
+is faster on devices where it uses matrix units that the kernel does not use.
+"""
 
 from __future__ import annotations
 
@@ -23,34 +25,34 @@ from ..base import PAGE
 from .reference_chunks import FUSED_DIMS
 
 LEAST_ROWS = 256
-"""Rows of a segment from which on its past may be unpacked: fewer rows do not make up for that, and need fewer of the kernel's passes."""
+"""Minimum rows of a segment for dequantizing its past: fewer do not repay it, and need fewer passes of the kernel."""
 _SHARE = 64
-"""The copies of one layer take at most this fraction of the device's memory."""
+"""Maximum share of the device's memory for the copies of one layer, as a divisor."""
 _ROWS, _PAST, _KV_HEADS = 512, 4096, 8
-"""Rows, tokens before them, and KV heads of the segment that is measured."""
+"""Rows, earlier tokens and KV heads of the measured segment."""
 
 
 @cache
 def most_unsealed_bytes() -> int:
-    """Bytes that the unpacked past of one layer may take."""
+    """Return the maximum bytes of one layer's dequantized past."""
     return device_memory().usable // _SHARE
 
 
 def unsealed_bytes(shape: Shape, tokens: int) -> int:
-    """Bytes of the unpacked keys and values of a layer."""
+    """Return the bytes of a layer's dequantized keys and values."""
     return tokens * shape.kv_heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
 
 
 def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None) -> bool:
-    """Whether a segment of `rows` rows that ends after `tokens` tokens has its past unpacked."""
+    """True if the past of a segment of `rows` rows that ends after `tokens` tokens is dequantized."""
     if rows < LEAST_ROWS or softcap is not None or shape.key_dim != shape.value_dim or shape.key_dim not in FUSED_DIMS:
         return False
     return unsealed_bytes(shape, tokens + rows) <= most_unsealed_bytes() and unsealing_is_faster(shape)
 
 
 def unsealing_is_faster(shape: Shape) -> bool:
-    """Measured on the device, once for all layers that differ in the number of KV heads only; no where the kernels run anywhere but on an
-    Apple GPU."""
+    """Compare both ways on this device, once for all layers that differ only in the number of KV heads. False unless the device is an Apple
+    GPU."""
     return mx.metal.is_available() and _measured(replace(shape, heads=_KV_HEADS * shape.group, kv_heads=_KV_HEADS))
 
 
@@ -68,7 +70,7 @@ def _seconds(way: Callable[[], mx.array]) -> float:
 
 
 def _operands(shape: Shape) -> tuple[list[mx.array], list[mx.array]]:
-    """Queries, keys and values of the rows, and a pool. What the numbers are makes no difference to the time."""
+    """Return queries, keys and values of the rows, and a pool. Their numbers do not affect the time."""
     own = [
         mx.zeros((_ROWS, heads, dim), shape.dtype)
         for heads, dim in ((shape.heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim))

@@ -56,7 +56,7 @@ class PlainAttention:
     """Gathers each sequence's keys and values and attends with MLX's own operation."""
 
     instead: str = ""
-    """Why no kernel is used, where that deserves a message; otherwise empty."""
+    """Reason why no kernel is used, if users should know it; otherwise ""."""
 
     @property
     def name(self) -> str:
@@ -77,13 +77,12 @@ class PlainStep:
     """`StepAttention` in plain MLX."""
 
     segments: tuple[Segment, ...]
-    """The segments to attend for."""
     group: AttentionGroup
-    """The layers with one window size, with their page tables."""
+    """Page tables of the layers with one window size."""
     _masks: dict[int, mx.array] = field(default_factory=dict)
-    """By slot: layers with one window share them."""
+    """By slot, shared by layers with one window."""
     _seen: dict[LayerStore, list[Attended]] = field(default_factory=dict)
-    """What the segments see of layers whose pages others read, too."""
+    """Keys and values seen by the segments, of layers whose pages other layers also read."""
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         y, full = self.heads(store, separate(rows, store.spec, heads), params)
@@ -117,8 +116,8 @@ class PlainStep:
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
 
     def attended(self, store: LayerStore, segment: Segment, tails: Pages, full: Full) -> Attended:
-        """What a segment's queries see: earlier pages as sealed, their own page unquantized. Where sealing loses nothing, or all queries
-        are in one page, that is plain causal attention."""
+        """Return the keys and values that a segment's queries see: earlier pages as sealed, their own page unquantized. If sealing loses
+        nothing, or all queries are in one page, this is plain causal attention."""
         window, last = self.group.window, segment.past + segment.count
         oldest = 0 if window is None else max(segment.past - window + 1, 0)
         start, pages = self.group.tables[segment.slot].from_position(oldest)
@@ -137,7 +136,7 @@ class PlainStep:
         )
 
     def _past(self, store: LayerStore, segment: Segment) -> Attended:
-        """What the one query of a segment sees of the tokens before it, if nothing is appended: full pages as sealed, and the open one."""
+        """Return the keys and values before the one query of a segment: full pages as sealed, and the open page. Nothing is appended."""
         table, window = self.group.tables[segment.slot], self.group.window
         oldest = 0 if window is None else max(segment.past - window + 1, 0)
         start, pages = table.from_position(oldest)
@@ -146,8 +145,8 @@ class PlainStep:
         return Attended(store, pages, None, joined, keys=slice(oldest - start, segment.past - start), window=None, mask=None)
 
     def mask(self, segment: Segment, start: int) -> mx.array:
-        """Which keys a query sees, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones from the page that
-        was open."""
+        """Return the mask of keys that queries see, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones
+        from the page that was open."""
         if segment.slot not in self._masks:
             first = segment.past // PAGE * PAGE
             last = segment.past + segment.count
@@ -163,13 +162,14 @@ class PlainStep:
 
 
 def _after_first(count: int) -> mx.array:
-    """A causal mask for a sequence's first tokens, bool `[count, count]`, in which only the first sees the first."""
+    """Return a causal mask for a sequence's first tokens, bool `[count, count]`. Only the first token sees the first."""
     rows = mx.arange(count)
     return (rows[None] <= rows[:, None]) & ((rows[None] > 0) | (rows[:, None] == 0))
 
 
 def _without_first(mask: mx.array, past: int) -> mx.array:
-    """The same for a mask bool `[L, S]` whose first key, and the first of those in the open page if `past` is 0, is a sequence's first."""
+    """Hide the sequence's first token from later queries in a mask, bool `[L, S]`. It is the first key and, if `past` is 0, also the first
+    one of the open page."""
     rows, keys = mx.arange(past, past + mask.shape[0])[:, None], mx.arange(mask.shape[1])[None]
     first = (keys == 0) | (keys == mask.shape[1] - mask.shape[0]) if not past else keys == 0
     return mask & (~first | (rows == 0))
@@ -180,16 +180,15 @@ class Attended:
     """The keys and values that the queries of a segment see."""
 
     store: LayerStore
-    """Those of the layer."""
     pages: list[int]
     """Ids of the sealed pages."""
     fresh: Filled | None
-    """Pages that become full in this step, where they are seen in their sealed form too."""
+    """Pages that become full in this step, if queries see them sealed too."""
     tails: Pages
-    """What follows the pages that were sealed before the step."""
+    """Keys and values after the pages that were sealed before the step."""
     _: KW_ONLY
     keys: slice
-    """Which of all these tokens are seen."""
+    """Range of these tokens that queries see."""
     window: int | None
     """Tokens that a query attends to; None: all."""
     mask: mx.array | None
@@ -197,18 +196,21 @@ class Attended:
 
     @property
     def count(self) -> int:
-        """Keys that are seen."""
+        """Number of keys that queries see."""
         return int(self.keys.stop - self.keys.start)
 
     @property
     def bytes(self) -> int:
-        """Bytes of the keys and values that are seen, in the compute dtype."""
+        """Bytes of the keys and values that queries see, in the compute dtype."""
         spec = self.store.spec
         return spec.kv_heads * (spec.key_dim + spec.value_dim) * self.count * self.store.dtype.size
 
     def answers(self, q: mx.array, params: AttentionParams, since: mx.array | None) -> mx.array:
-        """Answer queries `[Hq, L, Dk]`: `[Hq, L, Dv]`. A long past is copied for a few KV heads at a time, after `since` and after one
-        another: MLX would otherwise copy it for all of them before it attends to any."""
+        """Answer queries `[Hq, L, Dk]`: `[Hq, L, Dv]`.
+
+        A long past is copied for a few KV heads at a time, after `since` and one by one. MLX would otherwise copy it for all of them before
+        it attends to any.
+        """
         store, rows = self.store, q.shape[1]
         fused = is_fused(store.spec, rows, softcap=params.softcap is not None)
         group = q.shape[0] // store.spec.kv_heads
@@ -226,7 +228,7 @@ class Attended:
         return mx.concatenate(outputs)
 
     def _joined(self, heads: slice, since: mx.array | None) -> tuple[mx.array, mx.array]:
-        """Keys and values of these KV heads, `[H, S, D]` each."""
+        """Return keys and values of these KV heads, `[H, S, D]` each."""
         pieces = self.store.past(self.pages, since, heads)
         if self.fresh is not None:
             pieces += self.store.unsealed(self.fresh, heads)
@@ -235,7 +237,7 @@ class Attended:
         return whole, self.store.values_of(whole) if self.store.keys_alone else _joined(values)[:, self.keys]
 
     def _in_rows(self, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams, *, fused: bool) -> mx.array:
-        """Attention of the queries of some heads, as many rows at a time as their scores allow."""
+        """Attend with the queries of some heads, as many rows at a time as their scores allow."""
         rows, keys = q.shape[1], k.shape[1]
         count = rows_at_once(q.shape[0], rows, keys, fused=fused)
         outputs: list[mx.array] = []
@@ -256,6 +258,6 @@ class Attended:
 
 
 def _joined(pages: Sequence[mx.array]) -> mx.array:
-    """Pages `[Hkv, n, 64, D]` to rows `[Hkv, n * 64, D]`."""
+    """Join pages `[Hkv, n, 64, D]` to rows `[Hkv, n * 64, D]`."""
     whole = pages[0] if len(pages) == 1 else mx.concatenate(list(pages), axis=1)
     return mx.flatten(whole, 1, 2)

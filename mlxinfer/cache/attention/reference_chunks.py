@@ -1,5 +1,5 @@
-"""How attention in plain MLX is cut into parts, so that a long past is never copied as a whole, and how much memory a part takes. What
-computes and what plans ask the same functions."""
+"""Chunks of attention in plain MLX, so that a long past is never copied as a whole, and their memory. Computation and planning call the
+same functions."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from ...util.device import is_gpu
 from ..base import PAGE, AttentionSpec
 
 JOINED_BYTES = 64 * 2**20
-"""Bytes of keys and values that are joined at once; a single KV head may have more."""
+"""Maximum bytes of keys and values joined at a time; a single KV head may have more."""
 MOST_SCORES = 2**24
-"""Scores that lie in memory at once, where MLX has no fused kernel; a single row may have more."""
+"""Maximum scores in memory, without a fused kernel of MLX; a single row may have more."""
 LONG_BYTES = JOINED_BYTES // 16
 """From this many bytes of keys and values on, sequences are attended to one after another."""
 FUSED_DIMS = frozenset({64, 72, 80, 96, 128})
-"""Head sizes for which MLX's Metal kernel keeps scores on the chip. It has kernels for 192 and 256 and does not use them for many rows:
+"""Head sizes for which MLX's Metal kernel stores no scores in memory. Its kernels for 192 and 256 are not used for many rows:
 `ScaledDotProductAttention::use_fallback`, mlx 0.32."""
 _FUSED_ROWS = 8
-"""MLX chooses other kernels for so few rows, whose scores are small."""
+"""Maximum rows for which MLX chooses other kernels; their scores are small."""
 _COPIES = 2
 """Joined keys and values are there twice: as pages that were gathered from all over the pool, and as rows in order."""
 _UNSEALED = 3
-"""float32 arrays of a dequantized past that are alive at once."""
+"""Number of float32 arrays of a dequantized past that exist together."""
 _SCORE_COPIES = 3
 """Scores, masked scores, and their softmax."""
 
 
 def is_fused(spec: AttentionSpec, rows: int, *, softcap: bool) -> bool:
-    """Whether MLX attends to `rows` queries without writing scores to memory."""
+    """True if MLX attends with `rows` queries without writing scores to memory."""
     return is_gpu() and not softcap and rows > _FUSED_ROWS and spec.key_dim == spec.value_dim and spec.key_dim in FUSED_DIMS
 
 
@@ -42,27 +42,25 @@ def heads_at_once(spec: AttentionSpec, query_heads: int, rows: int, keys: int, s
 
 
 def rows_at_once(query_heads: int, rows: int, keys: int, *, fused: bool) -> int:
-    """Queries whose scores are in memory together; `query_heads` are those of one part."""
+    """Return the number of queries whose scores fit in memory; `query_heads` are those of one chunk."""
     return rows if fused else max(min(MOST_SCORES // max(query_heads * keys, 1), rows), 1)
 
 
 @dataclass(frozen=True, slots=True)
 class PlainSize:
-    """What the attention of a layer takes in a step besides the cache and its result, where plain MLX attends."""
+    """Memory of a layer's attention in plain MLX during a step, without the cache and its result."""
 
     spec: AttentionSpec
-    """The layer."""
     rows: int
-    """Rows of the step."""
     size: int
     """Bytes of a number of the compute dtype."""
     quantized: bool
-    """Whether the past has to be dequantized."""
+    """True if the past must be dequantized."""
     softcap: bool
-    """Whether scores are capped, which is computed in float32."""
+    """True if scores are capped, which is computed in float32."""
 
     def bytes(self, context: int, sequences: int) -> int:
-        """Upper bound, in bytes, for so many sequences of `context` tokens in one step."""
+        """Return an upper bound, in bytes, for `sequences` sequences of `context` tokens in one step."""
         spec, rows = self.spec, self.rows
         keys = context + PAGE + (rows if self.quantized else 0)
         pair = (spec.key_dim + spec.value_dim) * self.size
@@ -72,7 +70,7 @@ class PlainSize:
         return copied + masks + self._score_bytes(keys)
 
     def _score_bytes(self, keys: int) -> int:
-        """The bytes of a mask, one for each score at most, are among them."""
+        """Return the bytes of scores, and of a mask with at most one byte per score."""
         if is_fused(self.spec, self.rows, softcap=self.softcap):
             return 0
         heads = max(self.spec.query_heads, self.spec.kv_heads)
