@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..nn.weights import Format
     from .calibrate.texts import Calibration
     from .encode.affine import Encoder
-    from .plan.allocation import Budget
+    from .plan.budget import Budget
 
 SHARD_BYTES = 5 << 30
 
@@ -76,7 +76,7 @@ class ConvertArgs:
         """Return the settings as the program uses them. Raises `MLXInferError` for unknown names and contradictions."""
         from ..loading.formats import check_format, parse_dtype
         from .encode.affine import check_encoder
-        from .plan.allocation import Budget
+        from .plan.budget import Budget
 
         self._check_budget()
         budget = Budget.of(self.bpw, self.target_kl, self.plan)

@@ -1,4 +1,4 @@
-"""Reader, mapper, quantizer, writer, verifier: one tensor at a time, so the largest one bounds the memory."""
+"""Converts a checkpoint: plan, calibrate, encode, write and verify. One tensor is in memory at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from .. import kernels_cpu
 from .._version import __version__
 from ..errors import ConversionError, MLXInferError
 from ..loading.checkpoint import Checkpoint
-from ..loading.files import to_json
 from ..loading.find.resolve import Resolved, resolve
 from ..loading.formats import dtype_name
 from ..loading.gguf import GGUFCheckpoint
@@ -28,42 +27,36 @@ from ..loading.load import load_tokenizer, open_checkpoint
 from ..models.blockwise import BATCH
 from ..models.config_reader import check_ignored, ignored_note
 from ..tokenizer.no_tokenizer import NoTokenizer
-from ..tokenizer.tokenizer import Tokenizer
 from .args import CheckedArgs, ConvertArgs
-from .calibrate.importance import BATCH as WEIGHED_AT_ONCE
+from .calibrate.importance import BATCH as IMPORTANCE_BATCH
 from .calibrate.importance import TOKENS, Importance, random_texts
 from .calibrate.importance import measure as measure_importance
-from .encode.gptq_pipeline import Encodings
-from .plan.multimodal_towers import tower_bytes, write_towers
-from .plan.preparation import default_tokens, encodings, weighed_alike
+from .calibrate.texts import default_tokens, texts_to_read
+from .encode.gptq_pipeline import Encodings, encode_all
 from .plan.resources import Estimate, Pieces, needs_importance, pieces
 from .plan.weight_map import ConversionPlan, natural_dtype
 from .plan.weight_map import plan as plan_formats
-from .quality import measure_loss, tokens_to_measure
-from .report import Report
-from .verify import verify
-from .write.config import destination_config, differences_in_mlx_lm
+from .report import Report, measure_loss, tokens_to_measure, write_documents
 from .write.destination import Staging, check_destination, check_room, made_parents, staged
 from .write.journal import Journal
 from .write.merged import open_merged
-from .write.model_card import write_documents
-from .write.sidecars import copy_sidecars, sidecars
-from .write.source_files import SourceFiles
-from .write.tensors import Progress, write_tensors
+from .write.reader import SourceFiles
+from .write.sidecars import differences_in_mlx_lm, tower_bytes, write_sidecars, write_towers
+from .write.tensors import Progress, verify, write_tensors
 from .write.writer import Writer
 
 _MOST_GROWTH = 1.5
-"""How many times as large as its source a result may be without being asked for."""
+"""Largest size of a result over its source, unless bits or a dtype are given."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    """Who is told how it goes."""
+class _Callbacks:
+    """Progress callbacks of `convert`."""
 
-    written: Progress | None
-    read: Progress | None
-    measured: Progress | None
-    estimated: Callable[[Estimate], None] | None
+    written: Progress | None = None
+    read: Progress | None = None
+    measured: Progress | None = None
+    estimated: Callable[[Estimate], None] | None = None
 
 
 def convert(
@@ -98,99 +91,163 @@ def convert(
     options = args.check()
     destination = Path(os.path.abspath(os.path.expanduser(dst)))
     check_destination(destination)
-    found, told = resolve(src), _Told(progress, weighing, measuring, estimated)
+    found, callbacks = resolve(src), _Callbacks(progress, weighing, measuring, estimated)
     with made_parents(destination), ignoring(found.path, args.ignore_config_keys):
         if args.adapter is not None:
-            return _convert_merged(found, args.adapter, destination, options, told)
+            return _convert_merged(found, args.adapter, destination, options, callbacks)
         with closing(open_checkpoint(found.path)) as checkpoint:
             check_ignored(args.ignore_config_keys, checkpoint.config)
-            return _convert(checkpoint, found.name, destination, options, told)
+            return _Conversion(checkpoint, found.name, destination, options, callbacks).run()
 
 
-def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, options: CheckedArgs, told: _Told) -> Report:
-    """Merge an adapter, and convert what comes out; where that is quantized, it is a model of its own first, which the encoders read."""
+def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, options: CheckedArgs, callbacks: _Callbacks) -> Report:
+    """Merge an adapter and convert the result. To be quantized, it is first written as a model of its own, which encoders read."""
     with closing(open_merged(found.path, adapter, options.dtype)) as checkpoint:
         named, unmeasured = {**options.settings, "adapter": checkpoint.adapter.digest}, replace(options.args, measure=False)
-        if options.form is None and options.budget is None:
-            report = _convert(checkpoint, found.name, destination, replace(options, args=unmeasured, settings=named), told)
+        if not options.quantizes:
+            report = _Conversion(checkpoint, found.name, destination, replace(options, args=unmeasured, settings=named), callbacks).run()
         else:
             dtype = options.dtype or natural_dtype(checkpoint)
             settings = {**named, "bits": None}
             plain = replace(options, args=unmeasured, form=None, budget=None, encoder="minmax", dtype=dtype, settings=settings)
             with TemporaryDirectory(dir=destination.parent, prefix=f".{destination.name}.merged-") as folder:
                 merged = Path(folder) / "model"
-                _convert(checkpoint, found.name, merged, plain, _Told(None, None, None, None))
+                _Conversion(checkpoint, found.name, merged, plain, _Callbacks()).run()
                 with closing(open_checkpoint(merged)) as source:
-                    report = _convert(source, found.name, destination, replace(options, settings=named), told)
+                    report = _Conversion(source, found.name, destination, replace(options, settings=named), callbacks).run()
             report.source = found.path
     report.notes.insert(0, f"merged with the adapter {adapter}")
     return report
 
 
-def _convert(checkpoint: Checkpoint, name: str, destination: Path, options: CheckedArgs, told: _Told) -> Report:
-    files = SourceFiles(checkpoint.path)
-    planned = _plan(checkpoint, options)
-    check_room(destination, planned.nbytes + tower_bytes(checkpoint, planned.skipped))
-    sizes = _pieces(checkpoint, planned, options, told)
-    tokenizer = load_tokenizer(checkpoint)
-    report = Report(checkpoint.path, destination, skipped=planned.skipped, name=name, settings=options.settings)
-    report.notes = [*ignored_note(checkpoint.config), *planned.notes, *differences_in_mlx_lm(planned.config)]
-    report.source_nbytes = _bytes_of(checkpoint)
-    with staged(destination, _key(files, options, sizes)) as staging:
-        journal = staging.journal
-        if options.budget:
-            planned = options.budget.decide(
-                checkpoint, planned, options.args.calibration, journal, told.read, gptq=options.encoder == "gptq"
-            )
-            options.budget.write(staging.files)
-        _write_small_files(checkpoint, tokenizer, planned, staging.files, report)
-        importance = _importance(checkpoint.path, planned, options, sizes, journal, told.read)
-        encoded = _encoded(checkpoint, planned, options, sizes, journal, told.read)
-        report.notes += encoded.notes if encoded else ()
-        _write_tensors(checkpoint, planned, importance, encoded, report, staging, files, options, sizes, told.written)
-        report.skipped = write_towers(checkpoint, planned.skipped, staging.files, journal)
-        verify(staging.files, planned)
-        files.check(headers=True)
-        _describe(report, staging.files, tokenizer, options, told.measured)
-        report.notes += _notes_of(journal)
-    return report
+class _Conversion:
+    """One conversion of one open checkpoint."""
 
+    def __init__(self, checkpoint: Checkpoint, name: str, destination: Path, options: CheckedArgs, callbacks: _Callbacks) -> None:
+        """Plan from headers and check memory and disk. Raises `MLXInferError`."""
+        self.checkpoint, self.destination, self.options, self.callbacks = checkpoint, destination, options, callbacks
+        self.files = SourceFiles(checkpoint.path)
+        self.source_nbytes = sum(checkpoint.nbytes(tensor) for tensor in checkpoint.names())
+        self.planned = self._plan()
+        self.parameters = sum(math.prod(output.request.shape) for output in self.planned.outputs)
+        check_room(destination, self.planned.nbytes + tower_bytes(checkpoint, self.planned.skipped))
+        self.pieces = self._pieces()
+        self.tokenizer = load_tokenizer(checkpoint)
+        self.report = Report(checkpoint.path, destination, skipped=self.planned.skipped, name=name, settings=options.settings)
+        self.report.notes = [*ignored_note(checkpoint.config), *self.planned.notes, *differences_in_mlx_lm(self.planned.config)]
+        self.report.parameters, self.report.source_nbytes = self.parameters, self.source_nbytes
 
-def _plan(checkpoint: Checkpoint, options: CheckedArgs) -> ConversionPlan:
-    """What will be written. Raises `MLXInferError`."""
-    if isinstance(checkpoint, GGUFCheckpoint) and (options.form or options.dtype is None):
-        checkpoint.pack(SAME_BITS if options.form else PACKINGS.keys() - SHARED)
-    planned = plan_formats(checkpoint, options.form, options.args.group_size is None, options.dtype)
-    if options.form is None and options.dtype is None:
-        _check_growth(checkpoint, planned, _bytes_of(checkpoint))
-    return options.budget.replay(planned) if options.budget else planned
+    def run(self) -> Report:
+        """Write, verify and describe the destination. Raises `MLXInferError`."""
+        report, checkpoint, options = self.report, self.checkpoint, self.options
+        with staged(self.destination, self._key()) as staging:
+            journal = staging.journal
+            if options.budget:
+                gptq = options.encoder == "gptq"
+                texts, read = options.args.calibration, self.callbacks.read
+                self.planned = options.budget.decide(checkpoint, self.planned, texts, journal, read, gptq=gptq)
+                options.budget.write(staging.files)
+            report.copied, notes = write_sidecars(checkpoint, self.tokenizer, self.planned, staging.files)
+            report.notes += notes
+            self._write_tensors(staging, self._importance(journal), self._encodings(journal))
+            report.skipped = write_towers(checkpoint, self.planned.skipped, staging.files, journal)
+            verify(staging.files, self.planned)
+            self.files.check(headers=True)
+            if any(tensor.error for tensor in report.tensors) and options.args.measure is not False:
+                self._measure(staging.files)
+            report.notes += options.budget.notes(report) if options.budget else []
+            report.copied += write_documents(staging.files, report)
+            report.notes += _notes_of(journal)
+        return report
 
+    def _plan(self) -> ConversionPlan:
+        """Return a format for each tensor, from headers alone."""
+        checkpoint, options = self.checkpoint, self.options
+        if isinstance(checkpoint, GGUFCheckpoint) and (options.form or options.dtype is None):
+            checkpoint.pack(SAME_BITS if options.form else PACKINGS.keys() - SHARED)
+        planned = plan_formats(checkpoint, options.form, options.args.group_size is None, options.dtype)
+        if options.form is None and options.dtype is None:
+            _check_growth(checkpoint, planned, self.source_nbytes)
+        return options.budget.replay(planned) if options.budget else planned
 
-def _bytes_of(checkpoint: Checkpoint) -> int:
-    return sum(checkpoint.nbytes(name) for name in checkpoint.names())
+    def _pieces(self) -> Pieces:
+        gptq = self.options.encoder == "gptq"
+        tokens = 0 if not self._reads() else default_tokens(self.parameters) if gptq else TOKENS
+        batch, memory = BATCH if gptq else IMPORTANCE_BATCH, self.options.args.max_memory
+        found = pieces(self.checkpoint, self.planned, tokens=tokens, batch=batch, max_memory=memory, factors=gptq)
+        if self.callbacks.estimated:
+            bits = self.planned.nbytes * 8 / max(self.parameters, 1)
+            self.callbacks.estimated(Estimate(self.planned.nbytes, found.peak, bits))
+        return found
 
+    def _reads(self) -> bool:
+        """True if the model reads a text for the encoder. Inputs hardly matter for formats that lose nothing of the source."""
+        encoder = self.options.encoder
+        return encoder != "minmax" and needs_importance(self.planned) and (self.options.quantizes or encoder == "gptq")
 
-def _pieces(checkpoint: Checkpoint, planned: ConversionPlan, options: CheckedArgs, told: _Told) -> Pieces:
-    reads, gptq = _reads(planned, options), options.encoder == "gptq"
-    parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
-    tokens = 0 if not reads else default_tokens(parameters) if gptq else TOKENS
-    batch = BATCH if gptq else WEIGHED_AT_ONCE
-    sizes = pieces(checkpoint, planned, tokens=tokens, batch=batch, max_memory=options.args.max_memory, factors=gptq)
-    if told.estimated:
-        told.estimated(Estimate(planned.nbytes, sizes.peak, planned.nbytes * 8 / max(parameters, 1)))
-    return sizes
+    def _key(self) -> dict[str, Any]:
+        """Return everything that the result depends on."""
+        program = {
+            "version of mlxinfer": __version__,
+            "version of mlx": mx.__version__,  # type: ignore[attr-defined]
+            "device": str(mx.default_device()),
+            "kernels": kernels_cpu.isa_name() if kernels_cpu.in_use() else "",
+        }
+        return {"options": {**self.options.settings, "tokens at once": self.pieces.batch}, "files": self.files.key(), **program}
 
+    def _importance(self, journal: Journal) -> Importance:
+        """Return the weights of the inputs of rounded matrices: equal ones, replaced for the encoder "fit" by measured ones.
 
-def _reads(planned: ConversionPlan, options: CheckedArgs) -> bool:
-    """True if the model reads a text for the encoder. Inputs hardly matter for formats that lose nothing of the source."""
-    return options.encoder != "minmax" and needs_importance(planned) and (options.quantizes or options.encoder == "gptq")
+        Equal weights remain for embeddings that are not also the head, and for inputs that no token reached.
+        """
+        if self.options.encoder == "minmax":
+            return {}
+        rounded = [output.request for output in self.planned.outputs if output.is_rounded]
+        equal = {request.name: mx.ones((request.shape[-1],)) for request in rounded}
+        if self.options.encoder != "fit" or not self._reads():
+            return equal
+        with closing(self._open_to_compute()) as checkpoint:
+            texts = random_texts(checkpoint.config)
+            return equal | measure_importance(checkpoint, texts, self.callbacks.read, journal, self.pieces.batch)
 
+    def _encodings(self, journal: Journal) -> Encodings | None:
+        """Encode all matrices by GPTQ; None with another encoder."""
+        if self.options.encoder != "gptq":
+            return None
+        texts, read = texts_to_read(self.checkpoint, self.options.args.calibration, journal), self.callbacks.read
+        with closing(self._open_to_compute()) as forward:
+            found = encode_all(self.checkpoint, forward, self.planned, texts, journal, read, batch=self.pieces.batch)
+        mx.clear_cache()
+        self.report.notes += found.notes
+        return found
 
-def _key(files: SourceFiles, options: CheckedArgs, sizes: Pieces) -> dict[str, Any]:
-    """Everything that the result depends on."""
-    kernels = kernels_cpu.isa_name() if kernels_cpu.in_use() else ""
-    program = {"version of mlxinfer": __version__, "version of mlx": mx.__version__, "device": str(mx.default_device()), "kernels": kernels}  # type: ignore[attr-defined]
-    return {"options": {**options.settings, "tokens at once": sizes.batch}, "files": files.key(), **program}
+    def _open_to_compute(self) -> Checkpoint:
+        return open_checkpoint(self.checkpoint.path, raw_blocks=kernels_cpu.in_use())
+
+    def _write_tensors(self, staging: Staging, importance: Importance, encodings: Encodings | None) -> None:
+        report, planned = self.report, self.planned
+        parts = [output.parts() for output in planned.outputs]
+        with closing(Writer(staging.files, parts, shard_bytes=self.options.args.shard_bytes)) as writer:
+            journal, files, block = staging.journal, self.files, self.pieces.block
+            written = self.callbacks.written
+            report.tensors = write_tensors(self.checkpoint, planned, importance, writer, journal, files, written, block, encodings)
+            report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
+            writer.finish(report.parameters)
+
+    def _measure(self, written: Path) -> None:
+        """Compare the result with its source on a text, or note why not."""
+        args = self.options.args
+        count = tokens_to_measure(self.parameters, required=args.measure is True, quantized=self.options.quantizes)
+        if isinstance(self.tokenizer, NoTokenizer) or not count:
+            why = "there is no tokenizer" if isinstance(self.tokenizer, NoTokenizer) else "that would take long"
+            self.report.notes.append(f"not compared with the source on a text: {why}")
+            return
+        memory, progress = args.max_memory, self.callbacks.measured
+        try:
+            source = self.report.source
+            self.report.quality = measure_loss(source, written, self.parameters, count, memory_gb=memory, progress=progress)
+        except MLXInferError as error:
+            self.report.notes.append(f"not compared with the source on a text: {error}")
 
 
 def _notes_of(journal: Journal) -> list[str]:
@@ -213,91 +270,3 @@ def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes
             f"{source_nbytes / 1e9:.3g} GB would become {planned.nbytes / 1e9:.3g} GB. "
             f"Give bits (4, for example) to quantize it again, or dtype {dtype_name(planned.dtype)} to unpack it"
         )
-
-
-def _write_small_files(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: ConversionPlan, directory: Path, report: Report) -> None:
-    config = directory / "config.json"
-    config.write_text(to_json(destination_config(planned)), encoding="utf-8")
-    if isinstance(checkpoint, GGUFCheckpoint):
-        tokenizer.save(directory)
-        # A tokenizer's files name one end token; models of several (end of text, end of turn) keep the list here.
-        ends = {"eos_token_id": sorted(tokenizer.eos_token_ids)}
-        (directory / "generation_config.json").write_text(to_json(ends), encoding="utf-8")
-        report.copied = sorted(path.name for path in directory.iterdir() if path != config)
-        return
-    files, left = sidecars(checkpoint.path)
-    report.copied = copy_sidecars(files, checkpoint.path, directory)
-    report.notes += [f"{name} is not copied: {reason}" for name, reason in left.items()]
-
-
-def _importance(
-    path: Path, planned: ConversionPlan, options: CheckedArgs, sizes: Pieces, journal: Journal, progress: Progress | None
-) -> Importance:
-    """What the matrices to be rounded are weighed with; nothing if there are none."""
-    alike = {} if options.encoder == "minmax" else weighed_alike(planned)
-    if options.encoder != "fit" or not _reads(planned, options):
-        return alike
-    checkpoint = open_checkpoint(path, raw_blocks=kernels_cpu.in_use())
-    try:
-        return alike | measure_importance(checkpoint, random_texts(checkpoint.config), progress, journal, sizes.batch)
-    finally:
-        checkpoint.close()
-
-
-def _encoded(
-    checkpoint: Checkpoint, planned: ConversionPlan, options: CheckedArgs, sizes: Pieces, journal: Journal, progress: Progress | None
-) -> Encodings | None:
-    if options.encoder != "gptq":
-        return None
-    return encodings(checkpoint, planned, options.args.calibration, journal, progress, sizes.batch)
-
-
-def _write_tensors(
-    checkpoint: Checkpoint,
-    planned: ConversionPlan,
-    importance: Importance,
-    encoded: Encodings | None,
-    report: Report,
-    staging: Staging,
-    files: SourceFiles,
-    options: CheckedArgs,
-    sizes: Pieces,
-    progress: Progress | None,
-) -> None:
-    report.parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
-    writer = Writer(staging.files, [output.parts() for output in planned.outputs], shard_bytes=options.args.shard_bytes)
-    try:
-        report.tensors = write_tensors(checkpoint, planned, importance, writer, staging.journal, files, progress, sizes.block, encoded)
-        report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
-        writer.finish(report.parameters)
-    finally:
-        writer.close()
-
-
-def _describe(report: Report, written: Path, tokenizer: Tokenizer, options: CheckedArgs, progress: Progress | None) -> None:
-    """Compare what was written with its source, if it lost anything, and write what there is to say about it."""
-    if any(tensor.error for tensor in report.tensors) and options.args.measure is not False:
-        _measure(report, written, tokenizer, options, progress)
-    report.notes += options.budget.notes(report) if options.budget else []
-    report.copied += write_documents(written, report)
-
-
-def _positions(parameters: int, options: CheckedArgs) -> int:
-    """Positions at which a lossy result is compared with its source; 0 if it is not."""
-    if options.args.measure is False:
-        return 0
-    return tokens_to_measure(parameters, required=options.args.measure is True, quantized=options.quantizes)
-
-
-def _measure(report: Report, written: Path, tokenizer: Tokenizer, options: CheckedArgs, progress: Progress | None) -> None:
-    count = _positions(report.parameters, options)
-    if isinstance(tokenizer, NoTokenizer) or not count:
-        why = "there is no tokenizer" if isinstance(tokenizer, NoTokenizer) else "that would take long"
-        report.notes.append(f"not compared with the source on a text: {why}")
-        return
-    try:
-        report.quality = measure_loss(
-            report.source, written, report.parameters, count, memory_gb=options.args.max_memory, progress=progress
-        )
-    except MLXInferError as error:
-        report.notes.append(f"not compared with the source on a text: {error}")

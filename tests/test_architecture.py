@@ -161,11 +161,6 @@ def _top_level_imports() -> dict[str, set[str]]:
 
 # Small files that still have to move into their only importer.
 KNOWN_SMALL = {
-    "convert/plan/multimodal_towers.py",
-    "convert/quality.py",
-    "convert/verify.py",
-    "convert/write/config.py",
-    "convert/write/sidecars.py",
     "mlxinfer/engine/client/lasting_threads.py",
     "mlxinfer/evaluation/streamed.py",
     "mlxinfer/sampling/noise.py",

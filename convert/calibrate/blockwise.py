@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol, cast
 
 import mlx.core as mx
@@ -18,15 +18,13 @@ from ...models.block import AnyBlock
 from ...models.blockwise import Batch, BlockReader, drop
 from ...models.decoder import LayerInputs, OutputLayer
 from ...models.vlm_text import stored_name
-from ...nn.linear import Embedding, Linear
+from ...nn.linear import Embedding, JoinedLinear, Linear
 from ...nn.moe import ExpertLinear
 from ...nn.norms import RMSNorm
-from ...nn.packing import holders, settle
+from ...nn.packing import holders, objects, settle
 from ...nn.weights import Dense, Matrix, map_rows, numbers
 from ...util.device import default_dtype
 from ..write.reader import blocks
-from .places import places_of, tensors_of
-from .stand_in import StandIn
 
 _BY_ROWS = ("embed_tokens.weight", "embeddings.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
 """Ends of the names of the matrices that are never read whole."""
@@ -151,6 +149,38 @@ class StreamedWeights(CheckpointWeights):
                 mx.eval(found[-1])
             first += block.shape[0]
         return mx.concatenate(found)
+
+
+class StandIn(Packed):
+    """Products hand everything to a packed matrix, norm, bias and residual included, so this passes for one."""
+
+    __slots__ = ()
+    data = layout = dtype = precision = None  # type: ignore[assignment]  # none of its own that could be packed or evaluated
+
+    def normed(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
+        """The rows that are multiplied, `[..., in]`."""
+        raise NotImplementedError
+
+    def product(self, x: mx.array, bias: mx.array | None, residual: mx.array | None, experts: mx.array | None) -> mx.array:
+        """As `Packed.multiply`, of rows that are normed."""
+        raise NotImplementedError
+
+    def can_gate(self, activation: str) -> bool:
+        return False
+
+    def multiply(
+        self,
+        x: mx.array,
+        *,
+        bias: mx.array | None = None,
+        residual: mx.array | None = None,
+        norm: mx.array | None = None,
+        eps: float = 0.0,
+        gate: str | None = None,
+        experts: mx.array | None = None,
+    ) -> mx.array:
+        assert gate is None
+        return self.product(x if norm is None else self.normed(x, norm, eps), bias, residual, experts)
 
 
 class _Rows(StandIn):
@@ -279,3 +309,19 @@ class _Reader(BlockReader):
             self._places.append((names, place))
             for batch, states in zip(self.texts, self.states, strict=True):
                 place.add(part.norm(states), None, 0, batch.held_out)
+
+
+def places_of(part: object) -> Iterator[list[Linear]]:
+    """The products of a part that read the same input, together: each place once, in an order that depends on the graph alone."""
+    seen: set[int] = set()
+    for node in objects(part):
+        if isinstance(node, JoinedLinear):
+            seen.update(map(id, node.linears))
+            yield list(node.linears)
+        elif isinstance(node, Linear) and id(node) not in seen:
+            yield [node]
+
+
+def tensors_of(linear: Linear) -> list[str]:
+    """The tensors whose rows a product has, in the order of the first of them, as the graph calls them. None that cannot be quantized."""
+    return list(dict.fromkeys(f"{projection.name}.weight" for projection in linear.projections))

@@ -13,9 +13,8 @@ from ...loading.checkpoint import Checkpoint
 from ...loading.weights import Progress
 from ...models import architecture
 from ...models.blockwise import batches
-from ..write.journal import Journal
+from ..write.journal import Journal, JournalBookmarks
 from .blockwise import Place, read_through
-from .bookmarks import JournalBookmarks
 
 Importance = dict[str, mx.array]
 """By the tensor's name in the graph: float32 `[in]`, or `[experts, in]`."""

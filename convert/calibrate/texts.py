@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -14,10 +15,12 @@ from ...errors import TextError
 from ...evaluation.texts import cut, read_texts
 from ...loading.checkpoint import Checkpoint
 from ...loading.load import load_tokenizer, open_checkpoint
+from ...models import architecture
 from ...tokenizer.no_tokenizer import NoTokenizer
 from ...tokenizer.tokenizer import Tokenizer
 from ...types import SamplingParams
 from ...util.device import is_gpu
+from ..write.journal import Journal
 
 Progress = Callable[[int, int], None]
 """Is told (tokens done, tokens in all)."""
@@ -51,6 +54,10 @@ class Calibration:
     def tokens(self) -> int:
         """Tokens of all sequences."""
         return sum(map(len, self.texts))
+
+
+Texts = Union[str, Path, Calibration, None]
+"""What `--calibration` takes, or the sequences themselves; None for the model's own samples."""
 
 
 def default_tokens(parameters: int) -> int:
@@ -149,3 +156,20 @@ def calibration(
     finally:
         checkpoint.close()
     return from_text(what, tokenizer, tokens)
+
+
+def texts_to_read(checkpoint: Checkpoint, texts: Texts, journal: Journal, tokens: int | None = None) -> Sequence[Sequence[int]]:
+    """Token ids to calibrate with, `tokens` of them, by default as many as GPTQ wants; kept in the journal, as sampling them takes a while.
+    Raises `MLXInferError`."""
+    kept = journal.done("calibration")
+    if kept is None:
+        if isinstance(texts, Calibration):
+            found = texts
+        else:
+            sizes = architecture(checkpoint.config).sizes
+            tokens = tokens or default_tokens(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names()))
+            found = calibration(texts or "samples", checkpoint.path, sizes.vocab, tokens)
+        kept = {"texts": [list(text) for text in found.texts], "name": found.name}
+        journal.record("calibration", kept)
+    read: list[list[int]] = kept["texts"]
+    return read

@@ -14,12 +14,11 @@ from ...loading.weights import Progress
 from ...models.blockwise import BATCH, batches
 from ...nn.weights import Format, Quantized
 from ..calibrate.blockwise import Place, read_through
-from ..calibrate.bookmarks import JournalBookmarks
 from ..calibrate.importance import Moments
-from ..calibrate.products import add_gram, matmul, to_numpy
+from ..encode.gptq import add_gram, matmul, to_numpy
 from ..plan.quantization_plan import is_planned
 from ..plan.weight_map import ConversionPlan, Output
-from ..write.journal import Journal, Values
+from ..write.journal import Journal, JournalBookmarks, Values
 from ..write.reader import blocks
 from .affine import Parts, fit_parts, pack_codes
 from .gptq import Factor, encode, factorize
@@ -248,10 +247,14 @@ class _Rounding:
         assert isinstance(output.target, Format)
         self._form, self._rounders = output.target, rounders
         self._rows = output.request.shape[-2]
+        self._first = 0
+        """Number of the next row."""
         self.pieces = self.fitted = self.unseen = 0
 
-    def __call__(self, weight: mx.array, first: int) -> Quantized:
-        found = [self._rounded(weight[start:stop], expert) for expert, start, stop in self._runs(first, weight.shape[0])]
+    def __call__(self, weight: mx.array, form: Format, importance: mx.array | None) -> Quantized:
+        """Implements `quantizer.Encode`. The importance is that of the rounders."""
+        found = [self._rounded(weight[start:stop], expert) for expert, start, stop in self._runs(self._first, weight.shape[0])]
+        self._first += weight.shape[0]
         codes, scales, biases = (mx.concatenate(list(parts)) for parts in zip(*found, strict=True))
         return Quantized(pack_codes(codes, self._form.bits), scales, biases, self._form)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Union
 
 import mlx.core as mx
 import numpy as np
@@ -15,15 +16,20 @@ from ...util.device import is_gpu
 from ..plan.weight_map import Output
 from .affine import fit
 
-Encode = Callable[[mx.array, int], Quantized]
-"""Rounds plain rows `[rows, in]` to the output's format; the second argument is the number of the first one."""
+Encode = Callable[[mx.array, Format, Union[mx.array, None]], Quantized]
+"""Rounds plain rows `[rows, in]` to a format, with the importance of their inputs (`[in]` or `[rows, in]`, None weighs nothing)."""
+
+
+def encode(weight: mx.array, form: Format, importance: mx.array | None) -> Quantized:
+    """Round rows by the weighted fit, or within the range of each group if `importance` is None."""
+    return quantize(weight, form) if importance is None else fit(weight, form, importance)
 
 
 class Quantizer:
     """Transforms the blocks of one output, and accumulates the error."""
 
-    def __init__(self, output: Output, importance: mx.array | None = None, encode: Encode | None = None) -> None:
-        """`importance` as in `importance.Importance`; None rounds within the range of each group. `encode` rounds instead of both."""
+    def __init__(self, output: Output, importance: mx.array | None = None, encode: Encode = encode) -> None:
+        """Create a quantizer; `importance` is that of the tensor in `importance.Importance`."""
         self._output = output
         self._importance = importance
         self._encode = encode
@@ -50,8 +56,8 @@ class Quantizer:
         """The arrays to write, in the order of `Output.parts`. Raises `WeightsError` for NaN and infinities."""
         if not is_finite(block):
             raise WeightsError(f"{self._output.name} holds NaN or infinite values")
-        written = settle(self._transform(block))
         weights = self._importance_of(block)
+        written = settle(self._transform(block, weights))
         self._rows += block.shape[0] if block.shape else 1
         if not is_finite(written):
             raise WeightsError(f"{self._output.name} leaves the range of the dtype it is written in: choose another with --dtype")
@@ -69,17 +75,13 @@ class Quantizer:
         rows = self._output.request.shape[-2]
         return self._importance[mx.arange(self._rows, self._rows + block.shape[0]) // rows]
 
-    def _transform(self, block: Matrix) -> Matrix:
+    def _transform(self, block: Matrix, weights: mx.array | None) -> Matrix:
         output, target = self._output, self._output.target
         if not isinstance(target, Format):
             return Dense(block.weight.astype(target)) if isinstance(block, Dense) else Dense(numbers(block).astype(target))
         if isinstance(block, Quantized) and block.format == target:
             return cast(block, output.dtype)
-        plain = numbers(block).astype(output.dtype)
-        if self._encode:
-            return self._encode(plain, self._rows)
-        importance = self._importance_of(block)
-        return quantize(plain, target) if importance is None else fit(plain, target, importance)
+        return self._encode(numbers(block).astype(output.dtype), target, weights)
 
     def _measure(self, block: Matrix, written: Matrix, weights: mx.array | None) -> None:
         before, after = numbers(block), numbers(written)

@@ -12,9 +12,8 @@ from ...models import architecture
 from ...models.decoder import OutputLayer
 from ...nn.weights import Format, numbers
 from ..calibrate.blockwise import load_part
-from ..calibrate.products import matmul, to_numpy
 from ..encode.affine import fit
-from ..encode.gptq import Factor, encode, factorize
+from ..encode.gptq import Factor, encode, factorize, matmul, to_numpy
 from ..write.reader import blocks
 
 _ROWS = 512

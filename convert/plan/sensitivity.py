@@ -27,11 +27,9 @@ from ...nn.norms import RMSNorm
 from ...nn.packing import objects
 from ...nn.weights import Matrix, RawBlocks, numbers
 from ...util.device import default_dtype, is_gpu
-from ..calibrate.blockwise import Place, StreamedWeights, load_part, read_through
-from ..calibrate.places import places_of, tensors_of
+from ..calibrate.blockwise import Place, StandIn, StreamedWeights, load_part, places_of, read_through, tensors_of
 from ..calibrate.plain_step import PlainStep, linear
-from ..calibrate.products import add_gram, to_numpy
-from ..calibrate.stand_in import StandIn
+from ..encode.gptq import add_gram, to_numpy
 from .head_cost import FinalStates
 
 

@@ -2,9 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
+
+from ...loading.checkpoint import Checkpoint
+from ...loading.directory import SafetensorsCheckpoint
+from ...loading.files import to_json
+from ...loading.formats import dtype_name
+from ...loading.gguf import GGUFCheckpoint
+from ...loading.quantized import StoredTensors
+from ...loading.skipped import OF_TOWERS
+from ...models.config_reader import IGNORED_KEYS
+from ...models.fallback.hf_compat import lost_in_old_style, to_old_style
+from ...nn.weights import Format
+from ...tokenizer.tokenizer import Tokenizer
+from ..plan.weight_map import ConversionPlan
+from .journal import Journal, Span, digest_of
 
 _WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx", ".npz", ".tflite", ".ot"}
 _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json"}
@@ -13,6 +30,20 @@ _OF_OTHER_TOOLS = {"hf_quant_config.json", "quantize_config.json", "quant_config
 _MODULE = re.compile(r"\d+_[A-Z][a-z]+")
 """Folders of sentence-transformers, such as 1_Pooling."""
 _OF_MODULES = ("config.json", "model.safetensors")
+
+
+def write_sidecars(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: ConversionPlan, directory: Path) -> tuple[list[str], list[str]]:
+    """Write the config and the files that come with it. Returns the names of the latter, and notes for the user. Raises OSError."""
+    config = directory / "config.json"
+    config.write_text(to_json(destination_config(planned)), encoding="utf-8")
+    if isinstance(checkpoint, GGUFCheckpoint):
+        tokenizer.save(directory)
+        # A tokenizer's files name one end token; models of several (end of text, end of turn) keep the list here.
+        ends = {"eos_token_id": sorted(tokenizer.eos_token_ids)}
+        (directory / "generation_config.json").write_text(to_json(ends), encoding="utf-8")
+        return sorted(path.name for path in directory.iterdir() if path != config), []
+    files, left = sidecars(checkpoint.path)
+    return copy_sidecars(files, checkpoint.path, directory), [f"{name} is not copied: {reason}" for name, reason in left.items()]
 
 
 def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
@@ -48,3 +79,99 @@ def _reason_to_leave(path: Path) -> str | None:
     if path.suffix == ".py":
         return "code is never copied"
     return "weights in another format" if path.suffix in _WEIGHTS - {".safetensors"} else None
+
+
+_DROPPED = ("_name_or_path", "quantization", "quantization_config", "compression_config", "vision_config", "audio_config")
+
+
+def destination_config(plan: ConversionPlan) -> dict[str, Any]:
+    """The config to write. Key order does not matter: `loading.files.to_json` sorts."""
+    written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
+    tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
+    for owner in (written, written.get("text_config")):
+        if owner is not None:
+            for key in written.get(IGNORED_KEYS) or ():
+                owner.pop(key, None)
+            owner["tie_word_embeddings"] = tied
+            owner.pop("quantization_config", None)
+    written["torch_dtype"] = dtype_name(plan.dtype)
+    if "dtype" in written:
+        written["dtype"] = written["torch_dtype"]
+    if plan.default:
+        written["quantization"] = written["quantization_config"] = _quantization(plan, plan.default)
+    return written
+
+
+def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
+    """Where mlx-lm is known to compute other logits for this config than the model's authors and this program."""
+    notes = [f"mlx-lm cannot be told of {what}, so that it gives other logits" for what in lost_in_old_style(config)]
+    window = config.get("sliding_window")
+    if window and config.get("model_type") in ("mistral", "gemma2"):
+        notes.append(f"mlx-lm runs {config['model_type']} without its window: beyond {window} tokens it gives other logits")
+    if (config.get("rope_parameters") or config.get("rope_scaling") or {}).get("truncate") is False:
+        notes.append("mlx-lm does not know YaRN with truncate = false, so that it gives other logits")
+    return notes
+
+
+def _quantization(plan: ConversionPlan, default: Format) -> dict[str, Any]:
+    block: dict[str, Any] = _entry(default)
+    for output in plan.outputs:
+        if output.request.kind == "matrix" and output.target != default:
+            path = output.name.removesuffix(".weight")
+            block[path] = _entry(output.target) if isinstance(output.target, Format) else False
+    return block
+
+
+def _entry(form: Format) -> dict[str, Any]:
+    return {"group_size": form.group_size, "bits": form.bits, "mode": form.mode}
+
+
+FILE = "towers.safetensors"
+_KEPT = f"kept as it is in {FILE}: {OF_TOWERS}"
+_UNIT = "towers"
+_CHUNK = 1 << 24
+"""Bytes copied at once."""
+
+
+def tower_parts(checkpoint: Checkpoint, skipped: dict[str, str]) -> list[str]:
+    """The stored tensors that make up towers; `skipped` says why tensors are not part of the text model, as `MetaWeights.skipped`."""
+    if not isinstance(checkpoint, SafetensorsCheckpoint):
+        return []
+    return [part for name, reason in skipped.items() if reason == OF_TOWERS for part in checkpoint.parts(name)]
+
+
+def tower_bytes(checkpoint: Checkpoint, skipped: dict[str, str]) -> int:
+    """Bytes of the file that `write_towers` writes, its header left out."""
+    return sum(checkpoint.nbytes(name) for name, reason in skipped.items() if reason == OF_TOWERS)
+
+
+def write_towers(checkpoint: Checkpoint, skipped: dict[str, str], directory: Path, journal: Journal) -> dict[str, str]:
+    """Copy them; returns `skipped` with the reasons changed. Raises OSError."""
+    parts = tower_parts(checkpoint, skipped)
+    if not parts:
+        return skipped
+    assert isinstance(checkpoint, SafetensorsCheckpoint)
+    path = directory / FILE
+    if journal.done(_UNIT) is None:
+        _copy(checkpoint.tensors, parts, path, checkpoint.config)
+        size = path.stat().st_size
+        journal.record(_UNIT, {}, [Span(f"{directory.name}/{FILE}", 0, size, digest_of(path, 0, size))])
+    return {name: _KEPT if reason == OF_TOWERS else reason for name, reason in skipped.items()}
+
+
+def _copy(tensors: StoredTensors, names: list[str], path: Path, config: dict[str, Any]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", "config": json.dumps(config, sort_keys=True)}}
+    end = 0
+    for name in names:
+        info = tensors.info(name)
+        header[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [end, end + info.nbytes]}
+        end += info.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in names:
+            shape = tensors.info(name).shape or (1,)
+            step = max(1, _CHUNK // max(4 * math.prod(shape[1:]), 1))
+            for first in range(0, shape[0], step):
+                file.write(tensors.codes(name, first, min(first + step, shape[0])).tobytes())

@@ -10,8 +10,7 @@ import yaml
 from support.models.tiny_directory import tiny_directory
 
 from mlxinfer.convert import Report, TensorReport, convert, quality
-from mlxinfer.convert.quality import tokens_to_measure
-from mlxinfer.convert.write.model_card import base_model, model_card, report_object
+from mlxinfer.convert.report import base_model, model_card, report_object, tokens_to_measure
 
 CARD = """---
 license: apache-2.0

@@ -31,7 +31,7 @@ AT_ONCE = 100
 
 @pytest.fixture(autouse=True)
 def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("BATCH", "WEIGHED_AT_ONCE"):
+    for name in ("BATCH", "IMPORTANCE_BATCH"):
         monkeypatch.setattr(pipeline, name, AT_ONCE)
 
 
@@ -69,7 +69,7 @@ def test_it_is_converted_in_small_pieces(name: str, encoder: str, tmp_path: Path
     streamed = mx.concatenate(list(streamed_logits(small, windows, mx.float32)))[: len(IDS)]
     assert mx.abs(streamed - logits).max().item() < 2e-3 * mx.abs(logits).max().item()
     assert kl(exact, logits) < LOST
-    for tokens in ("BATCH", "WEIGHED_AT_ONCE"):
+    for tokens in ("BATCH", "IMPORTANCE_BATCH"):
         monkeypatch.setattr(pipeline, tokens, 1 << 20)
     near = 0.3 if encoder == "gptq" else 0.05  # GPTQ may keep the fit where both lose about as much
     at_once = converted(source, tmp_path / "whole", encoder)

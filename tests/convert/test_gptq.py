@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from mlxinfer import kernels_cpu
-from mlxinfer.convert.calibrate.products import add_gram
 from mlxinfer.convert.encode import gptq
 from mlxinfer.convert.encode.affine import fit_parts
-from mlxinfer.convert.encode.gptq import encode, factorize
+from mlxinfer.convert.encode.gptq import add_gram, encode, factorize
 from mlxinfer.errors import ConversionError
 from mlxinfer.nn.weights import Format
 

@@ -13,8 +13,8 @@ from support.models.families import GOLDEN, NAMES
 from mlxinfer.cache.base import Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.convert.calibrate import blockwise as stream
+from mlxinfer.convert.calibrate.blockwise import places_of, tensors_of
 from mlxinfer.convert.calibrate.importance import Moments, measure, random_texts
-from mlxinfer.convert.calibrate.places import places_of, tensors_of
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import open_checkpoint
 from mlxinfer.loading.weights import CheckpointWeights, MetaWeights
