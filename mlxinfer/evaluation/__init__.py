@@ -1,1 +1,1 @@
-"""What a model loses: probabilities of the next token compared with a teacher's, on texts, with standard errors."""
+"""Loss of a model: its next-token probabilities compared with a teacher's on texts, with standard errors."""

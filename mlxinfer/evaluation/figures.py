@@ -1,4 +1,4 @@
-"""From scores of positions to figures with standard errors."""
+"""Figures with standard errors, from the scores of positions."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean, and how sure it is."""
+    """A mean and its uncertainty."""
 
     mean: float
-    """The mean over all positions."""
+    """Mean over all positions."""
     stderr: float | None
-    """Its standard error, from the means of windows, since positions of one text go together; None of a single window."""
+    """Standard error, from the means of windows, because positions of one text correlate; None for a single window."""
 
 
 def estimate(values: NDArray[Any], window: NDArray[np.int32]) -> Estimate:
-    """The mean of `values` [positions], those that are NaN left out; `window` [positions] says which window each is in."""
+    """Return the mean of `values` [positions] without NaN; `window` [positions] is the window of each."""
     known = ~np.isnan(values)
     values, window = values[known].astype(np.float64), window[known]
     counts = np.bincount(window)
@@ -39,7 +39,7 @@ def estimate(values: NDArray[Any], window: NDArray[np.int32]) -> Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """How a model did at each position of some windows."""
+    """Scores of a model at each position of the windows."""
 
     window: NDArray[np.int32]
     """Number of the window [positions]."""
@@ -48,12 +48,12 @@ class Scores:
     kl: Numbers | None = None
     """KL divergence from the teacher in nats [positions]; None without a teacher."""
     same: NDArray[np.bool_] | None = None
-    """Whether the likeliest token is the teacher's [positions]; None without a teacher."""
+    """True if the most likely token is the teacher's [positions]; None without a teacher."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a model loses, or how well it predicts a text. The names are those of the JSON output; errors are standard errors."""
+    """Loss of a model, or its fit to a text. Names are those of the JSON output; errors are standard errors."""
 
     model: str
     """The model's name."""
@@ -64,13 +64,13 @@ class Figures:
     positions: int
     """Positions compared."""
     windows: int
-    """Windows they lie in, each read from its beginning."""
+    """Windows with these positions, each read from its beginning."""
     ppl: float
     """Perplexity of the text."""
     ppl_stderr: float | None
     """Standard error of the perplexity."""
     kl_mean: float | None = None
-    """Mean KL divergence from the teacher, in nats."""
+    """Mean KL divergence from the teacher in nats."""
     kl_stderr: float | None = None
     """Standard error of that mean."""
     kl_p99: float | None = None
@@ -78,35 +78,35 @@ class Figures:
     kl_max: float | None = None
     """The largest KL divergence of a position."""
     top1: float | None = None
-    """Share of positions with the teacher's likeliest token, 0 to 1."""
+    """Share of positions with the teacher's most likely token, 0 to 1."""
     top1_stderr: float | None = None
     """Standard error of that share."""
     ppl_ratio: float | None = None
-    """The perplexity over the teacher's."""
+    """Perplexity over the teacher's."""
     ppl_ratio_stderr: float | None = None
     """Standard error of that ratio, from pairs of positions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Two models compared at the same positions: its errors are smaller than those of each, as what is hard for one is hard for both."""
+    """Two models compared at the same positions. The errors are smaller than each model's own: hard positions are hard for both."""
 
     model: str
-    """The one that is compared."""
+    """Name of the model."""
     against: str
-    """The one it is compared with."""
+    """Name of the model that it is compared with."""
     kl_mean: float
-    """How much larger its mean KL divergence is, in nats."""
+    """Difference of the mean KL divergences, in nats."""
     kl_stderr: float | None
     """Standard error of that difference."""
     top1: float
-    """How much larger its share of equal likeliest tokens is."""
+    """Difference of the shares of equal most likely tokens."""
     top1_stderr: float | None
     """Standard error of that difference."""
 
 
 def figures(model: str, size: tuple[int, int], scores: Scores, teacher: Scores | None = None) -> Figures:
-    """The figures of a model with `size` (bytes on disk, weights)."""
+    """Return the figures of a model of `size` (bytes on disk, weights)."""
     surprise, (nbytes, weights) = estimate(scores.surprise, scores.window), size
     ppl, windows = math.exp(surprise.mean), len(np.unique(scores.window))
     found = Figures(model, nbytes, nbytes * 8 / max(weights, 1), len(scores.window), windows, ppl, _scaled(surprise.stderr, ppl))
@@ -129,7 +129,7 @@ def figures(model: str, size: tuple[int, int], scores: Scores, teacher: Scores |
 
 
 def difference(model: str, scores: Scores, against: str, other: Scores) -> Difference:
-    """Both were scored on the same windows, with the same teacher."""
+    """Compare two models that were scored on the same windows with the same teacher."""
     assert scores.kl is not None
     assert other.kl is not None
     assert scores.same is not None

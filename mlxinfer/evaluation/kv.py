@@ -1,4 +1,4 @@
-"""What fewer bits of cached keys and values lose: of all layers together, and of the keys and values of one layer at a time."""
+"""Loss of a quantized cache: all layers together, or the keys or values of one layer at a time."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from .probabilities import kl_divergence, logprobs_of
 from .texts import Window, Windows
 
 FORMATS = ("8", "k8v4", "k6v4", "k5v4", "4", "3", "2")
-"""Formats that are tried for all layers, from the most bits to the fewest."""
+"""Formats tried for all layers, most bits first."""
 LAYER_BITS = (8, 4, 3)
-"""Bits that are tried for the keys, and for the values, of one layer."""
+"""Bits tried for the keys and for the values of one layer."""
 LENGTH = 512
-"""Tokens of a window: a page of 64 is kept as it is until it is full, so short ones would show nothing."""
+"""Tokens of a window. A page of 64 is quantized only when it is full, so short windows would show nothing."""
 POSITIONS = 2_048
-"""Positions that are compared unless something else is asked for: each is read once with every format."""
+"""Default number of positions. Each is read once per format."""
 LAYER_POSITIONS = 1_024
-"""Positions of the comparison layer by layer, which reads them once for each layer, kind and number of bits."""
+"""Positions of the comparison by layer, each read once per layer, kind and number of bits."""
 _OPEN = 64
 
 
 @dataclass(frozen=True, slots=True)
 class KVLoss:
-    """What one setting loses against a cache of 16 bits. The names are those of the JSON output; errors are standard errors."""
+    """Loss of one setting against a cache of 16 bits. Names are those of the JSON output; errors are standard errors."""
 
     kv: str
     """The format, as `--kv` takes it."""
@@ -47,27 +47,27 @@ class KVLoss:
     kl_p99: float
     """99 % of the positions have a smaller KL divergence."""
     top1: float
-    """Share of positions with the same likeliest token, 0 to 1."""
+    """Share of positions with the same most likely token, 0 to 1."""
     top1_stderr: float | None
     """Standard error of that share."""
     layer: int | None = None
-    """The only layer that has the format; None: all have it."""
+    """The only layer with the format; None for all layers."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVEvaluation:
-    """What was measured of one model's cache."""
+    """Measurements of one model's cache."""
 
     model: str
     """The model's name."""
     formats: tuple[KVLoss, ...]
-    """All layers in one format."""
+    """Losses with all layers in one format."""
     layers: tuple[KVLoss, ...]
-    """One layer at a time: its keys in few bits, then its values."""
+    """Losses with one layer's keys, then values, in few bits."""
     auto: str
-    """The smallest format within the limit: what `--kv auto` uses."""
+    """The format with fewest bits within the limit, which `--kv auto` uses."""
     kl_auto: float
-    """Its mean KL divergence."""
+    """Mean KL divergence of `auto`, in nats."""
     positions: int
     """Positions compared, after the first page of each window."""
 
@@ -75,9 +75,11 @@ class KVEvaluation:
 def evaluate_kv(
     model: str | Path, reading: Reading, limit: float, *, layers: bool = False, tell: Tell | None = None
 ) -> tuple[KVEvaluation, Windows]:
-    """Measure each format, and with `layers` each layer's keys and values alone, which takes several times as long. `limit` is the mean KL
-    divergence in nats that `auto` may have. `tell` is told how many windows have been read, of how many in all. Raises `MLXInferError`,
-    `EvaluationError` for models with a cache of their own."""
+    """Measure each format; with `layers` also each layer's keys and values alone, which takes several times as long.
+
+    `limit` is the largest mean KL divergence of `auto`, in nats. `tell` gets the number of windows read and of all. Raises `MLXInferError`,
+    and `EvaluationError` for models with a cache of their own.
+    """
     source = Source.of(model)
     windows, _ = windows_of(source, reading)
     short = Windows(_first(windows, LAYER_POSITIONS), windows.name)
@@ -97,7 +99,7 @@ def evaluate_kv(
 
 
 def choose(formats: Sequence[KVLoss], limit: float) -> tuple[str, float]:
-    """The format of fewest bits whose mean KL divergence is at most `limit`, and that; 16 bits where none is."""
+    """Return the format with fewest bits whose mean KL divergence is at most `limit`, and that divergence; 16 bits if there is none."""
     good = [each for each in formats if each.kl_mean <= limit]
     best = min(good, key=lambda each: (_bits(each.kv), each.kl_mean), default=None)
     return (best.kv, best.kl_mean) if best else ("16", 0.0)
@@ -123,11 +125,11 @@ def _compared(windows: Windows) -> int:
 
 
 _Tried = list[tuple[KVFormat, Union[int, None]]]
-"""Formats, and the only layer that has each; None: all layers."""
+"""Formats, each with the only layer that has it, or None for all layers."""
 
 
 class _Counted:
-    """Counts windows that have been read. All take about as long: what is left can be computed from the first."""
+    """Counts the windows read. All take about the same time, so the rest can be estimated from the first."""
 
     def __init__(self, tell: Tell | None, model: str, total: int) -> None:
         self._tell, self._what, self._done, self._total = tell, f"reading {model} with each format", 0, total
@@ -139,7 +141,7 @@ class _Counted:
 
 
 def _formats(llm: LLM, windows: Windows, tried: _Tried, read: Callable[[], None]) -> tuple[KVLoss, ...]:
-    """Each window is read once with 16 bits, then with each setting."""
+    """Read each window with 16 bits, then with each setting."""
     positions, graph = _compared(windows), llm.loaded.model
     kl, same = np.zeros((len(tried), positions)), np.zeros((len(tried), positions), np.bool_)
     number, first = np.zeros(positions, np.int32), 0
@@ -159,7 +161,7 @@ def _formats(llm: LLM, windows: Windows, tried: _Tried, read: Callable[[], None]
 
 
 def _read(graph: Model, dtype: mx.Dtype, ids: Sequence[int], form: KVFormat, layer: int | None) -> mx.array:
-    """float32 log-probabilities `[positions after the first page, vocab]`, evaluated."""
+    """Return float32 log-probabilities `[positions after the first page, vocab]`, evaluated."""
     formats = {} if layer is None else {layer: form}
     room = len(ids) + _OPEN
     cache = PagedCache(

@@ -1,11 +1,11 @@
-"""Reads windows of text with a model, and compares what it says with a teacher or with the text itself."""
+"""Reads windows of text with a model and compares its predictions with a teacher's or with the text."""
 
 from __future__ import annotations
 
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,49 +15,57 @@ import mlx.core as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from .. import kernels_cpu
+from ..cache.base import BidirectionalSpec
 from ..engine.llm import LLM
-from ..errors import EvaluationError, MemoryPlanError, TokenizerError
+from ..errors import EvaluationError, MemoryPlanError, MLXInferError, TokenizerError, UnsupportedModelError
 from ..loading.find.resolve import cache_dir, resolve
 from ..loading.fingerprint import fingerprint
 from ..loading.formats import parse_dtype
 from ..loading.load import load_tokenizer, open_checkpoint
+from ..loading.weights import CheckpointWeights
+from ..models import architecture, build, supports
+from ..models.block import AnyBlock
+from ..models.blockwise import BlockReader, batches
+from ..nn.packing import settle
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..util.device import device_memory
 from .figures import Difference, Figures, Scores, difference, figures
 from .probabilities import kl_divergence, logprobs_of
 from .reference_logprobs import Teacher
-from .streamed import can_stream, streamed_logits
 from .texts import SHIPPED_NAME, Windows, cut, read_texts, shipped
 
 POSITIONS, LENGTH = 4_096, 256
-"""Positions that are compared unless something else is asked for, and tokens of a window."""
+"""Default number of positions, and tokens of a window."""
 _IN_MEMORY = 0.1
-"""A teacher's log-probabilities stay in memory if they take at most this share of it."""
+"""Largest share of memory for a teacher's log-probabilities; larger ones are kept on disk."""
 _STREAMED = {"dtype", "kv", "memory_gb"}
-"""Settings that hold for models that are read in blocks, too."""
+"""Settings that also apply to models read in blocks."""
 _PIECE = 64
-"""Rows of probabilities that are compared at once."""
+"""Rows of probabilities compared at once."""
+_LOGIT_ROWS = 256
+"""Positions whose logits are computed at once when a model is read in blocks."""
 
 Tell = Callable[[str, int, int], None]
-"""Is told (what is going on, positions done, positions in all)."""
+"""Receives (stage, positions done, positions in all)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What is read, and how."""
+    """Text to read, and settings for reading it."""
 
     text: str | Path | None = None
-    """A text file, folder or data set (`texts.read_texts`); None for the text that is shipped."""
+    """A text file, folder or data set (`texts.read_texts`); None for the shipped text."""
     positions: int = POSITIONS
     """Positions to compare, at most."""
     length: int = LENGTH
     """Tokens of a window."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Further keywords of `LLM` for every model, such as `dtype`; float32 unless it says otherwise."""
+    """Further keywords of `LLM` for every model, such as `dtype`; float32 by default."""
     students: dict[str, Any] = field(default_factory=dict)
     """Keywords of `LLM` for students only, such as `kv`."""
     cache: Path | None = None
-    """A folder that keeps a teacher's log-probabilities for later runs; None keeps them for this one only."""
+    """Folder that keeps a teacher's log-probabilities for later runs; None keeps them for this run only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +73,25 @@ class Comparison:
     """Students compared with a teacher on one text."""
 
     teacher: Figures
-    """The teacher's own figures."""
+    """The teacher's figures."""
     students: tuple[Figures, ...]
-    """In the order asked for."""
+    """The students' figures, in the order given."""
     differences: tuple[Difference, ...]
-    """Each student but the first against the one before it."""
+    """Each student but the first against the previous one."""
     scores: tuple[Scores, ...]
-    """The students' scores, from which the figures are."""
+    """Scores of the students at each position."""
     text: Windows
-    """What was read."""
+    """The windows read."""
     notes: tuple[str, ...]
     """Messages for the user."""
 
 
 def compare(teacher: str | Path, students: Sequence[str | Path], reading: Reading, tell: Tell | None = None) -> Comparison:
-    """Compare each student with the teacher. The teacher's log-probabilities are kept in memory, or on disk if they are large, while one
-    model after another is loaded. Raises `MLXInferError`, `EvaluationError` for models of different vocabularies."""
+    """Compare each student with the teacher.
+
+    One model is loaded at a time. The teacher's log-probabilities stay in memory, or on disk if they are large. Raises `MLXInferError`, and
+    `EvaluationError` for models of different vocabularies.
+    """
     sources = [Source.of(name) for name in (teacher, *students)]
     windows, notes = windows_of(sources[0], reading)
     for source in sources[1:]:
@@ -96,7 +107,7 @@ def compare(teacher: str | Path, students: Sequence[str | Path], reading: Readin
 
 
 def perplexity(model: str | Path, reading: Reading, tell: Tell | None = None) -> tuple[Figures, Windows, tuple[str, ...]]:
-    """How well a model predicts a text; with the text and messages for the user. Raises `MLXInferError`."""
+    """Return a model's figures on a text, the text, and messages for the user. Raises `MLXInferError`."""
     source = Source.of(model)
     windows, notes = windows_of(source, reading)
     surprise, number = np.full(windows.positions, np.nan), np.zeros(windows.positions, np.int32)
@@ -111,18 +122,18 @@ class Source:
     """A model on this machine."""
 
     path: Path
-    """Its directory or GGUF file."""
+    """Directory or GGUF file."""
     name: str
-    """What to call it."""
+    """Name to show."""
 
     @classmethod
     def of(cls, what: str | Path) -> Source:
-        """What a user names. Raises `ModelNotFoundError` and others."""
+        """Resolve a model that a user names. Raises `ModelNotFoundError` and others."""
         found = resolve(what)
         return cls(found.path, found.name)
 
     def size(self) -> tuple[int, int]:
-        """Bytes of its tensors on disk, and how many weights they hold."""
+        """Return the bytes of all tensors on disk, and the number of weights."""
         checkpoint = open_checkpoint(self.path)
         try:
             names = list(checkpoint.names())
@@ -131,7 +142,7 @@ class Source:
             checkpoint.close()
 
     def windows(self, reading: Reading, texts: Sequence[str], name: str) -> Windows:
-        """The texts in its own tokens. Raises `TokenizerError` without a tokenizer, `TextError`."""
+        """Cut the texts in this model's tokens. Raises `TextError`, and `TokenizerError` without a tokenizer."""
         checkpoint = open_checkpoint(self.path)
         try:
             tokenizer = load_tokenizer(checkpoint)
@@ -149,7 +160,7 @@ def _texts(reading: Reading) -> tuple[list[str], str]:
 
 
 def windows_of(source: Source, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
-    """What is read of the text, and messages for the user. Raises `TextError`, `TokenizerError`."""
+    """Return the windows to read, and messages for the user. Raises `TextError`, `TokenizerError`."""
     windows = source.windows(reading, *_texts(reading))
     short = windows.positions < min(reading.positions, POSITIONS) - reading.length // 2
     note = f"{windows.name} gives {windows.positions} positions, not {reading.positions}: give a longer one for surer figures"
@@ -166,7 +177,7 @@ def _check_vocabulary(teacher: Source, student: Source, windows: Windows, readin
 
 @contextmanager
 def open_model(source: Source, windows: Windows, settings: dict[str, Any]) -> Iterator[LLM]:
-    """The model, for windows of this length. Raises `MLXInferError`."""
+    """Yield the model, loaded for these windows. Raises `MLXInferError`."""
     plain = {"dtype": "float32", "prefix_cache": False, "speculate": False, "max_num_seqs": 1}
     longest = max(len(window.ids) for window in windows.windows)
     with LLM(source.path, **{**plain, "max_context": longest, **settings}) as llm:
@@ -174,11 +185,11 @@ def open_model(source: Source, windows: Windows, settings: dict[str, Any]) -> It
 
 
 Read = tuple[int, int, tuple[int, ...], mx.array]
-"""Number of a window, its first position, its token ids, and float32 log-probabilities `[positions, vocab]` after each."""
+"""Number of a window, its first position, its token ids, and float32 log-probabilities `[positions, vocab]` after each token."""
 
 
 def _read(source: Source, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
-    """What a model says of each window: loaded whole or, if that does not fit in memory, one block of layers at a time."""
+    """Read each window with the whole model or, if that does not fit in memory, with one block of layers at a time."""
     try:
         opened = ExitStack()
         llm = opened.enter_context(open_model(source, windows, settings))
@@ -205,7 +216,7 @@ def _read_in_blocks(source: Source, windows: Windows, settings: dict[str, Any], 
 
 
 def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-    """Number, first position and token ids of each window."""
+    """Yield number, first position and token ids of each window."""
     first = 0
     for number, window in enumerate(windows.windows):
         yield number, first, window.ids
@@ -213,14 +224,14 @@ def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
 
 
 def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:
-    """[positions], NaN for the last."""
+    """Return minus the log-probability of each next token `[positions]`; NaN for the last."""
     rows = mx.arange(len(ids) - 1)
     found = -np.array(logprobs[rows, mx.array(list(ids[1:]))], dtype=np.float64)
     return np.append(found, np.nan)
 
 
 def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStack, tell: Tell | None) -> Teacher:
-    """What the teacher says: from an earlier run if `reading.cache` has it."""
+    """Return the teacher's log-probabilities, from an earlier run if `reading.cache` has them."""
     about = {"model": fingerprint(source.path, sorted(map(str, reading.settings.items()))), "text": windows.digest}
     folder = None if reading.cache is None else reading.cache / f"{about['model'][:16]}-{windows.digest[:16]}"
     found = Teacher.find(folder, about) if folder else None
@@ -238,7 +249,7 @@ def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStac
 
 
 def _place(folder: Path | None, nbytes: int, reading: Reading, stack: ExitStack) -> Path | None:
-    """Where to keep so much: the folder asked for, memory (None), or a folder that is removed at the end."""
+    """Return the folder for `nbytes`: the given one, None for memory, or a temporary one."""
     memory = min(reading.settings.get("memory_gb", math.inf) * 1e9, device_memory().usable)
     if folder is not None or nbytes <= _IN_MEMORY * memory:
         return folder
@@ -263,7 +274,7 @@ def _score(source: Source, windows: Windows, teacher: Teacher, reading: Reading,
 
 
 def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
-    """KL divergence in nats, and whether the likeliest token is the same, [positions] each."""
+    """Return KL divergences in nats, and True where the most likely token is the same, `[positions]` each."""
     kl = kl_divergence(teacher.read(begin, end), logprobs)
     return np.array(kl), np.array(mx.argmax(logprobs, axis=-1)) == teacher.top[begin:end]
 
@@ -271,3 +282,57 @@ def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tupl
 def _say(tell: Tell | None, what: str, done: int, total: int) -> None:
     if tell:
         tell(what, done, total)
+
+
+def can_stream(path: Path) -> bool:
+    """True if the model at a resolved path has a graph here, so that it can be read block by block."""
+    try:
+        checkpoint = open_checkpoint(path)
+    except MLXInferError:
+        return False
+    checkpoint.close()
+    return supports(str(checkpoint.config.get("model_type")))
+
+
+def streamed_logits(path: Path, windows: Windows, dtype: mx.Dtype, tell: Callable[[int], None] | None = None) -> Iterator[mx.array]:
+    """Yield float32 logits `[rows, vocab]` of all windows in order, some rows of one window at a time.
+
+    Memory has the embedding, the head, one block, and the windows' states `[positions, hidden]`. `tell` gets the number of finished blocks.
+    Raises `MLXInferError` for a checkpoint that cannot be loaded, for a bidirectional model, and for a part that `BlockReader` does not
+    know.
+    """
+    with closing(open_checkpoint(path, raw_blocks=kernels_cpu.in_use())) as checkpoint:
+        plan, weights = architecture(checkpoint.config), CheckpointWeights(checkpoint, dtype)
+        if any(isinstance(spec, BidirectionalSpec) for spec in plan.specs):
+            raise UnsupportedModelError("this model reads texts from both ends, and predicts no next token that could be compared")
+        reader = _Float32Reader(plan, batches([window.ids for window in windows.windows]), dtype)
+        reader.tell = tell
+        model = build(checkpoint.config, weights, ready=reader)
+        weights.finish()
+    model.joined = False  # the states are not normed yet
+    states = mx.concatenate(reader.states)
+    first = 0
+    for window in windows.windows:
+        last = first + len(window.ids)
+        for start in range(first, last, _LOGIT_ROWS):
+            logits = model.logits(states[start : min(start + _LOGIT_ROWS, last)])
+            mx.eval(logits)
+            yield logits
+        first = last
+
+
+class _Float32Reader(BlockReader):
+    """Multiplies with float32 activations, and counts the blocks."""
+
+    tell: Callable[[int], None] | None = None
+    _blocks = 0
+
+    def prepare(self, part: object) -> None:
+        settle(part, precision="float32")
+
+    def leave(self, part: object) -> None:
+        super().leave(part)
+        if isinstance(part, AnyBlock):
+            self._blocks += 1
+            if self.tell:
+                self.tell(self._blocks)

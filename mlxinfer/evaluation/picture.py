@@ -1,4 +1,4 @@
-"""A comparison as a picture: KL divergence over bits per weight."""
+"""Plot of a comparison: KL divergence over bits per weight."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SIZE = (6.4, 4.4)
 
 
 def check_picture(file: Path) -> None:
-    """Raise `EvaluationError` if it could not be drawn, before anything is measured."""
+    """Raise `EvaluationError` if the picture could not be drawn. Called before anything is measured."""
     if file.suffix not in KINDS:
         raise EvaluationError(f"{file} is no name of a picture: it ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     if not file.absolute().parent.is_dir():
@@ -24,7 +24,7 @@ def check_picture(file: Path) -> None:
 
 
 def draw(students: tuple[Figures, ...], teacher: str, file: Path) -> None:
-    """Write the picture. Raises `EvaluationError` where it cannot be written."""
+    """Write the picture. Raises `EvaluationError` if it cannot be written."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=_SIZE, layout="constrained", facecolor="white")

@@ -1,4 +1,4 @@
-"""What the teacher said, kept until each student has been compared with it: models are in memory one after another, never together."""
+"""Log-probabilities of the teacher, kept for the comparison with each student: one model is in memory at a time."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _ABOUT, _ROWS, _SCORES = "teacher.json", "logprobs.u16", "scores.npz"
 _SLACK = 64 << 20
 """Bytes to leave free on a disk."""
 _LAST, _NEVER = 65_534, 65_535
-"""Codes of a row's least probability, and of a probability of 0."""
+"""Codes of a row's smallest probability, and of a probability of 0."""
 
 
 class Teacher:
-    """Log-probabilities of every token at every position in 16 bits each, in memory or in a file that is read back in pieces.
+    """Log-probabilities of every token at every position, 16 bits each, in memory or in a file that is read in pieces.
 
-    The codes of a row are evenly spaced between its largest and its smallest log-probability, a few ten-thousandths of a nat apart, and its
-    probabilities are made to sum to 1 again when it is read. A KL divergence moves by some 1e-8 nats, which a model compared with itself
-    shows. The likeliest token and the surprise at what follows are kept as they are.
+    The codes of a row are evenly spaced between its largest and smallest log-probability, a few ten-thousandths of a nat apart. A row's
+    probabilities are normalised again when it is read. A KL divergence moves by about 1e-8 nats, which a model compared with itself shows.
+    The most likely token and the surprise at the next token are exact.
     """
 
     def __init__(self, positions: int, vocab: int, folder: Path | None, about: dict[str, Any]) -> None:
-        """`folder` None keeps it in memory. `about` says whose it is: `find` asks for the same."""
+        """Create a record; `folder` None keeps it in memory. `about` identifies model and text for `find`."""
         self.vocab, self.folder, self._about = vocab, folder, {**about, "vocab": vocab, "positions": positions}
         self._codes: NDArray[np.uint16]
         shape = (positions, vocab)
@@ -49,11 +49,11 @@ class Teacher:
 
     @property
     def scores(self) -> Scores:
-        """How the teacher itself did."""
+        """Scores of the teacher itself."""
         return Scores(self.window, self.surprise)
 
     def write(self, first: int, number: int, logprobs: mx.array, surprise: NDArray[np.float64]) -> None:
-        """Keep the float32 rows `[n, vocab]` of window `number`, whose first position is `first`, and what `surprise` [n] it was."""
+        """Store the float32 rows `[n, vocab]` of window `number` from position `first` on, and their `surprise` [n]."""
         rows = slice(first, first + logprobs.shape[0])
         below = mx.max(logprobs, axis=-1, keepdims=True) - logprobs
         possible = mx.isfinite(below)
@@ -64,13 +64,13 @@ class Teacher:
         self.surprise[rows], self.window[rows] = surprise, number
 
     def read(self, first: int, last: int) -> mx.array:
-        """float32 log-probabilities `[n, vocab]` of these positions."""
+        """Return float32 log-probabilities `[n, vocab]` of these positions."""
         codes, steps = mx.array(np.asarray(self._codes[first:last])), mx.array(self._steps[first:last])
         rows = mx.where(codes == _NEVER, -mx.inf, -(codes.astype(mx.float32) * steps))
         return logprobs_of(rows)
 
     def finish(self) -> None:
-        """All rows are written: what is in a folder can be found again from now on."""
+        """Complete the record after the last row, so that `find` finds it in its folder."""
         if self.folder is None:
             return
         try:
@@ -82,7 +82,7 @@ class Teacher:
 
     @classmethod
     def find(cls, folder: Path, about: dict[str, Any]) -> Teacher | None:
-        """What an earlier run kept there of the same model and text; None if it is another's, or there is nothing whole."""
+        """Return the record of the same model and text that an earlier run left in `folder`; None without a complete one."""
         try:
             known = json.loads((folder / _ABOUT).read_text(encoding="utf-8"))
             if not isinstance(known, dict) or not about.items() <= known.items():
@@ -98,7 +98,7 @@ class Teacher:
         return found
 
     def pieces(self, first: int, last: int, most: int = 64) -> Iterator[tuple[int, int]]:
-        """The range of positions in pieces of `most`."""
+        """Yield the range of positions in pieces of `most`."""
         return ((start, min(start + most, last)) for start in range(first, last, most))
 
 

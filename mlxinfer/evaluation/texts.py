@@ -1,4 +1,4 @@
-"""Texts to read: the one that is shipped, files, folders and data sets of the hub's cache; and windows of tokens cut from them."""
+"""Texts to read (the shipped one, files, folders, cached data sets), and windows of tokens cut from them."""
 
 from __future__ import annotations
 
@@ -17,37 +17,37 @@ if TYPE_CHECKING:
     from ..tokenizer.tokenizer import Tokenizer
 
 SHIPPED = Path(__file__).parent / "text" / "python.txt"
-"""Pieces of Python's documentation and library, divided by form feeds; its licence (PSF) lies next to it."""
+"""Pieces of Python's documentation and library, divided by form feeds. Its licence (PSF) is in the same folder."""
 SHIPPED_NAME = "Python's documentation and library (shipped)"
 _TEXT, _LINES, _TABLE = (".txt", ".md", ".rst", ".text"), (".jsonl", ".ndjson"), ".parquet"
 _FIELDS = ("text", "content")
-"""Fields of a record that hold its text, the first that is there."""
+"""Fields of a record that may have its text; the first one present counts."""
 _CHARACTERS = 24
-"""Characters read for each token that is wanted: several times as many as it takes, so that windows can be chosen from all over."""
+"""Characters read per wanted token: several times as many as needed, so that windows come from all parts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens that are read from their beginning, as one sequence."""
+    """Tokens that are read as one sequence from its beginning."""
 
     ids: tuple[int, ...]
-    """Token ids, with the model's token of beginning if its tokenizer adds one."""
+    """Token ids, with the beginning-of-text token if the tokenizer adds one."""
     text: int
-    """Number of the text that it was cut from."""
+    """Number of the text it was cut from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """What a model reads, and where it is from."""
+    """Windows of tokens, and the name of their text."""
 
     windows: tuple[Window, ...]
-    """In order."""
+    """The windows in order."""
     name: str
-    """The text's name, for people."""
+    """Name of the text, for people."""
 
     @property
     def positions(self) -> int:
-        """Tokens in all windows; after each, a prediction is compared."""
+        """Tokens in all windows; a prediction is compared after each."""
         return sum(len(window.ids) for window in self.windows)
 
     @property
@@ -58,13 +58,16 @@ class Windows:
 
 
 def shipped() -> list[str]:
-    """The pieces of the text that is shipped, some 3000 characters each."""
+    """Return the pieces of the shipped text, about 3000 characters each."""
     return SHIPPED.read_text(encoding="utf-8").split("\f")
 
 
 def cut(tokenizer: Tokenizer, texts: Iterable[str], name: str, *, positions: int, length: int) -> Windows:
-    """Windows of `length` tokens with `positions` tokens in all, spread evenly over the texts: of each text its first window, then of each
-    its second, and so on. Fewer where the texts are short. Raises `TextError` where there are not even two tokens."""
+    """Cut windows of `length` tokens, `positions` tokens in all, spread evenly over the texts.
+
+    The first window of each text is taken, then the second of each, and so on; short texts give fewer. Raises `TextError` for fewer than
+    two tokens.
+    """
     rounds = [_windows(tokenizer.encode(text), tokenizer.bos_token_id, number, length) for number, text in enumerate(texts)]
     ordered = chain.from_iterable(([each[turn] for each in rounds if turn < len(each)]) for turn in range(max(map(len, rounds), default=0)))
     chosen: list[Window] = []
@@ -79,7 +82,7 @@ def cut(tokenizer: Tokenizer, texts: Iterable[str], name: str, *, positions: int
 
 
 def _windows(ids: list[int], bos: int | None, text: int, length: int) -> list[Window]:
-    """Whole windows, and a last one that is at least half of one, or all there is."""
+    """Return whole windows, and the last one if it has at least half the length or is the only one."""
     begin = ids[:1] if ids and ids[0] == bos else []
     body, step = ids[len(begin) :], length - len(begin)
     cuts = [(*begin, *body[first : first + step]) for first in range(0, len(body), step)]
@@ -87,7 +90,7 @@ def _windows(ids: list[int], bos: int | None, text: int, length: int) -> list[Wi
 
 
 def read_texts(what: str | Path, tokens: int) -> list[str]:
-    """The texts of a file, of a folder's files, or of a data set in the hub's cache, as far as `tokens` tokens may need them.
+    """Return the texts of a file, of a folder's files, or of a data set in the hub's cache, as far as `tokens` tokens need them.
 
     A file is plain text (one text), JSON lines or Parquet (a text per record, in its field "text" or "content"). Raises `TextError`.
     """
@@ -125,7 +128,7 @@ Reader = Callable[[Path], Iterable[str]]
 
 
 def _reader(path: Path) -> Reader | None:
-    """What reads such a file; None if nothing does. Hidden files are no texts."""
+    """Return the reader of such a file; None for hidden and unknown files."""
     if path.is_dir() or path.name.startswith("."):
         return None
     if path.suffix in _LINES:
@@ -173,7 +176,7 @@ def _table(path: Path) -> Iterator[str]:
 
 
 def _cached_dataset(what: str) -> Path:
-    """The newest copy of a data set in the hub's cache; nothing is downloaded."""
+    """Return the newest copy of a data set in the hub's cache. Downloads nothing."""
     if what.count("/") != 1 or what.startswith((".", "/", "~")):
         raise TextError(f"there is no file or folder {what}")
     from huggingface_hub import constants, errors, scan_cache_dir
@@ -190,7 +193,7 @@ def _cached_dataset(what: str) -> Path:
 
 
 def shared_share(windows: Windows, others: Sequence[Sequence[int]], run: int = 24) -> float:
-    """The share of windows that have `run` tokens in a row in common with the other texts: 0 if they are disjoint."""
+    """Return the share of windows that have `run` consecutive tokens in common with the other texts; 0 if they are disjoint."""
     runs = partial(_runs, run=run)
     known = set(chain.from_iterable(map(runs, others)))
     return sum(not known.isdisjoint(runs(window.ids)) for window in windows.windows) / len(windows.windows)

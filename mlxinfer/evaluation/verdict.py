@@ -1,4 +1,4 @@
-"""Verdicts on the figures of a comparison, in a sentence."""
+"""Verdicts on the figures of a comparison, as sentences."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ _LEVELS: tuple[tuple[Level, float, float], ...] = (
     ("fair", 0.2, 0.75),
     ("poor", 1.0, 0.5),
 )
-"""The most KL divergence in nats, and the least share of equal likeliest tokens. Files that are in general use (Q4_K_M, 4 bits in groups of
-64) are good or fair, and 8 bits are excellent. Beyond 1 nat small models were seen to write nothing that makes sense. A model compared with
-itself has some 1e-8."""
+"""Largest KL divergence in nats, and smallest share of equal most likely tokens.
+
+Common files (Q4_K_M, 4 bits in groups of 64) are good or fair; 8 bits are excellent. Beyond 1 nat, small models wrote nothing sensible. A
+model compared with itself has about 1e-8.
+"""
 _SENTENCES: dict[Level, str] = {
     "same": "This model answers as its source does.",
     "excellent": "This model is as good as its source: {words}.",
@@ -34,21 +36,21 @@ _SHARES = {
 }
 _NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 _MANY = 0.36
-"""A share from here on is nearer to two of five than to one of three."""
+"""Shares from here on are nearer to two of five than to one of three."""
 
 
 def level_of(kl: float, top1: float) -> Level:
-    """The level of a mean KL divergence in nats and a share of equal likeliest tokens: the worse of both decides."""
+    """Return the level of a mean KL divergence in nats and a share of equal most likely tokens; the worse of both decides."""
     return next((level for level, most, least in _LEVELS if kl <= most and top1 >= least), "unusable")
 
 
 def verdict(kl: float, top1: float) -> str:
-    """A sentence for people who have never seen a KL divergence, such as "This model is unusable: three of four words change."."""
+    """Return a sentence for people who do not know KL divergence, such as "This model is unusable: three of four words change."."""
     return _SENTENCES[level_of(kl, top1)].format(words=changed_words(top1))
 
 
 def changed_words(top1: float) -> str:
-    """Share of likeliest tokens that differ, as "one of eight words changes"."""
+    """Return the share of changed words, such as "one of eight words changes"."""
     changed = 1.0 - top1
     if changed >= _MANY:
         words = "almost all" if changed > 0.95 else min(_SHARES, key=lambda each: abs(_SHARES[each] - changed))

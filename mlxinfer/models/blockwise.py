@@ -31,7 +31,7 @@ class Batch:
     texts: list[Sequence[int]]
     """Token ids of each text."""
     held_out: bool = False
-    """True if the texts are held out for validation."""
+    """True if the texts are kept for validation."""
 
     @property
     def tokens(self) -> list[int]:
@@ -53,8 +53,8 @@ def batches(texts: Sequence[Sequence[int]], *, held_out: int = 0, size: int = BA
 class BlockReader:
     """Receives the parts of a model as they are built (`build(config, weights, ready=reader)`) and runs all texts through each.
 
-    Memory has one block and the `states` of the texts, with the pages that later blocks share. Subclasses add work before, between and
-    after the parts. An unknown kind of part raises `UnsupportedModelError`; no part is skipped.
+    Memory has one block, the `states` of the texts, and the pages that later blocks share. Subclasses add work before, between and after
+    the parts. An unknown kind of part raises `UnsupportedModelError`; no part is skipped.
     """
 
     def __init__(self, plan: Architecture, texts: Sequence[Batch], dtype: mx.Dtype) -> None:

@@ -14,8 +14,8 @@ from mlxinfer import LLM
 from mlxinfer.convert import convert, pipeline
 from mlxinfer.convert.calibrate.texts import Calibration
 from mlxinfer.convert.report import Report
+from mlxinfer.evaluation.measure import streamed_logits
 from mlxinfer.evaluation.probabilities import kl_divergence, logprobs_of
-from mlxinfer.evaluation.streamed import streamed_logits
 from mlxinfer.evaluation.texts import Window, Windows
 
 pytestmark = pytest.mark.long

@@ -16,10 +16,9 @@ from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM
 from mlxinfer.errors import MemoryPlanError, UnsupportedModelError
-from mlxinfer.evaluation import measure, streamed
-from mlxinfer.evaluation.measure import Reading, compare, perplexity
+from mlxinfer.evaluation import measure
+from mlxinfer.evaluation.measure import Reading, can_stream, compare, perplexity, streamed_logits
 from mlxinfer.evaluation.probabilities import kl_divergence, logprobs_of
-from mlxinfer.evaluation.streamed import can_stream, streamed_logits
 from mlxinfer.evaluation.texts import Window, Windows
 from mlxinfer.models.block import AnyBlock
 from mlxinfer.nn.packing import holders
@@ -64,7 +63,7 @@ def test_every_gguf_has_the_logits_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_destroyed_model_is_found_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The difference is as large as the engine says it is."""
-    monkeypatch.setattr(streamed, "_ROWS", 50)
+    monkeypatch.setattr(measure, "_LOGIT_ROWS", 50)
     broken = destroyed(GOLDEN / name, tmp_path / "broken")
     exact, expected = as_a_whole(GOLDEN / name), as_a_whole(broken)
     found = kl(by_blocks(GOLDEN / name), by_blocks(broken))
@@ -93,16 +92,16 @@ def test_a_model_that_does_not_fit_is_not_certified_when_it_is_destroyed(name: s
 
 def test_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     heavy: list[int] = []
-    before = streamed._Reader.prepare
+    before = measure._Float32Reader.prepare
     loaded: list[object] = []
 
-    def prepare(self: streamed._Reader, part: object) -> None:
+    def prepare(self: measure._Float32Reader, part: object) -> None:
         loaded.append(part)
         blocks = [part for part in loaded if isinstance(part, AnyBlock)]
         heavy.append(sum(max(holder.matrix.shape[0] for holder in holders(block)) > 1 for block in blocks))
         before(self, part)
 
-    monkeypatch.setattr(streamed._Reader, "prepare", prepare)
+    monkeypatch.setattr(measure._Float32Reader, "prepare", prepare)
     done: list[int] = []
     assert len(list(streamed_logits(GOLDEN / "llama", WINDOWS, mx.float32, done.append))) == 3
     assert done == [1, 2, 3]
@@ -150,5 +149,5 @@ def test_a_model_that_reads_from_both_ends_predicts_nothing(full_memory: None) -
 
 def test_large_texts_pass_in_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = by_blocks(GOLDEN / "gemma4_text_shared")
-    monkeypatch.setattr(streamed, "batches", partial(streamed.batches, size=90))
+    monkeypatch.setattr(measure, "batches", partial(measure.batches, size=90))
     assert np.abs(by_blocks(GOLDEN / "gemma4_text_shared") - whole).max() < 1e-4
