@@ -9,7 +9,8 @@ import pytest
 import yaml
 from support.models.tiny_directory import tiny_directory
 
-from mlxinfer.convert import Report, TensorReport, convert, quality
+from mlxinfer.convert import Report, TensorReport, convert
+from mlxinfer.convert import report as report_module
 from mlxinfer.convert.report import base_model, model_card, report_object, tokens_to_measure
 
 CARD = """---
@@ -37,7 +38,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def few_positions(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quality, "POSITIONS", 300)
+    monkeypatch.setattr(report_module, "POSITIONS", 300)
 
 
 def _front(card: str) -> dict:
