@@ -29,7 +29,7 @@ from .ring import Ring
 if TYPE_CHECKING:
     from ..cache.kv_format import KVFormat
     from ..cache.paged import PagedCache
-    from ..engine.open_model import Prepared
+    from ..engine.open_model import PreparedModels
     from ..loading.load import PreparedModel
 
 _RING_FAULT = "connection to a peer was lost"
@@ -66,7 +66,7 @@ class Group:
             self._known.wait(self._silence_s)
         return self.reason or fault
 
-    def share(self, found: Prepared) -> Prepared:
+    def share(self, found: PreparedModels) -> PreparedModels:
         """Return rank 0's part, after all ranks have joined. Raises `NodesError` if one of them refuses the plan."""
         args, target = found.args, found.target
         if args.prefix_disk_gb:
@@ -228,7 +228,7 @@ def head_windows(model: Model) -> list[int | None]:
     return [spec.window] if isinstance(spec, AttentionSpec) else []
 
 
-def own_part(found: Prepared, plan: SplitPlan, rank: int) -> Prepared:
+def own_part(found: PreparedModels, plan: SplitPlan, rank: int) -> PreparedModels:
     """Return `found` reduced to one rank's part. Raises `AdapterError` for adapters that do not fit the whole model."""
     graph, part = cuttable(found.target), plan.parts[rank]
     outline: Model = part_outline(graph, part)
@@ -242,7 +242,7 @@ def own_part(found: Prepared, plan: SplitPlan, rank: int) -> Prepared:
     return replace(found, target=found.target.of_part(part, outline, plan.weights[rank] - drafting))
 
 
-def limits_of(own: Prepared) -> RankLimits:
+def limits_of(own: PreparedModels) -> RankLimits:
     """Return this machine's limits. Raises `MemoryPlanError`."""
     graph = own.target.model
     pages = any(isinstance(spec, AttentionSpec) for spec in graph.layers)

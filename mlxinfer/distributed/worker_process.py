@@ -14,7 +14,7 @@ from typing import NoReturn
 import mlx.core as mx
 
 from ..adapters.adapted_model import AdaptedModel
-from ..engine.open_model import Prepared, prepared
+from ..engine.open_model import PreparedModels, prepare_models
 from ..errors import GroupLostError, MLXInferError, NodesError
 from ..loading.find.resolve import resolve
 from ..loading.memory.plan import usable_memory
@@ -92,8 +92,8 @@ def run_worker(
 
 def _load(
     path: str, orders: Orders, rank: int, memory: int, channel: ControlChannel, adapters: Mapping[str, str | Path] | None
-) -> tuple[BlockStack, AdaptedModel | None, SplitPlan, Prepared]:
-    with prepared(orders.args(path, memory / 1e9, adapters)) as found:
+) -> tuple[BlockStack, AdaptedModel | None, SplitPlan, PreparedModels]:
+    with prepare_models(orders.args(path, memory / 1e9, adapters)) as found:
         plan = plan_as(orders.split, found.target, found.kv, orders.memory, orders.outside_blocks)
         if plan.digest != orders.plan:
             raise NodesError(f"rank {rank} comes to another plan than rank 0: start both from the same files and versions")

@@ -28,7 +28,7 @@ from .client.async_request import Piece, Request
 from .client.engine_thread import EngineThread, Progress
 from .core.sequence import Sequence
 from .model_base import FrontDoor, check_process, check_unbroken, prompt_logprobs
-from .open_model import ModelInfo, OpenModel
+from .open_model import OpenModel
 from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
 from .text.async_pooled_requests import AsyncPooledRequests, prepared, size
 from .text.chat_prompt import ChatPrompt
@@ -78,8 +78,8 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         Thread(target=self._now.inputs.grammars.prepare, name="mlxinfer vocabulary", daemon=True).start()
 
     @property
-    def _info(self) -> ModelInfo:
-        return self._now.info
+    def _described(self) -> OpenModel:
+        return self._now
 
     @property
     def loaded(self) -> LoadedModel:

@@ -23,7 +23,7 @@ from .client.inproc_client import InprocClient
 from .core.engine import Engine
 from .core.sequence import Sequence
 from .model_base import FrontDoor, prompt_logprobs
-from .open_model import ModelInfo, OpenModel
+from .open_model import OpenModel
 from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
 from .text.chat_prompt import ChatPrompt
 from .text.hooked_requests import Tracing
@@ -57,11 +57,12 @@ class LLM(FrontDoor, PooledRequests):
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
         self._client = InprocClient(partial(OpenModel.open, args, progress))
-        self._described = self._client.opened.info
+        self._closed: OpenModel | None = None
+        """Describes the model after `close`."""
 
     @property
-    def _info(self) -> ModelInfo:
-        return self._described
+    def _described(self) -> OpenModel:
+        return self._closed or self._client.opened
 
     @property
     def loaded(self) -> LoadedModel:
@@ -239,6 +240,7 @@ class LLM(FrontDoor, PooledRequests):
 
     def close(self) -> None:
         """Give the memory back. Streams end; further calls raise `MLXInferError`."""
+        self._closed = self._described.without_weights()
         self._client.close()
 
     def __enter__(self) -> LLM:

@@ -19,7 +19,7 @@ from ..loading.weights import Progress
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, SamplingParams, TokenLogprob
 from .core.sequence import Sequence as Running
-from .open_model import ModelInfo
+from .open_model import OpenModel
 from .text.hooked_requests import HookedRequests
 
 if TYPE_CHECKING:
@@ -121,7 +121,8 @@ class FrontDoor(HookedRequests):
         raise NotImplementedError
 
     @property
-    def _info(self) -> ModelInfo:
+    def _described(self) -> OpenModel:
+        """The model, perhaps without its weights. Raises `MLXInferError` if it cannot be described."""
         raise NotImplementedError
 
     def __repr__(self) -> str:
@@ -130,62 +131,62 @@ class FrontDoor(HookedRequests):
     @property
     def name(self) -> str:
         """The alias, hub id or file name that the model was asked for by."""
-        return self._info.name
+        return self._described.loaded.name
 
     @property
     def tokenizer(self) -> Tokenizer:
         """Text to token ids and back: `encode`, `decode`, `encode_chat`, `render_chat`, `chat_template`, `eos_token_ids`."""
-        return self._info.tokenizer
+        return self._described.loaded.tokenizer
 
     @property
     def config(self) -> dict[str, Any]:
         """The checkpoint's config.json, or one made from the metadata of a GGUF file."""
-        return self._info.config
+        return self._described.loaded.config
 
     @property
     def dtype(self) -> mx.Dtype:
         """The dtype of activations."""
-        return self._info.dtype
+        return self._described.loaded.dtype
 
     @property
     def kv(self) -> KVFormat:
         """The format of cached keys and values."""
-        return self._info.kv
+        return self._described.kv
 
     @property
     def weight_bytes(self) -> int:
         """Bytes that the weights take in memory, without a draft model's."""
-        return self._info.weight_bytes
+        return self._described.loaded.weight_bytes
 
     @property
     def memory_bytes(self) -> int:
         """Bytes that are planned for weights, cache and a step together."""
-        return self._info.plan.used
+        return self._described.reservation.plan.used
 
     @property
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that requests can ask for."""
-        return tuple(self._info.adapters)
+        return tuple(self._described.adapters.loaded)
 
     @property
     def max_context(self) -> int:
         """Longest sequence, prompt and answer together, in tokens."""
-        return self._info.max_context
+        return self._described.config.max_context
 
     @property
     def default_params(self) -> SamplingParams:
         """What a request gets where it leaves out `params` or a field of them: the recommendation of the model's authors, else greedy."""
-        return self._info.default_params
+        return self._described.inputs.default_params
 
     @property
     def plan(self) -> MemoryPlan:
         """What the memory is used for, in bytes."""
-        return self._info.plan
+        return self._described.reservation.plan
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Lines that the user should be told, such as layers that cannot have the cache's format."""
-        return self._info.notes
+        return self._described.notes
 
 
 def stopped(reason: str) -> EngineError:

@@ -56,8 +56,8 @@ def test_drafts_of_the_head_in_the_checkpoint(tmp_path: Path) -> None:
     source = with_random_head(tmp_path / "source")
     with LLM(source, dtype="float32") as plain, LLM(source, dtype="float32", draft="mtp") as drafting:
         head = sum(a.nbytes for name, a in mx.load(str(source / "model.safetensors")).items() if name.startswith("mtp."))
-        assert drafting._info.plan.weights == plain._info.plan.weights + head
-        assert drafting._info.plan.token > plain._info.plan.token
+        assert drafting.plan.weights == plain.plan.weights + head
+        assert drafting.plan.token > plain.plan.token
         assert plain.generate("Hello", GREEDY)[0].token_ids == drafting.generate("Hello", GREEDY)[0].token_ids
         assert drafting.engine.proposer.draft is not None
 
@@ -66,7 +66,7 @@ def test_a_head_in_a_directory_of_its_own(tmp_path: Path) -> None:
     source, head = tiny_directory(tmp_path / "model"), head_directory(tmp_path / "head", HEAD | {"draft_vocabulary": [*range(3, 90, 2)]})
     with LLM(source, dtype="float32") as plain, LLM(source, dtype="float32", draft=head) as drafting:
         own = sum(a.nbytes for a in mx.load(str(head / "model.safetensors")).values()) + 44 * 48 * 4
-        assert drafting._info.plan.weights == plain._info.plan.weights + own
+        assert drafting.plan.weights == plain.plan.weights + own
         assert plain.generate("Hello", GREEDY)[0].token_ids == drafting.generate("Hello", GREEDY)[0].token_ids
         assert type(drafting.engine.proposer.draft).__name__ == "HeadDrafter"
 

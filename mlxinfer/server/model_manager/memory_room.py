@@ -12,7 +12,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from ...config import EngineArgs
-from ...engine.open_model import prepared
+from ...engine.open_model import prepare_models
 from ...loading.memory.budget import BUDGET, MemoryBudget
 from ..log import notice
 from .model_slot import ModelSlot
@@ -54,9 +54,9 @@ class MemoryRoom:
         return max(left.usable - left.reserved, 0)
 
     def need(self, args: EngineArgs) -> int:
-        """Minimum bytes for a model: see `Prepared.least`. Reads the model's headers: do not call on the event loop. Raises
+        """Minimum bytes for a model: see `PreparedModels.least`. Reads the model's headers: do not call on the event loop. Raises
         `MLXInferError`."""
-        with prepared(args) as found:
+        with prepare_models(args) as found:
             return found.least(replace(self._budget.left(), usable=self.limit, reserved=0))
 
     def grant(self, args: EngineArgs, need: int, others: Iterable[ModelSlot]) -> EngineArgs:
