@@ -22,10 +22,9 @@ from ..loading.formats import dtype_name
 from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.mlx_formats import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
-from ..loading.ignored import ignoring
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..models.blockwise import BATCH
-from ..models.config_reader import check_ignored, ignored_note
+from ..models.config_reader import check_ignored, ignored_note, ignoring
 from ..tokenizer.no_tokenizer import NoTokenizer
 from .args import CheckedArgs, ConvertArgs
 from .calibrate.importance import BATCH as IMPORTANCE_BATCH

@@ -147,9 +147,8 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
 def _ignoring(models: list[str], options: dict[str, Any]) -> Iterator[None]:
     """Ignore the keys of `--ignore-config-key` for models that have them. Raises `SettingError` for a key that no model has."""
     from ..loading.find.resolve import resolve
-    from ..loading.ignored import ignoring
     from ..loading.load import open_checkpoint
-    from ..models.config_reader import check_ignored
+    from ..models.config_reader import check_ignored, ignoring
 
     keys, configs = options["ignore_config_keys"], []
     with ExitStack() as stack:

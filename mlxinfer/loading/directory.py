@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, cast
 import mlx.core as mx
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
-from ..models.config_reader import with_ignored
+from ..models.config_reader import ignored_keys, with_ignored
 from ..nn.packing import arrays
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
 from .formats import QuantizationBlock, format_text
-from .ignored import ignored_keys
 from .safetensors import DTYPES, SafetensorsFile, TensorInfo
 
 if TYPE_CHECKING:

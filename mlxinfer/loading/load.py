@@ -13,6 +13,7 @@ from .. import kernels_cpu
 from ..cache.kv_format import KVFormat
 from ..errors import DraftError, UnsupportedModelError
 from ..models import supports
+from ..nn.small_batch_matmul import block_kinds
 from ..nn.weights import Format
 from ..util.device import is_gpu
 from ..util.garbage import no_garbage_collection
@@ -21,9 +22,9 @@ from .draft_head import with_head
 from .find.resolve import resolve
 from .formats import check_format, compute_dtype
 from .gguf import GGUFCheckpoint
-from .gguf.gpu_formats import pack_for_gpu
+from .gguf.mlx_formats import PACKINGS, lossy
 from .memory.plan import plan_memory, usable_memory
-from .prepared.own_model import OwnModel
+from .prepared.own_model import OwnModel, speeds_file
 from .prepared.stages import LoadedModel, PreparedModel, generation_config, load_tokenizer, model_type
 from .repack_cache import open_copies
 from .weights import Progress
@@ -85,7 +86,7 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
         try:
             dtype, own, head = compute_dtype(checkpoint, options.get("dtype")), supports(model_type(checkpoint)), options.get("mtp", False)
             if quantize is None and is_gpu() and isinstance(checkpoint, GGUFCheckpoint):
-                pack_for_gpu(checkpoint, dtype, exact=options.get("gguf_exact", False), blocks=own)
+                _pack_for_gpu(checkpoint, dtype, exact=options.get("gguf_exact", False), blocks=own)
             if not own:
                 yield _borrowed(found.name, checkpoint, dtype, quantize, options)
                 return
@@ -115,6 +116,16 @@ def _packed_bytes(path: Path, memory_gb: float | None) -> int:
     """
     size = path.stat().st_size if path.is_file() else 0
     return size if size <= usable_memory(memory_gb) // 4 else 0
+
+
+def _pack_for_gpu(checkpoint: GGUFCheckpoint, dtype: mx.Dtype, *, exact: bool, blocks: bool) -> None:
+    """Choose how the file's matrices are read, for a model that computes in `dtype` on a GPU.
+
+    Types that packing rounds stay in their blocks if `blocks` allows it and this machine multiplies such blocks fast enough. Others are
+    packed, or with `exact` unpacked.
+    """
+    kept = block_kinds(dtype, checkpoint.kinds() & lossy(mx.float16), speeds_file()) if blocks else ()
+    checkpoint.pack(PACKINGS.keys() - lossy(dtype) if exact else PACKINGS.keys(), kept)
 
 
 def _borrowed(name: str, checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Format | None, options: PrepareOptions) -> PreparedModel:

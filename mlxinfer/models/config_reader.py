@@ -5,7 +5,9 @@ A graph reads every key that it supports. A remaining key is an error unless it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..errors import SettingError, UnsupportedModelError
@@ -35,6 +37,25 @@ def check_ignored(keys: Sequence[str], *configs: Mapping[str, Any]) -> None:
     for key in keys:
         if not any(key in _names(config) for config in configs):
             raise SettingError(f"ignore_config_keys: the model has no key {key!r}")
+
+
+_BY_PATH: dict[Path, tuple[str, ...]] = {}
+
+
+@contextmanager
+def ignoring(path: Path, keys: Collection[str]) -> Iterator[None]:
+    """Ignore these keys in every checkpoint that is opened at this path: a conversion or a comparison opens it many times."""
+    before = _BY_PATH.get(path, ())
+    _BY_PATH[path] = (*before, *keys)
+    try:
+        yield
+    finally:
+        _BY_PATH[path] = before
+
+
+def ignored_keys(path: Path, keys: Collection[str] = ()) -> tuple[str, ...]:
+    """Return these keys and those of `ignoring` for the path."""
+    return (*keys, *_BY_PATH.get(path, ()))
 
 
 def _names(config: Mapping[str, Any]) -> set[str]:

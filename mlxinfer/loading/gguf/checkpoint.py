@@ -9,10 +9,9 @@ from typing import Any
 import mlx.core as mx
 
 from ...errors import CheckpointError
-from ...models.config_reader import IGNORED_KEYS
+from ...models.config_reader import IGNORED_KEYS, ignored_keys
 from ...models.vlm_text import TEXT_ONLY
 from ...nn.weights import Dense, Format, Matrix, Quantized, RawBlocks
-from ..ignored import ignored_keys
 from .families import architecture_name, rebuild_config
 from .files import GGUFFiles
 from .hparams import HParams

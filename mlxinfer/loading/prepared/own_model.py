@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -18,9 +19,10 @@ from ...nn.packing import arrays, settle
 from ...nn.weights import Format
 from ..checkpoint import Checkpoint
 from ..draft_head import WithHead, is_of_head
+from ..find.resolve import cache_dir
 from ..formats import dtype_name, format_text
 from ..gguf import GGUFCheckpoint
-from ..gguf.gpu_formats import rounding_notes, scale_dtype, speeds_file
+from ..gguf.mlx_formats import PACKINGS, lossy
 from ..memory.weight_sizes import size_changes
 from ..repack_cache import RepackCache
 from ..weights import CheckpointWeights, MetaWeights, Progress
@@ -50,7 +52,7 @@ class OwnModel(PreparedModel):
         meta.finish()
         if isinstance(whole, WithHead):
             whole.check_used(meta.skipped)
-        self._notes = _quantized_before(checkpoint, meta, quantize) if quantize else rounding_notes(checkpoint, meta, dtype)
+        self._notes = _quantized_before(checkpoint, meta, quantize) if quantize else list(_rounded_by_packing(checkpoint, meta, dtype))
         sizes = [tensor.nbytes for tensor in meta.tensors.values()]
         if isinstance(model.mtp, Head) and model.mtp.output is not None:  # rows of another matrix, which are in memory twice
             sizes.append(sum(array.nbytes for array in arrays(model.mtp.output)))
@@ -79,7 +81,9 @@ class OwnModel(PreparedModel):
         return build(self.checkpoint.config, self._meta, mtp=self._mtp, part=part)
 
     def _weights(self, progress: Progress | None) -> CheckpointWeights:
-        scales = scale_dtype(self.checkpoint, self.dtype)
+        # Affine scales of a GGUF file are float16: bfloat16 would keep 8 of their 11 significant bits.
+        halves = isinstance(self.checkpoint, GGUFCheckpoint) and self.checkpoint.packs and self.dtype != mx.float32
+        scales = mx.float16 if halves else None
         return CheckpointWeights(self._whole, self.dtype, quantize=self.quantize, scales=scales, progress=progress, index=self._meta.index)
 
 
@@ -100,6 +104,29 @@ def _quantized_before(checkpoint: Checkpoint, meta: MetaWeights, quantize: Forma
     if again:
         notes.append(f"quantized again to {quantize.bits} bits, which loses more than quantizing once: from {', '.join(again)}")
     return notes
+
+
+def _rounded_by_packing(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dtype) -> Iterator[str]:
+    """Messages about matrices of a GGUF file that are rounded on a GPU, and the loss."""
+    if not isinstance(checkpoint, GGUFCheckpoint):
+        return
+    found: Counter[tuple[str, Format]] = Counter()
+    names, kinds = frozenset(checkpoint.names()), lossy(dtype)
+    for tensor in meta.tensors.values():
+        source = tensor.request.sources[0]
+        kind = checkpoint.kind(source) if source in names else ""  # a draft head has a file of its own
+        if kind in kinds and isinstance(tensor.stored, Format) and tensor.stored.mode == "affine":
+            found[kind, tensor.stored] += 1
+    for (kind, form), count in sorted(found.items(), key=lambda item: item[0][0]):
+        yield (
+            f"{count} {kind} matrices are held in {form.bits} bits in groups of {form.group_size}, at a KL divergence of about "
+            f"{PACKINGS[kind].loss:.0e} from the file's numbers; --gguf-exact (gguf_exact=True) unpacks them to 16 bits instead"
+        )
+
+
+def speeds_file() -> Path:
+    """File that remembers how fast this machine multiplies each format."""
+    return cache_dir() / "products.json"
 
 
 def _reading_notes(weights: CheckpointWeights) -> list[str]:

@@ -8,7 +8,6 @@ import mlx.core as mx
 import pytest
 
 from mlxinfer.loading import formats, load, weights
-from mlxinfer.loading.gguf import gpu_formats as gguf_on_gpu
 from mlxinfer.nn import packing
 
 
@@ -17,4 +16,4 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, blocks: Collection[str] = ()) -
     for module in (load, weights, packing):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(formats, "default_dtype", lambda: mx.bfloat16)
-    monkeypatch.setattr(gguf_on_gpu, "block_kinds", lambda dtype, kinds, measured: frozenset(blocks) & frozenset(kinds))
+    monkeypatch.setattr(load, "block_kinds", lambda dtype, kinds, measured: frozenset(blocks) & frozenset(kinds))
