@@ -26,7 +26,7 @@ from ..loading.memory.plan import GOOD_CONTEXT, MemoryPlan, plan_memory
 from ..loading.weights import Progress
 from ..models.config_reader import check_ignored
 from ..models.decoder import Model
-from ..nn import small_batch_matmul as row_products
+from ..nn import small_batch_matmul
 from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..util.dataclass import dataclass
@@ -339,5 +339,5 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
 
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
-    slower = (*fallback_lines(layers, kv, dtype), *row_products.TRIAL.lost(), *cuts.fallback_lines(loaded.model.vocab_size))
+    slower = (*fallback_lines(layers, kv, dtype), *small_batch_matmul.TRIAL.lost(), *cuts.fallback_lines(loaded.model.vocab_size))
     return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))

@@ -16,8 +16,7 @@ from mlxinfer.engine.runner.kernel_fallback import unpacking
 from mlxinfer.kernels_metal.kernel_trial import Speed, Verdict
 from mlxinfer.kernels_metal.quantized_matmul import launcher
 from mlxinfer.kernels_metal.quantized_matmul.reference import dequantized
-from mlxinfer.nn import packing
-from mlxinfer.nn import small_batch_matmul as row_products
+from mlxinfer.nn import packing, small_batch_matmul
 from mlxinfer.nn.weights import Blocks, Dense, Format
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
@@ -48,9 +47,9 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """As on a Mac that multiplies blocks."""
     found = Kernel()
     pretend_gpu(monkeypatch, ("Q4_K", "Q6_K"))
-    monkeypatch.setattr(row_products, "is_gpu", lambda: True)
+    monkeypatch.setattr(small_batch_matmul, "is_gpu", lambda: True)
     used = Verdict(speeds=dict.fromkeys(launcher.ROWS, Speed(1.0)))
-    monkeypatch.setattr(row_products.TRIAL, "verdicts", {(form, mx.float32, ""): used for form in FORMS})
+    monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {(form, mx.float32, ""): used for form in FORMS})
     monkeypatch.setattr(packing, "try_format", lambda *_, **__: None)
     monkeypatch.setattr(launcher, "block_matmul", found.multiply)
     monkeypatch.setattr(launcher, "block_dequantize", found.unpack)

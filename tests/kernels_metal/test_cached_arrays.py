@@ -1,4 +1,4 @@
-"""Arrays that are kept for the whole process are evaluated when they are made: whoever needs them later may be another thread."""
+"""Arrays that are cached for the whole process are evaluated at creation, because another thread may use them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def in_a_new_thread(use: Callable[[], None]) -> None:
 
 
 def test_an_array_belongs_to_the_stream_of_its_thread_until_it_is_evaluated() -> None:
-    """What the next test would find."""
+    """The error that the next test would find."""
     mx.default_stream(mx.cpu)  # the first stream of a process is this thread's, as it is wherever anything was computed before
     made: list[mx.array] = []
     in_a_new_thread(lambda: made.append(mx.zeros((8,))))
@@ -62,7 +62,7 @@ def test_made_in_one_thread_and_used_in_another(name: str) -> None:
 
 
 def kept(path: Path) -> Iterator[str]:
-    """Functions of a file that keep arrays by `cache`, and its global arrays."""
+    """Yield functions of a file that cache arrays, and its global arrays."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.returns and "mx.array" in ast.unparse(node.returns):

@@ -1,4 +1,4 @@
-"""The kernels next to attention and products compile as the templates that MLX makes of them, and no kernel is left out."""
+"""All kernels except attention and products compile as the templates that MLX makes of them; none is left out."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ def searched(logits: np.ndarray, limits: list[Limit]) -> np.ndarray:
 
 
 def exact(row: np.ndarray, limit: Limit, tolerance: float = 0.0) -> float:
-    """The lowest that stays, where top_p is `tolerance` higher."""
+    """Return the lowest logit that stays if top_p is `tolerance` higher."""
     k, p = limit
     ordered = np.sort(row.astype(np.float64))[::-1]
     ordered = ordered[: k if 0 < k < len(row) else None]
@@ -38,7 +38,7 @@ def exact(row: np.ndarray, limit: Limit, tolerance: float = 0.0) -> float:
 
 
 def check(logits: np.ndarray, limits: list[Limit]) -> None:
-    """Exactly what a sort gives, unless the cumulated probability is within a few roundings of top_p."""
+    """The result equals that of a sort, unless the cumulated probability is within a few roundings of top_p."""
     with emulated():
         found = searched(logits, limits)
     for row, limit, got in zip(logits, limits, found[:, 0], strict=True):
@@ -111,7 +111,7 @@ def test_sanitizers_are_silent_and_no_schedule_changes_a_bit(mode: str) -> None:
 
 @needs_emulator
 def test_a_confident_row_is_read_about_once() -> None:
-    """As of a model that is nearly sure: only blocks with likely tokens are read again."""
+    """For a nearly certain prediction, only blocks with likely tokens are read twice."""
     random = np.random.default_rng(2)
     logits = random.normal(size=(1, 16384)).astype(np.float32)
     logits[0, random.choice(16384, 20, replace=False)] += 14

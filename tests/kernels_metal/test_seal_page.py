@@ -1,4 +1,4 @@
-"""The seal kernels in the emulator: bit for bit what the plain quantizer makes."""
+"""The seal kernels in the emulator: bit for bit as the plain quantizer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metal files as they are laid out: kernels are found with their parameters, includes are taken in once."""
+"""Parsing of Metal files: kernels with their parameters, and includes, each inserted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Kernels compile as the templates that MLX makes of them, with two-phase lookup of names and next to what MLX declares itself."""
+"""Kernels compile as the templates that MLX makes of them, with two-phase lookup of names and MLX's own declarations."""
 
 from __future__ import annotations
 

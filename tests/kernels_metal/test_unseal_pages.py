@@ -1,4 +1,4 @@
-"""Unpacking pages in the emulator: bit for bit what plain MLX makes of them, under sanitizers and in every order."""
+"""Dequantizing pages in the emulator: bit for bit as plain MLX, under sanitizers and in every order of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Activations by name are those that mlx.nn and the papers define."""
+"""Activations by name, compared with mlx.nn and the papers."""
 
 from __future__ import annotations
 

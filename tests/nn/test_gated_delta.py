@@ -96,7 +96,7 @@ def test_states_stay_in_float32_whatever_the_inputs_are(layer: GatedDelta) -> No
 
 
 def test_decay_by_channel_without_the_operation_of_mlx(layer: GatedDelta, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it failed its trial, tokens go one by one."""
+    """If the operation failed its trial, tokens are computed one by one."""
     x = mx.array(random(2, 9, width(layer), seed=9))
     fast, last = layer.update(x, states(layer, 2))
     monkeypatch.setattr(TRIAL, "obstacle", lambda *kind: "it differs")
@@ -112,7 +112,7 @@ def test_the_operation_of_mlx_passes_its_trial() -> None:
 
 @pytest.mark.parametrize("least", [1, 17])
 def test_a_kernel_for_certain_heads_and_lengths_that_reads_one_share_per_head_is_found(least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As MLX's for Metal would be, which has no kernel for other numbers of heads."""
+    """The fake kernel resembles a Metal kernel of MLX for certain numbers of heads."""
     right = mx.fast.gated_delta_update
 
     def wrong(q: mx.array, k: mx.array, v: mx.array, kept: mx.array, *rest: mx.array) -> list[mx.array]:

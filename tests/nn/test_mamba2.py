@@ -64,7 +64,7 @@ def test_answers_and_states_are_those_of_the_definition(sizes: MambaSizes, bias:
 
 
 def test_a_token_has_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whose causal mask and sums would be most of a step's launches."""
+    """One token needs few launches: a causal mask and its sums would be most of them."""
     monkeypatch.setattr(mamba2, "_causal", None)
     mamba = layer(ALONE, bias=True)
     assert ALONE.most == inf

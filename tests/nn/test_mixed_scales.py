@@ -1,4 +1,4 @@
-"""Rows in bfloat16 times matrices whose scales are float16, against float64."""
+"""Products of bfloat16 rows with matrices whose scales are float16, compared with float64."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def exact(x: mx.array, matrix: Quantized, of: Callable[[np.ndarray], np.ndarray]
 
 
 def assert_near(found: mx.array, expected: np.ndarray, sums: np.ndarray) -> None:
-    """Within a rounding of the result, and what sums in float16 can differ by on a CPU."""
+    """Within a rounding of the result, and the error of float16 sums on a CPU."""
     assert found.dtype == mx.bfloat16
     error = np.abs(np.array(found.astype(mx.float32)) - expected)
     assert (error <= 2.0**-8 * np.abs(expected) + 2.0**-9 * sums).all(), (error / sums).max()

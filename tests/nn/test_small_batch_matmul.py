@@ -1,4 +1,4 @@
-"""Which products of few rows go to the Metal kernels: those whose trial passed on this machine, in the emulator here."""
+"""Products of few rows by the Metal kernels, if their trial passed on this machine; here in the emulator."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from mlxinfer.kernels_metal import emulator, executors, kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Subject
-from mlxinfer.nn import packing
-from mlxinfer.nn import small_batch_matmul as row_products
+from mlxinfer.nn import packing, small_batch_matmul
 from mlxinfer.nn.linear import Embedding, JoinedLinear, Linear, multiply
 from mlxinfer.nn.weights import Blocks, Format, Quantized, concat
 
@@ -30,7 +29,7 @@ FAST = {rows: Speed(1.5) for rows in (1, 2, 4, 8, 16)}
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
-    """As on a Mac whose kernels are faster; counts launches by kernel."""
+    """Simulates a Mac whose kernels are faster, and counts launches by kernel."""
     counts: Counter[str] = Counter()
 
     def counted(**arguments: Any) -> Callable[..., Any]:
@@ -42,10 +41,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
 
         return call
 
-    monkeypatch.setattr(row_products, "is_gpu", lambda: True)
+    monkeypatch.setattr(small_batch_matmul, "is_gpu", lambda: True)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(packing, "is_gpu", lambda: True)
-    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
+    monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: FAST[rows] for rows in subject.rows})
     with executors.run_with(counted):
         yield counts
@@ -66,7 +65,7 @@ def blocks(kind: str = "Q4_K", n: int = 24, k: int = 512) -> Blocks:
 
 
 def used(launches: Counter[str], x: mx.array, matrix: Quantized | Blocks) -> bool:
-    """Whether a product launches a kernel; it is right in any case."""
+    """True if a product launches a kernel. Asserts that the product is right."""
     before = launches.total()
     found = multiply(x, matrix)
     expected = x.astype(F32) @ matrix.dequantize(F32).T
@@ -78,12 +77,12 @@ def used(launches: Counter[str], x: mx.array, matrix: Quantized | Blocks) -> boo
 def test_two_to_sixteen_rows_go_to_the_kernel(launches: Counter[str]) -> None:
     matrix = quantized()
     assert not used(launches, rows(4), matrix)  # not tried yet
-    assert row_products.try_format(FORM, F32)
+    assert small_batch_matmul.try_format(FORM, F32)
     assert [count for count in (1, 2, 5, 16, 17) if used(launches, rows(count), matrix)] == [2, 5, 16]
     assert used(launches, rows(6).reshape(2, 3, 128), matrix)
     assert not used(launches, rows(4, dtype=BF16), matrix)
     assert not used(launches, rows(4), quantized(form=Format(8, 32)))
-    assert row_products.TRIAL.described() == [
+    assert small_batch_matmul.TRIAL.described() == [
         "products of few rows, 4-bit affine in groups of 64, float32: this project's kernels; next to MLX's products "
         "1.5x at 2, 1.5x at 4, 1.5x at 8, 1.5x at 16 rows"
     ]
@@ -103,13 +102,13 @@ def test_a_part_is_tried_when_it_is_settled(launches: Counter[str], tmp_path: Pa
 def test_a_kernel_that_is_slower_or_stalls_is_not_used(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     matrix, speeds = quantized(), {2: Speed(0.9), 4: Speed(1.4, stalled=True), 8: Speed(1.1), 16: Speed(2.0)}
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: speeds)
-    row_products.try_format(FORM, F32)
+    small_batch_matmul.try_format(FORM, F32)
     assert [count for count in (2, 3, 7, 9) if used(launches, rows(count), matrix)] == [7, 9]
-    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
+    monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     speeds |= {8: Speed(0.5), 16: Speed(0.7)}
-    row_products.try_format(FORM, F32)
+    small_batch_matmul.try_format(FORM, F32)
     assert not used(launches, rows(8), matrix)
-    assert row_products.TRIAL.described()[0].endswith("MLX's products, as the kernel became slower while it ran")
+    assert small_batch_matmul.TRIAL.described()[0].endswith("MLX's products, as the kernel became slower while it ran")
 
 
 def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,39 +122,41 @@ def test_a_kernel_that_is_wrong_is_not_used(monkeypatch: pytest.MonkeyPatch) -> 
         return call
 
     for maker, reason in ((zeros, "products of 2 rows differ"), (broken, "Unable to build metal library")):
-        monkeypatch.setattr(row_products, "is_gpu", lambda: True)
+        monkeypatch.setattr(small_batch_matmul, "is_gpu", lambda: True)
         monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
-        monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
+        monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
         with executors.run_with(maker):
-            verdict = row_products.try_format(FORM, F32)
+            verdict = small_batch_matmul.try_format(FORM, F32)
             assert verdict is not None
             assert reason in (verdict.obstacle or "")
             multiply(rows(4), quantized())
-            assert row_products.block_kinds(F32, ["Q4_K"]) == frozenset()
+            assert small_batch_matmul.block_kinds(F32, ["Q4_K"]) == frozenset()
 
 
 @needs_emulator
 def test_the_switch(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(kernel_trial.SWITCH, "0")
-    assert row_products.try_format(FORM, F32) is None
-    assert row_products.block_kinds(F32, ["Q4_K"]) == frozenset()
+    assert small_batch_matmul.try_format(FORM, F32) is None
+    assert small_batch_matmul.block_kinds(F32, ["Q4_K"]) == frozenset()
     assert not used(launches, rows(4), quantized())
 
 
 @needs_emulator
 def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
-    row_products.try_format(FORM, F32)
-    assert row_products.block_kinds(F32, ["Q4_K", "F16"]) == {"Q4_K"}
-    assert row_products.TRIAL.lost() == []
+    small_batch_matmul.try_format(FORM, F32)
+    assert small_batch_matmul.block_kinds(F32, ["Q4_K", "F16"]) == {"Q4_K"}
+    assert small_batch_matmul.TRIAL.lost() == []
     error = RuntimeError("[METAL] Command buffer execution failed\n test")
-    assert not row_products.TRIAL.disable(error, guilty=True)  # all of them pass their trial again
+    assert not small_batch_matmul.TRIAL.disable(error, guilty=True)  # all of them pass their trial again
     assert used(launches, rows(4), quantized())
-    assert row_products.TRIAL.disable(error, guilty=False)
-    assert not row_products.TRIAL.disable(error, guilty=False)
+    assert small_batch_matmul.TRIAL.disable(error, guilty=False)
+    assert not small_batch_matmul.TRIAL.disable(error, guilty=False)
     assert not used(launches, rows(4), quantized())
     assert not used(launches, rows(4, 512), blocks())
-    assert all("a Metal kernel failed: [METAL] Command buffer execution failed test" in line for line in row_products.TRIAL.described())
-    assert row_products.TRIAL.lost()[0].startswith(
+    assert all(
+        "a Metal kernel failed: [METAL] Command buffer execution failed test" in line for line in small_batch_matmul.TRIAL.described()
+    )
+    assert small_batch_matmul.TRIAL.lost()[0].startswith(
         "products of few rows, 4-bit affine in groups of 64, float32: MLX's products, as a Metal kernel"
     )
 
@@ -163,7 +164,7 @@ def test_after_a_failure_mlx_computes(launches: Counter[str]) -> None:
 @needs_emulator
 def test_only_the_guilty_format_is_given_up(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     for form in (FORM, Format(8, 32)):
-        row_products.try_format(form, F32)
+        small_batch_matmul.try_format(form, F32)
     monkeypatch.setattr(trial, "wrong_products", lambda subject: "wrong" if subject.bits == 8 else None)
     assert kernel_trial.disable(ValueError("Thread group size"), guilty=True)
     assert any("8-bit affine" in line for line in kernel_trial.lost_lines())
@@ -175,14 +176,14 @@ def test_only_the_guilty_format_is_given_up(launches: Counter[str], monkeypatch:
 def test_blocks(launches: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
     matrix = blocks("Q6_K", n=40)
     assert not used(launches, rows(3, 512), matrix)
-    assert row_products.block_kinds(F32, ["Q6_K"]) == {"Q6_K"}
+    assert small_batch_matmul.block_kinds(F32, ["Q6_K"]) == {"Q6_K"}
     assert used(launches, rows(1, 512), matrix)
     assert used(launches, rows(40, 512), matrix)
     assert launches["block_dequantize"] == 1  # of the trial
     tokens = mx.array([[7, 0], [39, 7]])
     assert mx.array_equal(Embedding(matrix, F32)(tokens), matrix.dequantize(F32)[tokens])
     assert launches["block_dequantize"] == 2
-    monkeypatch.setattr(row_products, "UNPACKED_BYTES", 1)
+    monkeypatch.setattr(small_batch_matmul, "UNPACKED_BYTES", 1)
     assert used(launches, rows(60, 512), matrix)
     assert launches["block_dequantize"] == 2 + 3
 
@@ -203,29 +204,34 @@ def test_blocks_are_matrices_like_others() -> None:
 
 def test_speeds_are_remembered_for_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file, subject, other = tmp_path / "a" / "products.json", Subject("affine", 4, 64, BF16), Subject("Q4_K", 4, 32, BF16)
-    assert row_products.remembered(file, subject) is None
+    assert small_batch_matmul.remembered(file, subject) is None
     speeds = {count: Speed(1.25, count == 8) for count in subject.rows}
-    row_products.remember(file, subject, speeds)
-    row_products.remember(file, other, FAST)
-    assert row_products.remembered(file, subject) == speeds
-    assert row_products.remembered(file, other) == FAST
-    assert row_products.remembered(None, subject) is None
-    monkeypatch.setattr(row_products, "machine", lambda: "another")
-    assert row_products.remembered(file, subject) is None
+    small_batch_matmul.remember(file, subject, speeds)
+    small_batch_matmul.remember(file, other, FAST)
+    assert small_batch_matmul.remembered(file, subject) == speeds
+    assert small_batch_matmul.remembered(file, other) == FAST
+    assert small_batch_matmul.remembered(None, subject) is None
+    monkeypatch.setattr(small_batch_matmul, "machine", lambda: "another")
+    assert small_batch_matmul.remembered(file, subject) is None
     monkeypatch.undo()
-    for content in ("{", "[]", '{"speeds": 3}', json.dumps({"machine": row_products.machine(), "speeds": {subject.name: {"2": "x"}}})):
+    for content in (
+        "{",
+        "[]",
+        '{"speeds": 3}',
+        json.dumps({"machine": small_batch_matmul.machine(), "speeds": {subject.name: {"2": "x"}}}),
+    ):
         file.write_text(content)
-        assert row_products.remembered(file, subject) is None
-    row_products.remember(file, subject, speeds)
-    assert row_products.remembered(file, subject) == speeds
+        assert small_batch_matmul.remembered(file, subject) is None
+    small_batch_matmul.remember(file, subject, speeds)
+    assert small_batch_matmul.remembered(file, subject) == speeds
 
 
 @needs_emulator
 def test_what_was_measured_is_not_measured_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    row_products.try_format(FORM, F32, tmp_path / "x.json")
-    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
+    small_batch_matmul.try_format(FORM, F32, tmp_path / "x.json")
+    monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", None)
-    verdict = row_products.try_format(FORM, F32, tmp_path / "x.json")
+    verdict = small_batch_matmul.try_format(FORM, F32, tmp_path / "x.json")
     assert verdict is not None
     assert set(verdict.speeds) == {2, 4, 8, 16}
 
@@ -233,25 +239,25 @@ def test_what_was_measured_is_not_measured_again(launches: Counter[str], monkeyp
 @needs_emulator
 def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     file, asked = tmp_path / "x.json", []
-    row_products.try_format(FORM, BF16, file)
+    small_batch_matmul.try_format(FORM, BF16, file)
 
     def stalls(subject: Subject, seconds: float) -> dict[int, Speed]:
         asked.append(seconds)
         return {count: Speed(3.0, stalled=True) for count in subject.rows}
 
     monkeypatch.setattr(trial, "speeds", stalls)
-    (line,) = row_products.product_status(BF16, file)
+    (line,) = small_batch_matmul.product_status(BF16, file)
     assert "as the kernel became slower while it ran" in line
     assert asked[0] >= 2
-    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
-    verdict = row_products.try_format(FORM, BF16, file)  # a later load knows
+    monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
+    verdict = small_batch_matmul.try_format(FORM, BF16, file)  # a later load knows
     assert verdict is not None
     assert not verdict.speeds
-    assert row_products.TRIAL.lost()
+    assert small_batch_matmul.TRIAL.lost()
 
 
 class Clock:
-    """Advances by what each product is said to take."""
+    """A clock that products advance."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -261,7 +267,7 @@ class Clock:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, ours: Callable[[float], float]) -> tuple[dict[int, Speed], float]:
-    """Speeds where MLX's products take 1 ms and ours what a function of the time says; and how long it took."""
+    """Measure with products of 1 ms for MLX and `ours(time)` for the kernels. Return the speeds and the duration."""
     clock = Clock()
 
     def product(seconds: Callable[[float], float]) -> Callable[[mx.array, int], mx.array]:

@@ -1,4 +1,4 @@
-"""Gated layers on a GPU: one kernel for product and gate where its trial speaks for it, in the emulator here."""
+"""Gated layers on a GPU: one kernel for product and gate if its trial favours it; here in the emulator."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from mlxinfer.kernels_metal import emulator, executors, kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Subject
-from mlxinfer.nn import activations, packing
-from mlxinfer.nn import small_batch_matmul as row_products
+from mlxinfer.nn import activations, packing, small_batch_matmul
 from mlxinfer.nn.activations import gated
 from mlxinfer.nn.linear import JoinedLinear, Linear
 from mlxinfer.nn.mlp import GatedMLP
@@ -27,7 +26,7 @@ FORM = Format(4, 64)
 
 @pytest.fixture
 def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
-    """As on a Mac whose kernels are faster; counts launches by the gates of their templates."""
+    """Simulates a Mac whose kernels are faster, and counts launches by the gates of their templates."""
     counts: Counter[int] = Counter()
 
     def counted(**arguments: Any) -> Callable[..., Any]:
@@ -39,10 +38,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
 
         return call
 
-    for module in (row_products, packing):
+    for module in (small_batch_matmul, packing):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
-    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
+    monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: Speed(0.9 if rows == 4 else 1.2) for rows in subject.rows})
     monkeypatch.setattr(trial, "wrong_products", lambda subject: None)
     with executors.run_with(counted):
@@ -61,7 +60,7 @@ def layer(activation: str = "silu", bias: bool = False) -> GatedMLP:
 
 
 def inner(mlp: GatedMLP, count: int) -> mx.array:
-    """The gated units for some rows; they are right in any case."""
+    """Compute the gated units for some rows. Asserts that they are right."""
     x = mx.random.normal((count, HIDDEN), key=mx.random.key(count))
     linear = mlp.gate_up.linears[0]
     found = mlp.gate_up.gated(mlp.gate, x)
@@ -89,7 +88,7 @@ def test_a_layer_is_tried_when_it_is_settled(launches: Counter[int]) -> None:
     packing.settle(mlp, dtype=F32)
     assert counts_with_a_kernel(mlp, launches) == [1, 2, 5, 8]  # 3 rows take the variant for 4, which is slower
     assert launches[0] == 1  # product of 9 rows, gate apart
-    assert "4-bit affine in groups of 64, float32, gated by silu: this project's kernels" in "\n".join(row_products.TRIAL.described())
+    assert "4-bit affine in groups of 64, float32, gated by silu: this project's kernels" in "\n".join(small_batch_matmul.TRIAL.described())
 
 
 @needs_emulator
@@ -97,9 +96,9 @@ def test_after_a_failure_mlx_gates(launches: Counter[int]) -> None:
     mlp = layer("gelu_pytorch_tanh")
     packing.settle(mlp, dtype=F32)
     assert counts_with_a_kernel(mlp, launches) == [1, 2, 5, 8]
-    assert row_products.TRIAL.disable(RuntimeError("[METAL] failed"), guilty=False)
+    assert small_batch_matmul.TRIAL.disable(RuntimeError("[METAL] failed"), guilty=False)
     assert counts_with_a_kernel(mlp, launches) == []
-    assert any("gated by gelu_tanh" in line for line in row_products.TRIAL.lost())
+    assert any("gated by gelu_tanh" in line for line in small_batch_matmul.TRIAL.lost())
 
 
 @needs_emulator
@@ -107,7 +106,7 @@ def test_after_a_failure_mlx_gates(launches: Counter[int]) -> None:
 def test_others_are_gated_by_mlx(launches: Counter[int], mlp: GatedMLP) -> None:
     packing.settle(mlp, dtype=F32)
     assert counts_with_a_kernel(mlp, launches) == []
-    assert not any("gated" in line for line in row_products.TRIAL.described()) or mlp.gate_up.linears[0].bias is not None
+    assert not any("gated" in line for line in small_batch_matmul.TRIAL.described()) or mlp.gate_up.linears[0].bias is not None
 
 
 @needs_emulator
@@ -119,16 +118,16 @@ def test_only_the_guilty_gate_is_given_up(launches: Counter[int], monkeypatch: p
         return "wrong" if subject.gate else None
 
     monkeypatch.setattr(trial, "wrong_products", only_gated)
-    assert row_products.TRIAL.disable(ValueError("x"), guilty=True)
+    assert small_batch_matmul.TRIAL.disable(ValueError("x"), guilty=True)
     before = launches[0]
     assert counts_with_a_kernel(mlp, launches) == []
     assert launches[0] > before
 
 
 def test_without_a_gpu_nothing_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_products.TRIAL, "verdicts", {})
+    monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     mlp = layer()
     for count in (1, 2, 9):
         inner(mlp, count)
-    assert row_products.TRIAL.described() == []
+    assert small_batch_matmul.TRIAL.described() == []
     assert activations.gated("silu").activation == "silu"

@@ -32,7 +32,7 @@ FAMILIES = ("llama", "qwen3", "gemma3_text", "gemma2", "phi3", "phi3_longrope", 
 """Plain; norms of heads; local and global frequencies; a soft cap; joined projections; partial and changing rotation; wide norms; sinks;
 layers without rotation; gated queries between recurrent layers."""
 ELSEWHERE = ("qwen3", "phi3")
-"""Families whose features the other ones cover, too."""
+"""Families whose features other families also have."""
 HEADS = {"head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
@@ -55,7 +55,7 @@ def engine_of(model: Model, kv: KVFormat) -> Engine:
     "family", [pytest.param(name, marks=pytest.mark.slow if name in ELSEWHERE else pytest.mark.long) for name in FAMILIES]
 )
 def test_every_family_says_the_same_as_with_plain_mlx(family: str, on_a_mac: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Across filled pages, with drafts that hold and drafts that do not, in a batch whose members come and go."""
+    """Covers filled pages, accepted and rejected drafts, and a batch whose members change."""
     config = config_of(family, **HEADS)
     if family == "phi3_longrope":
         config["rope_parameters"] |= {"partial_rotary_factor": 0.5}
@@ -127,7 +127,7 @@ def test_pages_are_written_only_when_somebody_reads_them_or_too_many_rows_lie_ap
 
 @pytest.mark.emulator
 def test_nothing_is_copied_but_recent_rows(layer: tuple[LayerStore, AttentionGroup]) -> None:
-    """A step reads the rows that lie apart and writes them again with its own: 4 KB and not 16, at most."""
+    """A step reads the recent rows and writes them with its own: at most 4 KB instead of 16."""
     store, group = layer
     with emulated():
         for past in range(9):
@@ -141,7 +141,7 @@ def test_nothing_is_copied_but_recent_rows(layer: tuple[LayerStore, AttentionGro
 
 @pytest.mark.emulator
 def test_rows_of_too_many_heads_are_appended_in_a_launch_of_their_own() -> None:
-    """One work item cannot hold all queries of a sequence."""
+    """One work item cannot process all queries of a sequence."""
     spec, segments = AttentionSpec(1, 80, 80, query_heads=16), (Segment(0, 0, 8, 0, 0),)
     q, k, v = (mx.random.normal((8, heads, 80), key=mx.random.key(heads)) for heads in (16, 1, 2))
     answers = []

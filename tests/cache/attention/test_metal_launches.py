@@ -20,7 +20,7 @@ from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.models.decoder import Model
 
 VIEWS = {"Reshape", "Slice", "Split", "Broadcast", "Transpose", "ExpandDims", "Squeeze", "Flatten", "Unflatten"}
-"""Primitives that launch nothing where their input lies in order, as in all of these graphs."""
+"""Primitives that launch nothing if their input is contiguous, as in all of these graphs."""
 NODE, EDGE = re.compile(r'\{ (\w+) \[label ="(\w+)"'), re.compile(r'^"?(\w+)"? -> "?(\w+)"?$', re.MULTILINE)
 
 
@@ -116,7 +116,7 @@ def test_norms_of_heads_and_partial_rotation_take_none(tmp_path: Path) -> None:
 def test_a_step_in_sixteen_writes_pages(model: Model, tmp_path: Path) -> None:
     """At most sixteen rows stay outside their pages.
 
-    Keys and values of one sequence are written; those of several are gathered and scattered, apart from the chain of launches.
+    Keys and values of one sequence are written; those of several are gathered and scattered, outside of the chain of launches.
     """
     assert decoded(model, tmp_path, [5], warm=11) == (7, 5)
     assert decoded(model, tmp_path, [5, 5, 5], warm=11) == (9, 5)

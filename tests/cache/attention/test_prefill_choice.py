@@ -1,4 +1,4 @@
-"""Many rows over a quantized past by MLX's own attention, which reads an unpacked copy: the same rows, where the rule allows it."""
+"""Many rows over a quantized past by MLX's attention, which reads a dequantized copy: the same rows, if the rule allows it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SHAPE = Shape(mx.bfloat16, 32, 8, 128, 128, 4, 4)
 @pytest.mark.emulator
 @pytest.mark.parametrize("kv", [pytest.param(KVFormat(8, 4), marks=pytest.mark.slow), KVFormat(5, 8, first16=True)], ids=lambda kv: kv.name)
 def test_rows_are_those_of_the_formats_meaning(kv: KVFormat, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Across pages that fill on the way, behind others, and next to rows that take other ways."""
+    """Covers pages that fill in a step, earlier pages, and rows that other kernels compute."""
     monkeypatch.setattr(prefill_way, "unsealing_is_faster", lambda shape: True)
     monkeypatch.setattr(prefill_way, "LEAST_ROWS", 20)
     with emulated(), emulator.count_bytes() as counts:

@@ -1,4 +1,4 @@
-"""Plain attention in parts: the answers are those of the whole, and no step takes more memory than is counted."""
+"""Plain attention in chunks: the same answers as in one piece, and no more memory than planned."""
 
 from __future__ import annotations
 
@@ -149,14 +149,14 @@ def test_what_the_metal_step_leaves_to_plain_mlx_is_counted(monkeypatch):
     counted = PlainSize(spec, ROWS, 4, False, False).bytes(PAST + ROWS, 1)
     taken = peak(spec, KVFormat(), METAL, PAST, ROWS, AttentionParams(0.2))
     past = (PAST + ROWS) * 8 * 256 * 4
-    assert past < taken <= 2 * counted + FIXED  # the stand-in copies once more what it reads
+    assert past < taken <= 2 * counted + FIXED  # the fake copies its input once more
     assert counted == 2 * (past + PAGE * 8 * 256 * 4)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("layers", [1, 4])
 def test_mlx_waits_where_its_limit_is_reached(layers):
-    """Layers are not in memory at once where it is short, though MLX runs ahead of what is computed: `limit_memory` relies on it."""
+    """If memory is short, layers are not in memory together, though MLX runs ahead: `limit_memory` relies on it."""
     spec = AttentionSpec(8, 64, 64, query_heads=8)
     before = mx.set_memory_limit(active_memory())
     try:

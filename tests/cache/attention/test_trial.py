@@ -1,4 +1,4 @@
-"""The trial of the Metal kernels runs every variant of them that a model can need later, and few there are."""
+"""The trial of the attention kernels runs every variant that a model can use later, and these are few."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST = 8
 def layers() -> Iterator[AttentionSpec]:
     configs = [*PUBLISHED.values(), *(text_config(config) for config in WRAPPED.values())]
     for config in configs:
-        # Plain MLX attends to latents: there is no kernel for heads of that size.
+        # Plain MLX attends to latents: heads of that size have no kernel.
         yield from (spec for spec in architecture(config).specs if isinstance(spec, AttentionSpec) and not spec.values_in_keys)
     yield from MORE.values()
 
@@ -125,7 +125,7 @@ def test_its_variants_are_the_same_on_every_chip(cores: int, monkeypatch: pytest
 @pytest.mark.parametrize("window", [1, 64, 65, 66, 128, 194, 4096])
 @pytest.mark.parametrize("heads", [1, 4])
 def test_windows_of_all_sizes(window: int, heads: int) -> None:
-    """A short one may never be divided, and where it is, the trial's is."""
+    """Sequences with short windows may never be divided; if one is, the trial has a divided one."""
     spec = AttentionSpec(1, 64, 64, window, query_heads=heads)
     in_trial = tried(trial.kind_of(spec, mx.bfloat16, KVFormat()))
     shape = Shape(mx.bfloat16, heads, 1, 64, 64, 16, 16)

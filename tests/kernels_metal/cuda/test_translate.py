@@ -1,4 +1,4 @@
-"""The Metal kernels, translated to CUDA: compiled for an H100 that need not be there, and run on the CPU."""
+"""The Metal kernels translated to CUDA: compiled for an H100, which need not exist, and run on the CPU."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_what_runs_between_layers_and_after_them_compiles() -> None:
 
 
 def test_no_kernel_is_left_out() -> None:
-    """Of what the tests here compile, and what is in the Metal files."""
+    """Compare the kernels that these tests compile with those in the Metal files."""
     launched = set()
 
     def maker(*, name: str, **_: object):  # type: ignore[no-untyped-def]
@@ -243,7 +243,7 @@ def test_what_runs_between_layers_and_after_them_is_that_of_the_emulator() -> No
 
 
 def assert_close(scene: Scene | PrefillScene) -> None:
-    """On the CPU, by the translated source: as near to float64 as the Metal source has to be."""
+    """On the CPU, the translated source is as close to float64 as the Metal source must be."""
     with run_with(cuda_cpu.maker):
         ours = to_float(scene.run()) - scene.expected()
     theirs = scene.stock() - scene.expected()

@@ -1,4 +1,4 @@
-"""The CUDA twin of what one launch computes instead of two: gated products, and attention that appends the step's rows."""
+"""The CUDA twin of fused launches: gated products, and attention that appends the step's rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode attention that makes the step's own rows ready: against float64, and to the bit what two launches compute."""
+"""Decode attention that also appends the step's rows: compared with float64, and bit for bit with two launches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decode attention under sanitizers, in every order of threads, and what it reads and writes."""
+"""Decode attention under sanitizers and in every order of threads, and the bytes that it reads and writes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_order_of_threads_changes_no_bit(name: str, order: str, seed: int) -
 
 
 def sanitized() -> Iterator[ParameterSet]:
-    """Races are looked for where simdgroups share pages, and what was never set where sequences are cut or runs of bytes are short."""
+    """Search for races with shared pages, and for unset memory with divided sequences or short runs of bytes."""
     sampled = {
         "tsan": ("own pages", "shared, cut", "128 queries"),
         "msan": ("narrow runs", "cut, long runs", "shared, in parts"),
@@ -66,7 +66,7 @@ def test_sanitizers_are_silent(mode: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", SCENES)
 def test_every_byte_of_the_cache_is_loaded_once(name: str) -> None:
-    """Once for all heads and rows, or where there are more than 8 simdgroups hold, once for as many rows as they do."""
+    """Pages are read once for all heads and rows, or once per work item if 8 simdgroups cannot process all rows."""
     s = SCENES[name]
     with emulated(), emulator.count_bytes() as counts:
         s.run()
@@ -90,8 +90,8 @@ def test_every_byte_of_the_cache_is_loaded_once(name: str) -> None:
 
 
 def stored(s: Scene) -> int:
-    """Answers, and where they are parts, what is left of the sums: no score among them. Of what is not wanted there is one element: recent
-    keys and values, as rows are ready here, among that."""
+    """Only answers are written, or parts of answers with their sums, but no scores. Unused outputs have one element; so have recent keys
+    and values, because rows are ready here."""
     rows, values, size = s.query_rows * s.shape.heads, s.shape.value_dim, s.dtype.size
     whole = 2 * size + rows * values * size
     return whole + size + (0 if s.plan.parts is None else s.plan.part_rows * s.shape.heads * (values * size + 4))

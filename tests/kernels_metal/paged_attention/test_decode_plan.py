@@ -1,4 +1,4 @@
-"""What the launcher of decode attention refuses, how it divides the work, and how much memory its tiles need."""
+"""Decode plans: refused arguments, division of the work, and threadgroup memory of tiles."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_longer_sequences_and_more_cores_make_more_items() -> None:
 )
 @pytest.mark.parametrize("cores", [10, 20, 40, 80])
 def test_short_contexts_give_every_core_something(shape: Shape, cores: int) -> None:
-    """Two threadgroups for each core, or as many as there are pages to share out: one for each simdgroup, or two where they share them."""
+    """Two threadgroups per core, or as many as pages allow: a page per simdgroup, or two pages if simdgroups share them."""
     rows = 1 if shape.group == 4 else 2
     least = 2 if decode_tile(shape, rows).shared else 4
     for pages in range(1, 60):

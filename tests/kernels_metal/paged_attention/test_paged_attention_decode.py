@@ -21,7 +21,7 @@ from tests.support.processes.pairwise import pairwise
 BITS = (16, 8, 6, 5, 4, 3, 2)
 PASTS = (0, 1, 63, 64, 65, 301, 4096)
 ROUNDING = {mx.float32: 2.0**-24, mx.float16: 2.0**-11, mx.bfloat16: 2.0**-8}
-"""Half the distance of two numbers, in units of the larger one: what storing the exact answer may cost."""
+"""Relative error of storing the exact answer: half the distance of two numbers, in units of the larger one."""
 
 AXES: dict[str, tuple[Any, ...]] = {
     "k_bits": BITS,
@@ -40,7 +40,7 @@ AXES: dict[str, tuple[Any, ...]] = {
 
 
 def scene(choice: dict[str, Any], seed: int) -> Scene:
-    """The first sequence has the wanted past, as many of the wanted rows as fit into its page, and others keep it company."""
+    """Make a scene whose first sequence has the wanted past and as many of the wanted rows as fit into its page. Others accompany it."""
     chance = random.Random(seed)
     extras = str(choice["extras"])
     sequences = [(choice["rows"], choice["past"])]

@@ -24,7 +24,7 @@ from mlxinfer.kernels_metal.paged_attention_prefill.tiles import prefill_tile
 F32, F16, BF16 = mx.float32, mx.float16, mx.bfloat16
 BITS = (16, 8, 6, 5, 4, 3, 2)
 ROUNDING = {F32: 2.0**-24, F16: 2.0**-11, BF16: 2.0**-8}
-"""Half the distance of two numbers, in units of the larger one: what storing the exact answer may cost."""
+"""Relative error of storing the exact answer: half the distance of two numbers, in units of the larger one."""
 
 SCENES = {
     "one row, nothing before": PrefillScene(((0, 1),), 16, 16),
@@ -46,8 +46,8 @@ SCENES = {
 
 
 def check(scene: PrefillScene) -> None:
-    """Not further from the truth than MLX's attention to the same keys and values, rounded to the same dtype, by the root mean square. In
-    float32, where all errors are roundings of sums, the order of adding up decides which of the two is nearer."""
+    """The root-mean-square error is at most that of MLX's attention to the same keys and values, rounded to the same dtype. In float32,
+    where all errors are roundings of sums, the order of additions decides which one is smaller."""
     with emulated():
         answer = to_float(scene.run())
     expected = scene.expected()
@@ -115,7 +115,7 @@ def test_far_behind() -> None:
 
 @needs_emulator
 def test_where_a_step_is_cut_changes_nothing() -> None:
-    """The answers of a prompt in one step are those of its parts, to the last bit."""
+    """A prompt in one step gets the same answers as in parts, bit for bit."""
     whole = PrefillScene(((0, 200),), 4, 4, group=2, kv_heads=1, dtype=F16, window=90)
     with emulated():
         at_once = to_float(whole.run())

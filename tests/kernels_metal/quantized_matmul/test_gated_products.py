@@ -1,4 +1,4 @@
-"""Products whose kernel also computes the gated unit after them, in the emulator against float64."""
+"""Products whose kernel also computes the gated unit, in the emulator, compared with float64."""
 
 from __future__ import annotations
 

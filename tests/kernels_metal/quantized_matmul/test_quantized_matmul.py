@@ -106,7 +106,7 @@ def test_every_schedule_gives_the_same_bits(kind: str, rows: int) -> None:
 
 
 def weight_traffic(weights: Matrix, rows: int) -> tuple[int, int, int]:
-    """Bytes of the matrix that are loaded, that a cache of a threadgroup would fetch, and that there are."""
+    """Return three byte counts of the matrix: loaded, fetched by a cache of one threadgroup, and total."""
     x = rows_of_x(rows, weights.numbers.shape[1], F16)
     with emulated(), emulator.count_bytes() as counts:
         weights.times(x)
