@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from .common.interrupts import interrupts_end
 from .common.options import ABOVE_ZERO, complete_model, ignore_option
-
-if TYPE_CHECKING:
-    from .health.diagnosis import Diagnosis, ModelDiagnosis
-
 
 _REPORT = "mlxinfer-report.md"
 
@@ -50,13 +46,20 @@ def doctor(
     if report_file is not None:
         _write_report(model, report_file)
         return
-    found = _diagnose(model, kv, kv_first16, memory_gb, draft, ignore_config_keys)
+    with interrupts_end():
+        from .health.diagnosis import diagnose, diagnose_model
+
+    found = diagnose() if model is None else diagnose_model(model, kv, kv_first16, memory_gb, draft, ignore_config_keys)
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return
     for title, lines in found.sections():
-        click.secho(title, bold=True)
-        click.echo("\n".join(f"  {line}" for line in lines))
+        _print_section(title, lines)
+
+
+def _print_section(title: str, lines: Iterable[str]) -> None:
+    click.secho(title, bold=True)
+    click.echo("\n".join(f"  {line}" for line in lines))
 
 
 def _check_nodes(hostfile: Path, model: str | None, kv: str) -> None:
@@ -67,12 +70,9 @@ def _check_nodes(hostfile: Path, model: str | None, kv: str) -> None:
 
     nodes = read_nodes(hostfile)
     machines = check_machines(nodes)
-    click.secho("machines", bold=True)
-    click.echo("\n".join(f"  {machine.line()}" for machine in machines))
+    _print_section("machines", [machine.line() for machine in machines])
     if model is not None:
-        lines = list(plan_lines(model, KVFormat.parse(kv), nodes, machines))
-        click.secho("plan", bold=True)
-        click.echo("\n".join(f"  {line}" for line in lines))
+        _print_section("plan", list(plan_lines(model, KVFormat.parse(kv), nodes, machines)))
     if any(machine.problem for machine in machines):
         raise click.ClickException("not all machines can take part")
 
@@ -91,14 +91,3 @@ def _write_report(model: str | None, file: Path) -> None:
     except OSError as error:
         raise click.ClickException(f"cannot write {file}: {error.strerror}") from None
     click.echo(f"Written to {file}. Read it before you share it.")
-
-
-def _diagnose(
-    model: str | None, kv: str, kv_first16: bool, memory_gb: float | None, draft: str | None, ignored: tuple[str, ...]
-) -> Diagnosis | ModelDiagnosis:
-    with interrupts_end():
-        from .health.diagnosis import diagnose, diagnose_model
-
-    if model is None:
-        return diagnose()
-    return diagnose_model(model, kv, kv_first16, memory_gb, draft, ignored)

@@ -33,6 +33,8 @@ from ...util.installing import install_line
 from ..common.console import human_bytes
 
 _PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
+WIDTHS = ("16", "8", "4")
+"""Bits of the cache formats that are compared."""
 _BYTES_PER_WEIGHT = {"4 bits": 4.5 / 8, "8 bits": 8.5 / 8, "16 bits": 2.0}
 _CACHE_SHARE = 0.15
 """Fraction of the usable memory reserved for cache and activations in the estimate of the largest model."""
@@ -132,15 +134,15 @@ def _packed_copies() -> str:
     if kernels_cpu.packed_version() is None:
         return ""
     limit, usage = limit_bytes(), cache_usage()
-    here = human_bytes(usage.copy_bytes)
-    may = f"of at most {human_bytes(limit)}" if limit else "and no more are written"
-    begun = f", and {human_bytes(usage.unfinished_bytes)} of unfinished ones" if usage.unfinished else ""
-    return f"packed copies of GGUF files, which start faster: {here} {may} in {directory()}{begun} (MLXINFER_PACKED_GB)"
+    bound = f"of at most {human_bytes(limit)}" if limit else "and no more are written"
+    unfinished = f", and {human_bytes(usage.unfinished_bytes)} of unfinished ones" if usage.unfinished else ""
+    size = f"{human_bytes(usage.copy_bytes)} {bound} in {directory()}{unfinished}"
+    return f"packed copies of GGUF files, which start faster: {size} (MLXINFER_PACKED_GB)"
 
 
 def _device() -> str:
     name = str(mx.device_info().get("device_name") or platform.processor() or platform.machine())
-    return f"{name}, GPU" if is_gpu() else f"{name}, CPU"
+    return f"{name}, {'GPU' if is_gpu() else 'CPU'}"
 
 
 def _version(package: str) -> str | None:
@@ -159,16 +161,9 @@ def _missing(models_here: set[str]) -> list[str]:
         lines.append(kernels_cpu.status())
     if sys.platform == "linux" and not is_gpu() and not shutil.which("g++"):
         lines.append("no C++ compiler (g++): MLX builds fused operations for the CPU with it")
-    for name, alias in ALIASES.items():
-        if name not in models_here:
-            lines.append(f"{name}: {alias.install_line}")
-    for module, what in (("matplotlib", "pictures in notebooks"), ("ipykernel", "notebooks")):
-        if importlib.util.find_spec(module) is None:
-            lines.append(f"{module}, for {what}: {install_line(module)}")
-    return lines
-
-
-_WIDTHS = ("16", "8", "4")
+    lines += [f"{name}: {alias.install_line}" for name, alias in ALIASES.items() if name not in models_here]
+    modules = {"matplotlib": "pictures in notebooks", "ipykernel": "notebooks"}
+    return lines + [f"{name}, for {use}: {install_line(name)}" for name, use in modules.items() if importlib.util.find_spec(name) is None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,8 +196,17 @@ class ModelDiagnosis:
         cost = [f"{human_bytes(self.token_bytes)} for each further token of context"] if self.token_bytes else []
         yield f"cache, kv {self.kv}", [*self.layers, *cost]
         yield "attention", self.attention
-        plan = list(_memory_lines(self.plan, self.context_tokens)) if self.plan else [self.problem]
-        yield "memory", [*plan, *map(_size_line, self.sizes)]
+        yield "memory", list(self.memory_lines())
+
+    def memory_lines(self) -> Iterator[str]:
+        if self.plan:
+            yield from _plan_lines(self.plan, self.context_tokens)
+        else:
+            yield self.problem
+        for change in self.sizes:
+            became = f"become {human_bytes(change.kept)}" if change.kept else "are not read"
+            source = change.kind if change.kept else "the files"
+            yield f"weights: {human_bytes(change.stored)} of {source} {became}: {change.reason}"
 
 
 def diagnose_model(
@@ -217,28 +221,35 @@ def diagnose_model(
     form, _ = kv_format(kv, model, first16=first16)
     found = meta_model(model, ignore_config_keys=ignore_config_keys)
     check_ignored(ignore_config_keys, found.checkpoint.config)
-    name = str(found.dtype).rpartition(".")[2]
+    named = (found.name, found.model_type, str(found.dtype).rpartition(".")[2], form.name)
     if found.borrowed:
-        lines = ["all layers: mlx-lm's own cache, unquantized"]
-        ways = ["mlx-lm's, one sequence at a time"]
         return ModelDiagnosis(
-            found.name, found.model_type, name, form.name, 0, lines, ways, problem="not known before it is loaded", notes=found.model.notes
+            *named,
+            token_bytes=0,
+            layers=["all layers: mlx-lm's own cache, unquantized"],
+            attention=["mlx-lm's, one sequence at a time"],
+            problem="not known before it is loaded",
+            notes=found.model.notes,
         )
     layers, dtype = found.model.layers, found.dtype
     drafter = _drafter(draft) if draft else None
-    plan, problem = _plan(found, form, memory_gb, drafter)
+
+    def plan(kv: KVFormat) -> MemoryPlan | MemoryPlanError:
+        try:
+            return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=drafter)
+        except MemoryPlanError as error:
+            return error
+
+    chosen = plan(form)
     return ModelDiagnosis(
-        name=found.name,
-        model_type=found.model_type,
-        dtype=name,
-        kv=form.name,
+        *named,
         token_bytes=PagedCache.token_bytes(layers, dtype, form),
         layers=layer_lines(layers, form, dtype),
         attention=attention_lines(layers, form, dtype),
-        plan=_as_object(plan) if plan else None,
-        problem=problem,
+        plan=None if isinstance(chosen, MemoryPlanError) else _as_object(chosen),
+        problem=str(chosen) if isinstance(chosen, MemoryPlanError) else "",
         notes=found.model.notes,
-        context_tokens={bits: _room(found, KVFormat.parse(bits), memory_gb, drafter) for bits in _WIDTHS},
+        context_tokens={bits: getattr(plan(KVFormat.parse(bits)), "room_tokens", 0) for bits in WIDTHS},
         sizes=list(found.size_changes),
     )
 
@@ -250,30 +261,11 @@ def _drafter(draft: str) -> PreparedModel:
     return found
 
 
-def _plan(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: PreparedModel | None) -> tuple[MemoryPlan | None, str]:
-    try:
-        return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=draft), ""
-    except MemoryPlanError as error:
-        return None, str(error)
-
-
-def _room(found: PreparedModel, kv: KVFormat, memory_gb: float | None, draft: PreparedModel | None) -> int:
-    plan, _ = _plan(found, kv, memory_gb, draft)
-    return plan.room_tokens if plan else 0
-
-
-def _size_line(change: SizeChange) -> str:
-    stored = human_bytes(change.stored)
-    if not change.kept:
-        return f"weights: {stored} of the files are not read: {change.reason}"
-    return f"weights: {stored} of {change.kind} become {human_bytes(change.kept)}: {change.reason}"
-
-
 def _as_object(plan: MemoryPlan) -> dict[str, Any]:
     return {**asdict(plan), "sequences": plan.sequences, "pool": plan.pool, "used": plan.used, "left": plan.left}
 
 
-def _memory_lines(plan: dict[str, Any], tokens: dict[str, int] | None) -> Iterator[str]:
+def _plan_lines(plan: dict[str, Any], tokens: dict[str, int] | None) -> Iterator[str]:
     yield f"{human_bytes(plan['limit'])} of {human_bytes(plan['total'])} may be used ({plan['source']})"
     parts = {
         "weights": plan["weights"],

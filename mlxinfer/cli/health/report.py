@@ -31,9 +31,8 @@ from ...loading.find.catalog import local_models
 from ...loading.load import meta_model
 from ...util.device import is_gpu, memory_limit, wired_limit
 from ..common.console import human_bytes
-from .diagnosis import Diagnosis, diagnose, diagnose_model
+from .diagnosis import WIDTHS, Diagnosis, diagnose, diagnose_model
 
-_FORMATS = ("16", "8", "4")
 _DEMO = "smollm2"
 _FAILURES = (
     *(MLXInferError, ArithmeticError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError),
@@ -42,8 +41,6 @@ _FAILURES = (
 """Errors that a part of the report may raise: all but interrupts and lack of memory."""
 _SYSTEM_SECONDS = 20.0
 """Maximum seconds of a system command."""
-
-
 _TITLE = "# mlxinfer doctor\n"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH", re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"\b(?:hf|sk|ghp|gho|github_pat)[-_][A-Za-z0-9_-]{8,}")
@@ -66,19 +63,19 @@ def is_report(file: Path) -> bool:
 def report(model: str | None) -> str:
     """Return the report in Markdown. `model` is measured; None means SmolLM2 if installed. A failed part has its error."""
     chosen = model or (_DEMO if any(found.name == _DEMO for found in local_models()) else None)
-    look = cache(diagnose)  # measures products on a GPU
-    parts: list[tuple[str, Callable[[], Iterator[str]]]] = [
-        ("machine", lambda: _machine(look())),
-        ("versions", lambda: _versions(look())),
-        ("memory", lambda: _memory(look())),
-        ("settings", _settings),
-        ("server", _server),
-        ("attention", lambda: _attention(chosen)),
-        ("plan", lambda: _plan(chosen)),
-        ("speed", lambda: _speed(chosen)),
-    ]
+    machine = cache(diagnose)  # measures products on a GPU
+    parts: dict[str, Callable[[], Iterator[str]]] = {
+        "machine": lambda: _machine(machine()),
+        "versions": lambda: _versions(machine()),
+        "memory": lambda: _memory(machine()),
+        "settings": _settings,
+        "server": _server,
+        "attention": lambda: _attention(chosen) if chosen else iter([f"no model: install {_DEMO}, or name one"]),
+        "plan": lambda: diagnose_model(chosen, "16", False).memory_lines() if chosen else iter(()),
+        "speed": lambda: _speed(chosen) if chosen else iter(()),
+    }
     text = _TITLE
-    for title, lines in parts:
+    for title, lines in parts.items():
         text += f"\n## {title}\n\n" + "".join(f"- {line}\n" for line in _safely(lines))
     return without_private(text)
 
@@ -134,10 +131,7 @@ def _memory(found: Diagnosis) -> Iterator[str]:
 
 
 def _settings() -> Iterator[str]:
-    found = settings_of(os.environ)
-    if not found:
-        yield "no variable of MLX or mlxinfer is set"
-    yield from (f"{name}={value}" for name, value in found.items())
+    yield from [f"{name}={value}" for name, value in settings_of(os.environ).items()] or ["no variable of MLX or mlxinfer is set"]
 
 
 def _server() -> Iterator[str]:
@@ -181,33 +175,20 @@ def _socket_in(directory: Path) -> str:
     return "can be made"
 
 
-def _attention(model: str | None) -> Iterator[str]:
-    """Yield the attention kernels of each layer for each cache width, or the reason for none."""
-    if model is None:
-        yield f"no model: install {_DEMO}, or name one"
-        return
+def _attention(model: str) -> Iterator[str]:
+    """Yield the attention kernels of each layer for each cache width."""
     found = meta_model(model)
     yield f"{_public(model)}: {found.model_type}"
     if found.borrowed:
         yield "runs on mlx-lm's own graph"
         return
-    for bits in _FORMATS:
+    for bits in WIDTHS:
         for line in attention_lines(found.model.layers, KVFormat.parse(bits), found.dtype):
             yield f"kv {bits}: {line}"
 
 
-def _plan(model: str | None) -> Iterator[str]:
-    if model is None:
-        return
-    for title, lines in diagnose_model(model, "16", False).sections():
-        if title == "memory":
-            yield from lines
-
-
-def _speed(model: str | None) -> Iterator[str]:
+def _speed(model: str) -> Iterator[str]:
     """Yield a short measurement through the normal path of requests."""
-    if model is None:
-        return
     from ...bench.machine import measure_machine
     from ...bench.measure import Workload, measure
     from ...engine.llm import LLM
