@@ -24,9 +24,7 @@ class NewRows:
 
     slot: int
     start: int
-    """First row of the step."""
     count: int
-    """Number of rows."""
     at: int
     """First row of the page, 0 to 63."""
 
@@ -36,15 +34,12 @@ class AppendPlan:
     """Created once per step for all layers whose recent rows have the same spans."""
 
     old: Spans
-    """The recent rows before the step."""
     new: Spans
-    """The recent rows after the step."""
     old_length: int
     """Length of each entry's arrays before the step; 0 without entries."""
     length: int
     """Length after the step."""
     rows: int
-    """Rows of the step."""
     entries: mx.array
     """int32 `[entries, 4]`: entry before the step, number of its rows that stay, first row of the step, number of new rows."""
 

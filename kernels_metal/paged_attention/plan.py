@@ -43,11 +43,8 @@ class Pools:
     """Sizes of the pools, for checking ids."""
 
     pages: int
-    """Sealed pages."""
     first_pages: int
-    """Pages in the pool of first pages."""
     slots: int
-    """Open pages."""
     entries: int = 0
     """Sequences with recent rows, which are stored outside of their open page."""
     recent: int = 0
@@ -66,13 +63,11 @@ class DecodePlan:
     pools: Pools
     """Pool sizes that ids were checked against."""
     tile: DecodeTile
-    """Template arguments of the kernel."""
     query_rows: int
     """Rows of q."""
     rows: int
     """Rows of the result."""
     items: int
-    """Number of work items."""
     part_rows: int
     """Rows that all work items write together."""
     work: mx.array

@@ -26,15 +26,11 @@ class Shape:
     """Heads, head sizes and formats of an attention layer."""
 
     dtype: mx.Dtype
-    """The compute dtype."""
     heads: int
-    """Query heads."""
     kv_heads: int
-    """KV heads."""
     key_dim: int
     """Channels of a query or key head."""
     value_dim: int
-    """Channels of a value head."""
     k_bits: int
     """Bits per key; 16: stored in `dtype`."""
     v_bits: int
@@ -57,7 +53,6 @@ class DecodeTile:
     value_run: int
     """Channels of a token of V per load of a lane."""
     simdgroups: int
-    """Simdgroups per threadgroup."""
     shared: bool
     """True if all simdgroups share each page; otherwise each reads its own pages."""
     stage: int

@@ -25,7 +25,6 @@ class PrefillPlan:
 
     shape: Shape
     tile: PrefillTile
-    """Template arguments of the kernel."""
     pools: Pools
     """Pool sizes that ids were checked against."""
     query_rows: int
@@ -35,7 +34,6 @@ class PrefillPlan:
     filled: int
     """Pages that the step seals before it attends, sequence by sequence."""
     count: int
-    """Number of tiles."""
     tiles: mx.array
     """int32 `[count, 8]`: the kernel's `Tile`."""
     table: mx.array

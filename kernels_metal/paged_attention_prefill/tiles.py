@@ -21,7 +21,6 @@ class PrefillTile:
     """The work of one threadgroup."""
 
     heads: int
-    """Query heads."""
     blocks: int
     """Blocks of 8 rows per head."""
     splits: int

@@ -12,11 +12,8 @@ class BlockFormat:
     id: int
     """Its number in GGUF files, which the kernels know it by."""
     numbers: int
-    """Numbers of a block."""
     bytes: int
-    """Bytes of a block."""
     bits: int
-    """Bits of a code."""
     group: int
     """Numbers that share a scale."""
     halves: tuple[int, ...] = (0,)

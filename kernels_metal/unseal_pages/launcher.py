@@ -24,7 +24,6 @@ class UnsealPlan:
     """Order of pages to concatenate; created once per step for all layers with the same page ids."""
 
     pages: tuple[int, int, int, int]
-    """Number of pages of each kind."""
     count: int
     """Pages of the result."""
     table: mx.array

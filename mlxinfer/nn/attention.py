@@ -23,11 +23,8 @@ class Heads:
     hidden: int
     """Channels of the residual stream."""
     count: int
-    """Query heads."""
     kv: int
-    """KV heads."""
     dim: int
-    """Channels per head."""
 
     @property
     def sizes(self) -> list[int]:

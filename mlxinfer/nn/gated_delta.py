@@ -78,8 +78,8 @@ class DeltaInputs(Protocol):
     """Projects the residual stream to the inputs of a layer."""
 
     def __call__(self, x: mx.array, *, norm: RMSNorm | None = None) -> list[mx.array]:
-        """Project `[T, hidden]`, after `norm`, to q, k, v `[T, channels]` (in one array or in three), beta `[T, value_heads]`, decay `[T,
-        decays]`, and last the output gate `[T, values]`."""
+        """Project `[T, hidden]`, after `norm`, to q, k, v `[T, channels]` (in one array or in three), beta `[T, value_heads]`, decay
+        `[T, decays]`, and last the output gate `[T, values]`."""
         ...
 
 
@@ -106,7 +106,6 @@ class GatedDelta:
 
     layer: int
     sizes: DeltaSizes
-    """Heads and widths."""
     inputs: DeltaInputs
     """Projects `[T, hidden]` to queries, keys, values, beta, decay and the output gate."""
     output: Linear
@@ -120,7 +119,6 @@ class GatedDelta:
     norm: mx.array
     """Weight of the norm on each value head, `[value_dim]`."""
     eps: float
-    """Epsilon of that norm."""
     gate: Callable[[mx.array, mx.array], mx.array] = gated_by_silu
     """Weights the normed heads by the output gate."""
 
@@ -187,8 +185,8 @@ def _remaining_fraction(decay: mx.array, bias: mx.array, logarithm: mx.array) ->
 
 
 def by_channel(q: mx.array, k: mx.array, v: mx.array, kept: mx.array, beta: mx.array, state: mx.array) -> tuple[mx.array, mx.array]:
-    """Apply the delta rule with one decay per channel of a key: q, k, kept `[B, L, H, Dk]`, v `[B, L, H, Dv]`, beta `[B, L, H]`, state `[B,
-    H, Dv, Dk]`, all float32. Returns `[B, L, H, Dv]` and the new state.
+    """Apply the delta rule with one decay per channel of a key: q, k, kept `[B, L, H, Dk]`, v `[B, L, H, Dv]`, beta `[B, L, H]`, state
+    `[B, H, Dv, Dk]`, all float32. Returns `[B, L, H, Dv]` and the new state.
 
     MLX's operation accepts these decays, but documents only one per head, so a trial precedes its use.
     """

@@ -43,7 +43,6 @@ class LatentAttention:
 
     layer: int
     sizes: LatentSizes
-    """Heads and widths."""
     narrow: tuple[Linear, RMSNorm] | None
     """First of two projections of queries, and the norm after it."""
     queries: Linear
@@ -51,7 +50,6 @@ class LatentAttention:
     keys: Linear
     """`[latent + turned, hidden]`: projects to the latent vector and the rotated channels."""
     norm: RMSNorm
-    """Norm of the latent vector."""
     into: ExpertLinear
     """Projects each head's queries to latent ones, `[heads, latent, plain]`."""
     out: ExpertLinear

@@ -35,7 +35,6 @@ class MambaSizes:
     least: float = 0.0
     """Smallest step, after the softplus."""
     most: float = float("inf")
-    """Largest step."""
 
     @property
     def inner(self) -> int:
@@ -59,7 +58,6 @@ class Mamba2:
 
     layer: int
     sizes: MambaSizes
-    """Heads and widths."""
     inputs: Linear
     """Projects `[T, hidden]` to the gate `[T, inner]`, the convolution's input `[T, channels]` and the steps `[T, heads]`."""
     output: Linear
@@ -77,7 +75,6 @@ class Mamba2:
     norm: mx.array | None
     """Weight of the norm of the gated output, `[inner]`, computed per group of heads; None without a norm."""
     eps: float
-    """Epsilon of that norm."""
     norm_first: bool = False
     """True if the norm precedes the gate."""
     gains: mx.array | None = None

@@ -96,7 +96,6 @@ class Experts:
     down: ExpertLinear
     """`[experts, hidden, inner]`."""
     gate: Gate
-    """The gated unit."""
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Compute x `[T, hidden]` with the chosen experts `[T, k]`: `[T, k, hidden]`."""
@@ -177,7 +176,6 @@ class SoftmaxThenTop:
     """Takes probabilities over all experts, then the `count` best."""
 
     count: int
-    """Experts per token."""
     normalized: bool
     """True if the weights are rescaled to sum to one."""
 
@@ -203,7 +201,6 @@ class TopThenSoftmax:
     """Takes the `count` best experts, then probabilities over them."""
 
     count: int
-    """Experts per token."""
 
     def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
         best = _top_experts(logits, self.count)
@@ -226,7 +223,6 @@ class BiasedRoute:
     (arXiv:2408.15664). Experts may be limited to the best groups (arXiv:2412.19437)."""
 
     count: int
-    """Experts per token."""
     bias: mx.array | None
     """float32 `[experts]`, added to the scores for the choice of experts."""
     scores: Callable[[mx.array], mx.array] = mx.sigmoid
@@ -239,7 +235,6 @@ class BiasedRoute:
     """Added to that sum."""
     scale: float = 1.0
     groups: int = 1
-    """Groups of neighbouring experts."""
     kept: int = 1
     """Groups with the experts of a token: those whose best scores have the largest sum."""
     ranked: int = 2

@@ -21,7 +21,7 @@ Parameters = Mapping[str, Any]
 
 
 def make_rope(parameters: Parameters, head_dim: int, max_positions: int) -> Rope:
-    """Builds a rope from validated parameters: `rope_type`, `rope_theta`, `partial_rotary_factor` and those of the type."""
+    """Build a rope from validated parameters: `rope_type`, `rope_theta`, `partial_rotary_factor` and those of the type."""
     return ROPE_TYPES[parameters["rope_type"]](parameters, head_dim, max_positions)
 
 

@@ -121,11 +121,9 @@ class RawBlocks:
     sources: tuple[FileRows, ...]
     """Stored matrices; rows are numbered consecutively across all of them."""
     counts: tuple[int, ...]
-    """Rows in each source."""
     rows: np.ndarray
     """int32 `[..., out]`: the numbers of this matrix's rows."""
     columns: int
-    """Numbers per row."""
     format: Format
 
     @property
@@ -245,7 +243,6 @@ class Recipe:
     """Makes a tensor that the checkpoint lacks from others. It applies if all its sources exist."""
 
     sources: tuple[str, ...]
-    """Names of the tensors to read."""
     shapes: tuple[tuple[int, ...], ...]
     """Required shape of each source."""
     make: Callable[[list[Matrix]], Matrix]

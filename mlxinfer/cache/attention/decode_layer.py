@@ -25,7 +25,6 @@ class DecodeLayer:
     widths: list[int]
     """Columns of each array of rows."""
     shape: Shape
-    """Heads, head sizes and formats."""
     places: tuple[tuple[int, int], ...]
     """(index of the array of rows, first column) of queries, keys and values."""
     weights: list[mx.array]

@@ -181,7 +181,6 @@ class Attended:
 
     store: LayerStore
     pages: list[int]
-    """Ids of the sealed pages."""
     fresh: Filled | None
     """Pages that become full in this step, if queries see them sealed too."""
     tails: Pages
