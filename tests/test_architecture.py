@@ -162,7 +162,6 @@ def _top_level_imports() -> dict[str, set[str]]:
 # Small files that still have to move into their only importer.
 KNOWN_SMALL = {
     "mlxinfer/engine/client/lasting_threads.py",
-    "mlxinfer/sampling/noise.py",
 }
 
 

@@ -27,14 +27,14 @@ from .adapter_set import load_into
 from .client.async_request import Piece, Request
 from .client.engine_thread import EngineThread, Progress
 from .core.sequence import Sequence
-from .model_base import FrontDoor, check_process, check_unbroken, prompt_logprobs
+from .model_base import FrontDoor, check_process, prompt_logprobs
 from .open_model import OpenModel
 from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
 from .text.async_pooled_requests import AsyncPooledRequests, prepared, size
 from .text.chat_prompt import ChatPrompt
 from .text.hooked_requests import Tracing
 from .text.input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, as_prompts
-from .text.output_processor import FEED
+from .text.output_processor import FEED, check_unbroken
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from inspect import cleandoc, signature
 from pathlib import Path
@@ -13,12 +13,11 @@ import mlx.core as mx
 
 from ..cache.kv_format import KVFormat
 from ..config import OLDER_NAMES, EngineArgs, keyword_docs, settings, unknown_keyword
-from ..errors import DeadlineError, EngineError, SamplingError
+from ..errors import DeadlineError, EngineError
 from ..loading.memory.plan import MemoryPlan
 from ..loading.weights import Progress
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, SamplingParams, TokenLogprob
-from .core.sequence import Sequence as Running
 from .open_model import OpenModel
 from .text.hooked_requests import HookedRequests
 
@@ -187,25 +186,6 @@ class FrontDoor(HookedRequests):
     def notes(self) -> tuple[str, ...]:
         """Lines that the user should be told, such as layers that cannot have the cache's format."""
         return self._described.notes
-
-
-def stopped(reason: str) -> EngineError:
-    """For a request that was under way when the engine stopped."""
-    return EngineError(f"the engine stopped before the answer was finished: {reason}")
-
-
-def fault_line(error: BaseException) -> str:
-    """An engine's fault in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
-
-
-def check_unbroken(sequences: Iterable[Running]) -> None:
-    """Raise `EngineError` if one of these ended with an error, and `SamplingError` if its structure is to blame."""
-    for sequence in sequences:
-        if sequence.finish_reason == "error":
-            if sequence.error.startswith("structure:"):
-                raise SamplingError(f"{sequence.error}: the answer was ended")
-            raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")
 
 
 def prompt_logprobs(chunks: list[Chunk], timeout_s: float | None) -> list[TokenLogprob]:

@@ -1,4 +1,4 @@
-"""Penalties for what a sequence has said already."""
+"""Penalties for tokens that a sequence contains already."""
 
 from __future__ import annotations
 
@@ -7,42 +7,36 @@ from collections.abc import Sequence
 import mlx.core as mx
 import numpy as np
 
-from .rows import PickedRows, RaggedRows, Row, column, values
+from .rows import PickedRows, RaggedRows, SampledSequence, column, values
 
 
 class Penalties:
-    """What each sequence has said. `repetition_penalty` (Keskar et al., 2019) looks at prompt and answer, as Hugging Face and vLLM do;
-    presence and frequency (OpenAI's) at the answer alone."""
+    """Penalties of each sequence, with the tokens that it contains. `repetition_penalty` (Keskar et al., 2019) counts prompt and answer, as
+    in Hugging Face and vLLM; presence and frequency penalties (OpenAI's) count the answer alone."""
 
-    def __init__(self, rows: Sequence[Row], vocab_size: int) -> None:
-        params = [row.params for row in rows]
+    def __init__(self, sequences: Sequence[SampledSequence], unread: Sequence[mx.array | None], vocab_size: int) -> None:
+        """`unread`: uint32 `[n]` tokens of each sequence that are on the device only."""
+        params = [s.params for s in sequences]
         repetition = values(params, "repetition_penalty")
         self._repeats = any(penalty != 1 for penalty in repetition)
         self._subtracts = any(p.presence_penalty or p.frequency_penalty for p in params)
-        self._counts = _counts([row.answer for row in rows], vocab_size)
-        for i, row in enumerate(rows):
-            if row.pending_token is not None:
-                self._counts = self._counts.at[mx.array([i]), row.pending_token].add(1)
-        self._prompts = _counts([row.prompt for row in rows], vocab_size) > 0 if self._repeats else None
-        self._rows = mx.arange(len(rows))
+        self._counts = _counts([s.answer for s in sequences], vocab_size)
+        self._counted = [len(s.prompt) + len(s.answer) for s in sequences]
+        """Tokens of each sequence, prompt included, that are in `_counts`."""
+        for i, tokens in enumerate(unread):
+            if tokens is not None:
+                self._counts = self._counts.at[mx.array([i]), tokens].add(1)
+                self._counted[i] += tokens.shape[0]
+        self._prompts = _counts([s.prompt for s in sequences], vocab_size) > 0 if self._repeats else None
+        self._rows = mx.arange(len(sequences))
         self._repetition = column(repetition)
         self._presence = column([p.presence_penalty for p in params])
         self._frequency = column([p.frequency_penalty for p in params])
 
-    @staticmethod
-    def of(rows: Sequence[Row], vocab_size: int) -> Penalties | None:
-        params = [row.params for row in rows]
-        repeats = any(penalty != 1 for penalty in values(params, "repetition_penalty"))
-        wanted = repeats or any(p.presence_penalty or p.frequency_penalty for p in params)
-        return Penalties(rows, vocab_size) if wanted else None
-
-    @property
-    def arrays(self) -> list[mx.array]:
-        return [self._counts]
-
     def count(self, tokens: mx.array, spread: RaggedRows | None = None) -> None:
-        """Add what has just been chosen for the rows `[R]`; what was drafted is added with `say`, once it is known what holds."""
+        """Count the tokens `[R]` just chosen. Accepted drafts are counted later, by `catch_up`."""
         rows = self._rows
+        self._counted = [n + (spread is None or not spread.drafts.counts[s]) for s, n in enumerate(self._counted)]
         if spread is not None:
             if not spread.plain:
                 return
@@ -50,13 +44,16 @@ class Penalties:
             tokens = tokens[mx.array(spread.plain)]
         self._counts = self._counts.at[rows, tokens].add(1)
 
-    def say(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Add tokens to what a sequence has said."""
-        ids = mx.array(np.asarray(tokens, dtype=np.int32))
-        self._counts = self._counts.at[mx.full(ids.shape, sequence, mx.int32), ids].add(1)
+    def catch_up(self, tokens: Sequence[Sequence[int]]) -> None:
+        """Count tokens of each sequence (prompt and answer) that were not counted yet: accepted drafts."""
+        for i, (known, counted) in enumerate(zip(tokens, self._counted, strict=True)):
+            if counted < len(known):
+                ids = mx.array(np.asarray(known[counted:], dtype=np.int32))
+                self._counts = self._counts.at[mx.full(ids.shape, i, mx.int32), ids].add(1)
+                self._counted[i] = len(known)
 
     def apply(self, logits: mx.array, picked: PickedRows | None = None) -> mx.array:
-        """Penalized float32 logits `[R, vocab]`: a row for each sequence, or those that are `picked`."""
+        """Penalized float32 logits `[R, vocab]`, for a row of each sequence or for the `picked` rows."""
         counts = self._counts
         if picked is not None:
             counts = counts[picked.rows]
@@ -77,7 +74,7 @@ def _take(array: mx.array, picked: PickedRows | None) -> mx.array:
 
 
 def _counts(tokens: Sequence[Sequence[int]], vocab_size: int) -> mx.array:
-    """How often each row's tokens occur, float32 `[R, vocab]`."""
+    """Occurrences of each token in each row, float32 `[R, vocab]`."""
     rows = np.repeat(np.arange(len(tokens)), [len(ids) for ids in tokens])
     flat = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in tokens])
     counts = mx.zeros((len(tokens), vocab_size))

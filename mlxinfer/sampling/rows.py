@@ -1,9 +1,10 @@
-"""What is sampled for: the sequences, their drafts, and their settings as columns."""
+"""The rows of a sampling batch: its sequences, their drafts, and their parameters as columns."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
+from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -12,20 +13,33 @@ from ..types import NEUTRAL, SamplingParams
 from ..util.dataclass import dataclass
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One sequence to sample for."""
+class SampledSequence(Protocol):
+    """A sequence as the sampler sees it; the engine's `Sequence` is one."""
 
-    params: SamplingParams
-    """How to choose its tokens; fields that were left out are neutral."""
-    seed: int
-    """64 bits."""
-    prompt: Sequence[int]
-    """Token ids."""
-    answer: Sequence[int]
-    """Token ids, as far as the host has read them."""
-    pending_token: mx.array | None = None
-    """uint32 `[n]`: tokens after those, which are on the device only."""
+    @property
+    def params(self) -> SamplingParams:
+        """Sampling parameters; fields that are None are neutral."""
+        ...
+
+    @property
+    def seed(self) -> int:
+        """64 bits."""
+        ...
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """Token ids."""
+        ...
+
+    @property
+    def answer(self) -> Sequence[int]:
+        """Token ids, as far as the host has read them."""
+        ...
+
+    @property
+    def pending_token(self) -> mx.array | None:
+        """uint32 `[n]`: tokens after `answer` that are on the device only."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,21 +47,20 @@ class Drafts:
     """Tokens proposed for each sequence."""
 
     counts: Sequence[int]
-    """How many for each sequence."""
+    """Drafts per sequence."""
     tokens: mx.array
-    """uint32 `[sum(counts)]`: one sequence's after another's."""
+    """uint32 `[sum(counts)]`: concatenated, in the order of the sequences."""
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedRows:
-    """Sequence s has `1 + counts[s]` rows, one after another: the first after what is known, each further one after one more draft."""
+    """All rows of a step with drafts. Sequence s has `1 + counts[s]` neighbouring rows; row i follows its first i drafts."""
 
     drafts: Drafts
-    """What is verified."""
     sequences: list[int] = field(init=False)
-    """`[R]`: whose row it is."""
+    """`[R]`: sequence of each row."""
     behind: list[int] = field(init=False)
-    """`[R]`: drafts that the row stands after."""
+    """`[R]`: drafts that each row follows."""
     plain: list[int] = field(init=False)
     """Rows of sequences without drafts."""
 
@@ -59,7 +72,7 @@ class RaggedRows:
         object.__setattr__(self, "plain", [start for start, count in zip(starts, counts, strict=False) if not count])
 
     def part(self, start: int, stop: int) -> PickedRows:
-        """Rows `start` to `stop`."""
+        """Rows `start` to `stop` (excluded)."""
         rows: list[int] = []
         places: list[int] = []
         row = first = 0
@@ -75,12 +88,12 @@ class RaggedRows:
 
 @dataclass(frozen=True, slots=True)
 class PickedRows:
-    """Some of the rows that are sampled."""
+    """Some of the sampled rows."""
 
     sequences: list[int]
-    """`[R]`: whose row it is."""
+    """`[R]`: sequence of each row."""
     drafted: tuple[list[int], mx.array] | None = None
-    """The drafts that rows stand after: a row, and a token, for each; None if there are none."""
+    """(row, token) of each draft that a row follows, as two lists; None without drafts."""
 
     @property
     def rows(self) -> mx.array:
@@ -89,10 +102,10 @@ class PickedRows:
 
 
 def values(params: Sequence[SamplingParams], name: str) -> list[float]:
-    """A field of all rows, neutral where it was left out."""
+    """A parameter of all rows, neutral where it is None."""
     return [NEUTRAL[name] if (value := getattr(p, name)) is None else value for p in params]
 
 
 def column(numbers: Sequence[float]) -> mx.array:
-    """float32 `[R, 1]`."""
+    """The numbers as float32 `[R, 1]`."""
     return mx.array(np.array(numbers, dtype=np.float32)[:, None])

@@ -1,7 +1,7 @@
-"""The next token of every row, in array operations on the device; no row looks at another.
+"""Chooses the next token of every row in array operations on the device; rows are independent.
 
-A batch of rows with the same settings step after step is prepared once (`SamplingBatch`); a stage is left out when no row
-needs it. The order is vLLM's: log-probabilities of the plain logits, bias, penalties, temperature, then the cuts.
+A `SamplingBatch` prepares the parameters of its sequences once for many steps. A stage runs only if a row needs it. The order is vLLM's:
+log-probabilities of the plain logits, bias, penalties, temperature, then top-k, top-p and min-p.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..types import SamplingParams
 from ..util.dataclass import dataclass
 from .logprobs import LogprobArrays, TokenLogprobs, logprobs_of
 from .penalties import Penalties
-from .rows import Drafts, PickedRows, RaggedRows, Row, column, values
+from .rows import Drafts, PickedRows, RaggedRows, SampledSequence, column, values
 from .top_k_top_p import Cuts
 
 SAMPLED_ROWS_AT_ONCE = 16
-"""Rows that go through the stages of sampling together, at most: what these need in addition to the logits is bounded by it."""
+"""Most rows that are sampled together: bounds the memory of the stages."""
 _MASK = 2**64 - 1
 
 Noise = Callable[[Sequence[int], Sequence[int], int], mx.array]
-"""Seeds and positions of R rows, and n, to standard Gumbel noise `[R, n]`."""
+"""From seeds and positions of R rows, and n, to standard Gumbel noise `[R, n]`."""
 
 
 def sample_seed(seed: int, index: int) -> int:
@@ -41,7 +41,7 @@ def sample_seed(seed: int, index: int) -> int:
 def row_keys(seeds: Sequence[int], positions: Sequence[int]) -> mx.array:
     """A threefry key per row, uint32 `[R, 2]`."""
     mixed = [sample_seed(seed, position) for seed, position in zip(seeds, positions, strict=True)]
-    # Not by way of numpy: a Ctrl-C that falls into that conversion is lost.
+    # Not by way of NumPy: a Ctrl-C during that conversion is lost.
     return mx.array([[m & 0xFFFFFFFF, m >> 32] for m in mixed], dtype=mx.uint32)
 
 
@@ -51,80 +51,118 @@ def gumbel(keys: mx.array, size: int) -> mx.array:
 
 
 def noisy(logits: mx.array, keys: mx.array) -> mx.array:
-    """Logits `[R, vocab]`, the argmax of which is a sample."""
+    """Logits `[R, vocab]` plus noise: their argmax is a sample."""
     return logits + gumbel(keys, logits.shape[-1])
 
 
 def cut_and_noisy(logits: mx.array, lowest: mx.array, keys: mx.array) -> mx.array:
-    """The same, without what is below `lowest` `[R, 1]`."""
+    """`noisy`, with logits below `lowest` `[R, 1]` excluded."""
     return noisy(mx.where(logits < lowest, -mx.inf, logits), keys)
 
 
 def masked(logits: mx.array, allowed: mx.array) -> mx.array:
-    """Logits `[R, vocab]` with all tokens at minus infinity whose bit in uint32 `[R, ceil(vocab / 32)]`, lowest first, is not set."""
+    """Logits `[R, vocab]`, minus infinity for tokens whose bit in `allowed` is 0: uint32 `[R, ceil(vocab / 32)]`, lowest first."""
     bits = (allowed[:, :, None] >> mx.arange(32, dtype=mx.uint32)) & 1
     return mx.where(bits.reshape(allowed.shape[0], -1)[:, : logits.shape[1]].astype(mx.bool_), logits, -mx.inf)
 
 
-# A dozen launches as one: making uniform numbers of random bits, and Gumbel noise of those; and unpacking bits.
+# Each fuses a dozen launches.
 _noisy, _cut_and_noisy, _masked = (fused(each, shapeless=False) for each in (noisy, cut_and_noisy, masked))
 
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """What was chosen for R rows. Nothing is evaluated yet."""
+    """Tokens chosen for R rows, not evaluated yet."""
 
     tokens: mx.array
     """uint32 `[R]`."""
     logprobs: LogprobArrays | None
-    """For all rows, if one asked for them."""
+    """Of all rows, if one wants them."""
 
     @property
     def arrays(self) -> list[mx.array]:
         return [self.tokens] + ([] if self.logprobs is None else self.logprobs.arrays)
 
     def read(self) -> tuple[list[int], list[TokenLogprobs] | None]:
-        """All rows, on the host: waits for the step."""
+        """Tokens and log-probabilities of all rows, on the host. Waits for the step."""
         mx.eval(self.arrays)
         return cast("list[int]", self.tokens.tolist()), None if self.logprobs is None else self.logprobs.read()
 
 
-class SamplingBatch:
-    """The settings of sequences as arrays. Rebuild it when the sequences change; `sample` advances each of them by one token, or verifies
-    what was drafted for it."""
+_MOST_KEPT = 32
+"""Rows of noise that are kept at most."""
 
-    def __init__(self, rows: Sequence[Row], vocab_size: int, noise: Noise | None = None) -> None:
-        """`noise` draws that of the rows, where another batch needs the same."""
+
+class KeptNoise:
+    """Noise that a draft and the row that verifies it share, drawn once. On a CPU, drawing a row of 50,000 numbers takes a twentieth of a
+    step of a model with 135 million weights."""
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, int], mx.array] = {}
+
+    def draw(self, seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
+        """`Noise` of drafts, kept for `take`."""
+        drawn = gumbel(row_keys(seeds, positions), size)
+        if len(self._kept) + len(seeds) > _MOST_KEPT:
+            self._kept.clear()  # drafts that were never verified
+        if len(seeds) > _MOST_KEPT:
+            return drawn
+        self._kept.update({(seed, at, size): drawn[i] for i, (seed, at) in enumerate(zip(seeds, positions, strict=True))})
+        return drawn
+
+    def take(self, seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
+        """`Noise` of rows: kept noise where there is some, fresh noise for the others."""
+        rows = [self._kept.pop((seed, at, size), None) for seed, at in zip(seeds, positions, strict=True)]
+        missing = [i for i, row in enumerate(rows) if row is None]
+        if not missing:
+            return mx.stack([row for row in rows if row is not None])
+        drawn = gumbel(row_keys([seeds[i] for i in missing], [positions[i] for i in missing]), size)
+        if len(missing) == len(rows):
+            return drawn
+        left = iter([drawn[i] for i in range(len(missing))])
+        return mx.stack([next(left) if row is None else row for row in rows])
+
+
+class SamplingBatch:
+    """The parameters of sequences as arrays. Create another one when the sequences change. `sample` advances each sequence by one token, or
+    verifies its drafts."""
+
+    def __init__(
+        self,
+        sequences: Sequence[SampledSequence],
+        vocab_size: int,
+        noise: Noise | None = None,
+        drafts: Sequence[Sequence[mx.array]] | None = None,
+    ) -> None:
+        """`noise` draws the noise of the rows, if other batches need the same. With `drafts`, the rows follow these tokens of each
+        sequence, uint32 `[1]` each; the host must have read all tokens before."""
         self._noise = noise
         self._vocab_size = vocab_size
-        params = [row.params for row in rows]
-        self._seeds = [row.seed for row in rows]
-        self._settings = Settings.of(params, vocab_size)
-        self._penalties = Penalties.of(rows, vocab_size)
-        self.size = len(rows)
-        """Sequences."""
+        params = [s.params for s in sequences]
+        self._seeds = [s.seed for s in sequences]
+        self._columns = SamplingColumns.of(params, vocab_size)
+        self._penalties: Penalties | None = None
+        if _has_penalty(params):
+            unread = [s.pending_token for s in sequences] if drafts is None else [mx.concatenate(list(d)) if d else None for d in drafts]
+            self._penalties = Penalties(sequences, unread, vocab_size)
+        self.size = len(sequences)
+        """Number of sequences."""
         self.counts_tokens = self._penalties is not None
-        """Whether `catch_up` is of use."""
-        self._counted = [
-            len(row.prompt) + len(row.answer) + (0 if row.pending_token is None else row.pending_token.shape[0]) for row in rows
-        ]
+        """True if `catch_up` must be called."""
         wanted = [p.logprobs for p in params if p.logprobs is not None]
         self._top_logprobs = min(max(wanted), vocab_size) if wanted else None
 
     def catch_up(self, tokens: Sequence[Sequence[int]]) -> None:
-        """Tell what is known of each sequence, prompt and answer: what holds of drafts is counted from there."""
+        """Count tokens of each sequence (prompt and answer) that were not counted yet: accepted drafts."""
         if self._penalties is not None:
-            for i, (known, counted) in enumerate(zip(tokens, self._counted, strict=True)):
-                if counted < len(known):
-                    self._penalties.say(i, known[counted:])
-                    self._counted[i] = len(known)
+            self._penalties.catch_up(tokens)
 
     def sample(self, logits: mx.array, positions: Sequence[int], drafts: Drafts | None = None, allowed: mx.array | None = None) -> Sampled:
-        """Choose from logits `[R, vocab]`. `positions[s]` is where the new token of sequence s will stand: with the seed it makes
-        the row's noise. A row for each sequence; with drafts, one more for each of them (`RaggedRows`), chosen as if the drafts held.
+        """Choose tokens from logits `[R, vocab]`: a row for each sequence, and one more for each draft (`RaggedRows`), chosen as if the
+        drafts were right. `positions[s]` is the position of the new token of sequence s; with the seed it determines the row's noise.
         `allowed`: bits of the tokens that each row may take, uint32 `[R, ceil(vocab / 32)]`, lowest first."""
-        if self._is_plain and allowed is None:  # whatever was drafted
-            argmax = self._settings.argmax
+        if self._is_plain and allowed is None:  # drafts change nothing then
+            argmax = self._columns.argmax
             return Sampled(argmax(logits if argmax is _plain_argmax else logits.astype(mx.float32)), None)
         logits = logits.astype(mx.float32)
         spread, seeds, rows = None if drafts is None else RaggedRows(drafts), self._seeds, logits.shape[0]
@@ -142,27 +180,26 @@ class SamplingBatch:
                 picked = PickedRows(list(range(rows)[part]))
             held = None if allowed is None else allowed[part]
             pieces.append(self._choose(logits if size >= rows else logits[part], picked, seeds[part], positions[part], held))
-        sampled = pieces[0] if len(pieces) == 1 else _joined(pieces)
+        sampled = pieces[0] if len(pieces) == 1 else _concatenated(pieces)
         if self._penalties is not None:
             self._penalties.count(sampled.tokens, spread)
-            self._counted = [n + (drafts is None or not drafts.counts[s]) for s, n in enumerate(self._counted)]
         return sampled
 
     @property
     def _is_plain(self) -> bool:
-        """Whether the likeliest token of each row is taken, and nothing else is asked for."""
-        settings = self._settings
-        return settings.all_greedy and settings.bias is None and self._penalties is None and self._top_logprobs is None
+        """True if each row takes its likeliest token and nothing else is wanted."""
+        columns = self._columns
+        return columns.all_greedy and columns.bias is None and self._penalties is None and self._top_logprobs is None
 
     @property
     def takes_columns(self) -> bool:
-        """Whether `column` does: nothing but the logits themselves decides, and noise that is drawn apart."""
-        settings = self._settings
-        return settings.bias is None and self._penalties is None and (settings.all_greedy or self._noise is not None)
+        """True if `column` can be used: tokens depend on nothing but their logits and noise that is drawn separately."""
+        columns = self._columns
+        return columns.bias is None and self._penalties is None and (columns.all_greedy or self._noise is not None)
 
     def column(self, logits: mx.array, positions: Sequence[int], tokens: mx.array | None) -> mx.array:
-        """Like `sample`, from the logits of some tokens only, float32 `[R, n]`: the chosen columns, uint32 `[R]`. `tokens`, int32 `[n]` or
-        `[R, n]`, are theirs; None: all. What cuts keep is told from these alone."""
+        """Choose columns from the logits of some tokens, float32 `[R, n]`; uint32 `[R]`. `tokens`: the columns' token ids, int32 `[n]` or
+        `[R, n]`; None for the whole vocabulary. Top-k and top-p see these columns only."""
 
         def noise(seeds: Sequence[int], positions: Sequence[int], size: int) -> mx.array:
             assert self._noise is not None
@@ -171,25 +208,29 @@ class SamplingBatch:
                 return drawn
             return drawn[:, tokens] if tokens.ndim == 1 else mx.take_along_axis(drawn, tokens, axis=-1)
 
-        return self._settings.choose(logits, self._seeds, positions, noise)
+        return self._columns.choose(logits, self._seeds, positions, noise)
 
     def _choose(
         self, logits: mx.array, picked: PickedRows | None, seeds: Sequence[int], positions: Sequence[int], allowed: mx.array | None
     ) -> Sampled:
-        settings, plain, top = self._settings, logits, self._top_logprobs
+        columns, plain, top = self._columns, logits, self._top_logprobs
         if picked is not None:
-            settings = settings.pick(picked)
+            columns = columns.pick(picked)
         if allowed is not None:
             logits = (kernels_cpu.masked if kernels_cpu.can_mask() else _masked)(logits, allowed)
-        if settings.bias is not None:
-            logits = logits + settings.bias
+        if columns.bias is not None:
+            logits = logits + columns.bias
         if self._penalties is not None:
             logits = self._penalties.apply(logits, picked)
-        tokens = settings.choose(logits, seeds, positions, self._noise)
+        tokens = columns.choose(logits, seeds, positions, self._noise)
         return Sampled(tokens, None if top is None else logprobs_of(plain, tokens, top))
 
 
-def _joined(pieces: Sequence[Sampled]) -> Sampled:
+def _has_penalty(params: Sequence[SamplingParams]) -> bool:
+    return any(p.presence_penalty or p.frequency_penalty or p.repetition_penalty not in (None, 1) for p in params)
+
+
+def _concatenated(pieces: Sequence[Sampled]) -> Sampled:
     tokens = mx.concatenate([piece.tokens for piece in pieces])
     found = [piece.logprobs for piece in pieces if piece.logprobs is not None]
     if not found:
@@ -198,34 +239,32 @@ def _joined(pieces: Sequence[Sampled]) -> Sampled:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What rows are sampled with: columns `[R, 1]`, and `bias` `[R, vocab]`."""
+class SamplingColumns:
+    """Sampling parameters of rows: columns `[R, 1]`, and `bias` `[R, vocab]`."""
 
     greedy: mx.array
-    """bool: rows that take the likeliest token."""
+    """bool: True for rows that take the likeliest token."""
     all_greedy: bool
-    """Whether all rows do."""
     any_greedy: bool
-    """Whether any row does."""
     temperature: mx.array
     """float32; 1 in greedy rows."""
     cuts: Cuts | None
-    """None where no row cuts anything."""
+    """Top-k, top-p and min-p; None if no row has any."""
     bias: mx.array | None
-    """float32, added to the logits; None where no row has any."""
+    """float32, added to the logits; None if no row has a bias."""
     argmax: Callable[[mx.array], mx.array]
-    """From `[R, vocab]` to uint32 `[R]`; the CPU kernels' from float32."""
+    """From `[R, vocab]` to uint32 `[R]`; the CPU kernels' argmax needs float32."""
 
     @staticmethod
-    def of(params: Sequence[SamplingParams], vocab_size: int) -> Settings:
+    def of(params: Sequence[SamplingParams], vocab_size: int) -> SamplingColumns:
         greedy = [p.greedy for p in params]
         temperature = column([value or 1.0 for value in values(params, "temperature")])
         argmax = kernels_cpu.argmax if kernels_cpu.in_use() else _plain_argmax
         cuts, bias = Cuts.of(params, vocab_size), _bias(params, vocab_size)
-        return Settings(mx.array(greedy)[:, None], all(greedy), any(greedy), temperature, cuts, bias, argmax)
+        return SamplingColumns(mx.array(greedy)[:, None], all(greedy), any(greedy), temperature, cuts, bias, argmax)
 
-    def pick(self, picked: PickedRows) -> Settings:
-        """Those of some rows."""
+    def pick(self, picked: PickedRows) -> SamplingColumns:
+        """The parameters of some rows."""
         bias = None if self.bias is None else self.bias[picked.rows]
         if self.all_greedy:
             return replace(self, bias=bias)

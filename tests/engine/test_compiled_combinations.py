@@ -18,7 +18,7 @@ from mlxinfer.adapters.adapted_model import AdaptedModel
 from mlxinfer.adapters.files import open_adapter
 from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.engine.core.engine import Engine
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.models.hooks import RESIDUAL

@@ -15,7 +15,7 @@ import pytest
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cache.base import BidirectionalSpec
 from mlxinfer.engine.async_llm import AsyncLLM
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.errors import ContextLengthError, DeadlineError, PromptError, SamplingError, UnsupportedModelError
 from mlxinfer.types import Completion
 

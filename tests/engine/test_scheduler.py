@@ -159,13 +159,13 @@ def test_drafts_stay_within_the_budget_and_leave_room_for_prompts() -> None:
     engine.step()
     s.propose(list(range(30)))
     schedule = engine.scheduler.schedule()
-    assert [(w.count, w.drafts) for w in schedule.work] == [(12, 11)]
+    assert [(w.count, w.num_drafts) for w in schedule.work] == [(12, 11)]
     assert (schedule.decode_rows, schedule.prefill_rows, schedule.drafts) == (12, 0, 11)
     assert len(s.drafts) == 30
     engine.scheduler.add(sequence(40, 5, start=9000))
     engine.scheduler.admit(engine.allocate)
     s.propose(list(range(30)))
-    assert engine.scheduler.schedule().work[0].drafts == 5
+    assert engine.scheduler.schedule().work[0].num_drafts == 5
 
 
 def test_too_small_a_budget_is_refused() -> None:

@@ -9,7 +9,7 @@ import pytest
 from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, SamplingParams, Schema
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.errors import SamplingError
 from mlxinfer.structured_output.grammar import GrammarCompiler
 

@@ -10,7 +10,7 @@ from support.models.tiny_directory import JSON_CHARACTERS, tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, Choice, Regex, SamplingParams, Schema
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.errors import EngineError, SamplingError
 from mlxinfer.sampling import sample_seed

@@ -14,7 +14,7 @@ from support.models.families import column, loaded_model, reference
 from mlxinfer.cache.base import RecurrentSpec
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.engine.spec_decode.draft_model import Drafter
 

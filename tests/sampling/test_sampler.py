@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from dataclasses import dataclass
 
 import mlx.core as mx
 import numpy as np
@@ -15,11 +16,22 @@ from mlxinfer import SamplingParams
 from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.kernel_trial import SWITCH
-from mlxinfer.sampling import Drafts, Row, SamplingBatch, noise, sample_seed, sampler
+from mlxinfer.sampling import Drafts, KeptNoise, SamplingBatch, sample_seed, sampler
 from mlxinfer.sampling import top_k_top_p as cuts
 from mlxinfer.sampling.top_k_top_p import Cuts
 
 VOCAB = 61
+
+
+@dataclass
+class Row:
+    """A `SampledSequence`."""
+
+    params: SamplingParams
+    seed: int
+    prompt: list[int]
+    answer: list[int]
+    pending_token: mx.array | None = None
 
 
 def logits_of(rows: int, seed: int = 0) -> mx.array:
@@ -255,7 +267,7 @@ def test_noise_and_cuts_are_one_kernel_on_a_gpu(tmp_path, compiling):
 def test_kept_noise_is_what_is_drawn_without_it():
     rows = [3, 3, 5, 8], [7, 8, 7, 9]
     plain = np.array(sampler.gumbel(sampler.row_keys(*rows), 50))
-    kept = noise.KeptNoise()
+    kept = KeptNoise()
     np.testing.assert_array_equal(np.array(kept.draw([3, 8], [8, 9], 50)), plain[[1, 3]])
     np.testing.assert_array_equal(np.array(kept.take([3, 8], [8, 9], 49)), np.array(sampler.gumbel(sampler.row_keys([3, 8], [8, 9]), 49)))
     np.testing.assert_array_equal(np.array(kept.take(*rows, 50)), plain)  # two of them kept

@@ -20,9 +20,9 @@ import mlx.core as mx
 from ...errors import EngineError, MLXInferError, SettingError
 from ...types import EngineStats
 from ..core.sequence import Sequence
-from ..model_base import FORKED, fault_line, stopped
+from ..model_base import FORKED
 from ..open_model import OpenModel
-from ..text.output_processor import Output, OutputProcessor
+from ..text.output_processor import Output, OutputProcessor, fault_line, stopped
 from ..text.pooled_output import PooledOutput
 from .async_request import Outbox, Piece, Request
 from .lasting_threads import LastingThreads

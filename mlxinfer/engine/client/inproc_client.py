@@ -16,9 +16,9 @@ import numpy as np
 from ...errors import EngineError, MLXInferError, QueueFullError
 from ...types import Chunk, Completion
 from ..core.sequence import Sequence
-from ..model_base import FORKED, check_unbroken, fault_line, stopped
+from ..model_base import FORKED
 from ..open_model import OpenModel
-from ..text.output_processor import FEED, Output, OutputProcessor
+from ..text.output_processor import FEED, Output, OutputProcessor, check_unbroken, fault_line, stopped
 from ..text.pooled_output import PooledOutput
 
 _CLOSED = "this LLM is closed: create a new one"

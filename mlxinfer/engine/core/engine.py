@@ -20,17 +20,18 @@ from ...kernels_metal.kernel_trial import lost_lines
 from ...models.decoder import Model
 from ...types import EngineStats, FinishReason
 from ..runner.kernel_fallback import TakeMemory, disable_guilty, unpack_once
-from ..runner.model_runner import ModelRunner, PendingStep, SequenceOutput
+from ..runner.model_runner import ModelRunner, PendingStep
 from ..spec_decode.draft_model import Drafter
 from ..spec_decode.drafter import TokenDrafter
 from ..spec_decode.proposer import Proposer
 from .chunk_policy import chunk_policy
-from .events import Ended, Event, Logits, Pooled, StepReport
+from .events import Ended, Event, Logits, Pooled, StepReport, Token
 from .kv_cache_manager import KVCacheManager
 from .prefill_budget import PrefillBudget
 from .request_queue import RequestQueue
 from .rope_regime import RopeRegime
-from .scheduler import Schedule, Scheduler
+from .schedule import Schedule, ScheduledSequence
+from .scheduler import Scheduler
 from .sequence import Sequence, ended_stats
 from .step_times import StepTimes
 
@@ -281,25 +282,25 @@ class Engine:
         if step is None:
             return
         step.wait()
-        outputs = step.collect()
+        sampled = step.collect()
         now, began = perf_counter(), max(self._collected_at, step.submitted)
-        self._learn(step, outputs, now)
+        self._learn(step, sampled, now)
         self._seal(step)
         self.cache.submit()
         step.close()
         before = len(events)
-        self._emit(step, outputs, now, events)
+        self._emit(step, sampled, now, events)
         if self.watch is not None:
             self.watch(StepReport(step.schedule, events[before:], began, now, len(self.scheduler.waiting)))
 
-    def _learn(self, step: PendingStep, outputs: list[SequenceOutput], now: float) -> None:
+    def _learn(self, step: PendingStep, sampled: list[ScheduledSequence], now: float) -> None:
         """A step takes from the moment when the one before it was collected, or from its own submission if the device was idle."""
         waited = step.submitted >= self._collected_at
         seconds = now - max(self._collected_at, step.submitted - _PREPARATION_S)
         self._collected_at = now
         self._steps += 1
         schedule = step.schedule
-        turns = self.proposer.learn(step, outputs, seconds)
+        turns = self.proposer.learn(step, sampled, seconds)
         plain = not (schedule.prefill_rows or waited or turns)
         if not plain or self._steps < _LEARNING or not self._steps % _SAMPLED:
             self.times.observe(schedule.decode_rows, schedule.prefill_rows, seconds, waited=waited, turns=turns)
@@ -320,31 +321,33 @@ class Engine:
         step.sealed = True
         sequences = [w.sequence for w in step.schedule.work]
         tokens = {s.slot: s.tokens for s in sequences if s.slot is not None and self._chunks.may_share(s)}
-        for each in step.steps:
+        for each in step.passes:
             self.cache.seal(each, tokens)
 
-    def _emit(self, step: PendingStep, outputs: list[SequenceOutput], now: float, events: list[Event]) -> None:
-        """Hand on what the sequences got, and end those that have all they get."""
-        events += [_read(s, *found, step) for s, found in step.logits.items() if s.finish_reason is None]
-        for output in outputs:
-            s = output.row.sequence
+    def _emit(self, step: PendingStep, sampled: list[ScheduledSequence], now: float, events: list[Event]) -> None:
+        """Append the results to their sequences, report these as events, and end finished sequences."""
+        events += [_result_of(w) for w in step.read if w.sequence.finish_reason is None]
+        for w in sampled:
+            s = w.sequence
             had_ended = s.finish_reason is not None
-            taken = s.append(output.tokens, now)
-            events += output.events(taken)
-            self.runner.commit(output, taken)
+            appended = s.append(w.new_tokens, now, w.num_drafts)
+            events += _tokens_of(w, appended)
+            if w.num_drafts and s.slot is not None:
+                self.cache.verified(s.slot, max(appended, 1))
             if s.finish_reason and not had_ended:
-                if not taken:
+                if not appended:
                     events.append(Ended(s))
                 self._ended += ended_stats(s)
                 self.scheduler.remove(s)
-        for s in step.logits:
+        for w in step.read:
+            s = w.sequence
             if s.num_computed_tokens == s.num_tokens and not self._is_pending(s):
                 self.abort(s, "stop")
         for w in step.schedule.work:
             s = w.sequence
             if s.finish_reason:
                 self._free_if_unused(s)
-            elif s.num_computed_tokens in s.snapshot_points and not self._is_pending(s):
+            elif s.snapshot_points and s.num_computed_tokens in s.snapshot_points and not self._is_pending(s):
                 self.kv_cache_manager.cache_prefix(s)
 
     def _let_adapters_go(self) -> None:
@@ -392,9 +395,18 @@ class Engine:
         self._start()
 
 
-def _read(sequence: Sequence, past: int, rows: mx.array, step: PendingStep) -> Event:
-    """What a step has computed of a sequence that is only read."""
-    if sequence.pooling is None:
-        return Logits(sequence, rows, past)
-    count = next(w.count for w in step.schedule.work if w.sequence is sequence)
-    return Pooled(sequence, rows, past, past + count == len(sequence.prompt))
+def _tokens_of(w: ScheduledSequence, count: int) -> list[Event]:
+    """The first `count` new tokens, with the log-probabilities that the sequence wants."""
+    sequence, wanted = w.sequence, w.sequence.params.logprobs
+    if wanted is None or w.logprobs is None:
+        return [Token(sequence, token) for token in w.new_tokens[:count]]
+    pairs = zip(w.new_tokens[:count], w.logprobs, strict=False)
+    return [Token(sequence, token, chosen, top[:wanted]) for token, (chosen, top) in pairs]
+
+
+def _result_of(w: ScheduledSequence) -> Event:
+    """The result of a sequence that is only read."""
+    assert w.output is not None
+    if w.sequence.pooling is None:
+        return Logits(w.sequence, w.output, w.past)
+    return Pooled(w.sequence, w.output, w.past, is_last=w.past + w.count == len(w.sequence.prompt))

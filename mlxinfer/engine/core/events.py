@@ -10,7 +10,7 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from .scheduler import Schedule
+    from .schedule import Schedule
 
 
 @dataclass(frozen=True, slots=True)

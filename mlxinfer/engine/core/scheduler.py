@@ -10,16 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Many
-from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
 from ...cache.pages import PAGE
 from ...cache.pool import PageDemand
-from ...util.dataclass import dataclass
 from .chunk_policy import ChunkPolicy
 from .prefill_budget import PrefillBudget
 from .request_queue import RequestQueue
+from .schedule import Schedule, ScheduledSequence
 
 if TYPE_CHECKING:
     from .sequence import Sequence
@@ -45,41 +44,6 @@ class PageBudget(Protocol):
     def room(self, growth: Many[PageDemand]) -> bool:
         """Whether there are pages for all of this in one step."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The part of one sequence in a step."""
-
-    sequence: Sequence
-    """Whose next tokens are computed."""
-    count: int
-    """Rows, drafts included."""
-    drafts: int = 0
-    """How many of the sequence's drafts are verified: the last rows."""
-    samples: bool = False
-    """Whether it reaches the end of what is known, so that the next token is chosen."""
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """The next step. Or it is empty, and the sequences in `preempt` have to give their pages back before there can be one."""
-
-    work: list[Work] = field(default_factory=list)
-    """Answers first, then prompts; one for each sequence."""
-    preempt: list[Sequence] = field(default_factory=list)
-    """Sequences to preempt."""
-    decode_rows: int = 0
-    """Rows that bring answers on: one each, and drafts."""
-    prefill_rows: int = 0
-    """Rows of prompts."""
-    drafts: int = 0
-    """How many of the rows are drafts."""
-
-    @property
-    def at_snapshot(self) -> bool:
-        """Whether a prompt will have been read up to a point that is kept."""
-        return any(w.sequence.num_computed_tokens in w.sequence.snapshot_points for w in self.work)
 
 
 def _rank(sequence: Sequence) -> tuple[int, int]:
@@ -226,7 +190,7 @@ class Scheduler:
         """The youngest leaves. If only one is left, those that have ended still hold pages until their last step was collected."""
         return Schedule(preempt=[max(ready, key=_rank)]) if len(ready) > 1 else Schedule()
 
-    def _decode_work(self, decode: list[Sequence], spare: int, *, sharing: bool) -> tuple[list[Work], int]:
+    def _decode_work(self, decode: list[Sequence], spare: int, *, sharing: bool) -> tuple[list[ScheduledSequence], int]:
         """A row for each answer, and its drafts as far as `spare` rows go, or half of those where prompts are read in the same step.
         Returns the number of drafts too."""
         spare = left = spare // 2 if sharing else spare
@@ -234,10 +198,10 @@ class Scheduler:
         for s in decode:
             drafts = max(min(len(s.drafts), left), 0)
             left -= drafts
-            work.append(Work(s, 1 + drafts, drafts, s.num_computed_tokens + 1 == s.num_tokens and not s.is_only_read))
+            work.append(ScheduledSequence(s, 1 + drafts, drafts, s.num_computed_tokens + 1 == s.num_tokens and not s.is_only_read))
         return work, spare - left
 
-    def _chunks(self, prefill: list[Sequence], decode_rows: int, growth: list[PageDemand]) -> list[Work] | None:
+    def _chunks(self, prefill: list[Sequence], decode_rows: int, growth: list[PageDemand]) -> list[ScheduledSequence] | None:
         """Chunks of prompts; None if pages are so short that the first of all sequences would not go on."""
         service = self.waiting.service
         line = sorted(prefill, key=lambda s: (s.priority, service.of(s.client_id), s.arrival)) if len(prefill) > 1 else prefill
@@ -245,7 +209,7 @@ class Scheduler:
         most = self.max_num_batched_tokens - decode_rows
         rows = self.chunks.prefill_rows(self.budget.allowance(decode_rows, wanted, most, line[0].remaining), most)
         head, scored = min(self.running, key=_rank), self.max_scored_rows
-        work: list[Work] = []
+        work: list[ScheduledSequence] = []
         for s in line:
             if rows <= 0:
                 break
@@ -253,7 +217,7 @@ class Scheduler:
             count = self._fitting(s, whole, growth)
             if count:
                 ends = s.num_computed_tokens + count == s.num_tokens
-                work.append(Work(s, count, 0, ends and not s.is_only_read))
+                work.append(ScheduledSequence(s, count, 0, ends and not s.is_only_read))
                 growth.append(PageDemand(s.slot, s.num_computed_tokens, count))
                 rows -= count
                 scored -= count if s.wants_logits else 0

@@ -5,7 +5,7 @@ Only this module assigns the fields; every other one calls the verbs (tests/test
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence as Many
 from dataclasses import field
 from time import perf_counter
 from typing import TYPE_CHECKING, Union
@@ -182,7 +182,7 @@ class Sequence:
 
     def advance(self, count: int) -> None:
         """A step was submitted that computes `count` more tokens, drafts not counted. Where it verifies drafts, the number of tokens stays
-        open until `append` and `verify`."""
+        open until `append`."""
         self.num_computed_tokens += count
         self.awaited_token, self.drafts = None, []
 
@@ -191,8 +191,10 @@ class Sequence:
         self.awaited_token = tokens, row
         self.num_tokens += 1
 
-    def append(self, tokens: Iterable[int], now: float) -> int:
-        """Take sampled tokens up to the one that ends the sequence, and return how many those were. `now`: seconds of `perf_counter`."""
+    def append(self, tokens: Many[int], now: float, drafted: int = 0) -> int:
+        """Append sampled tokens up to the one that ends the sequence, and return how many. `now`: seconds of `perf_counter`.
+
+        With `drafted` drafts verified, all tokens but the last are accepted drafts, and what was computed of appended ones counts."""
         self.times.first_token = self.times.first_token or now
         self.times.last_token = now
         before = len(self.tokens)
@@ -211,13 +213,12 @@ class Sequence:
                 self.finish_reason = "length"
         if len(self.tokens) >= self.num_tokens:
             self.num_tokens, self.awaited_token = len(self.tokens), None
-        return len(self.tokens) - before
-
-    def verify(self, drafted: int, accepted: int, num_computed_tokens: int) -> None:
-        """Count `drafted` tokens, of which `accepted` held; `num_computed_tokens` becomes the given number."""
-        self.drafted_tokens += drafted
-        self.accepted_tokens += accepted
-        self.num_computed_tokens = num_computed_tokens
+        appended = len(self.tokens) - before
+        if drafted and self.slot is not None:
+            self.drafted_tokens += drafted
+            self.accepted_tokens += len(tokens) - 1
+            self.num_computed_tokens += max(appended, 1) - 1
+        return appended
 
     def finish(self, reason: FinishReason) -> None:
         """End it, unless it has ended."""

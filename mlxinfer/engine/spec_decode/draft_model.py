@@ -15,7 +15,7 @@ from ...config import EngineConfig
 from ...errors import DraftError
 from ...loading.load import LoadedModel
 from ...models.decoder import Model
-from ...sampling import Row, SamplingBatch
+from ...sampling import SamplingBatch
 from ...tokenizer.tokenizer import Tokenizer
 from ...util.dataclass import dataclass
 from ..core.sequence import Sequence
@@ -165,7 +165,7 @@ class DraftModel:
             rows = [s for s, count in wanted if count > turn]
             logits = self._forward(rows, drafts)
             if batch is None or len(rows) < batch.size:
-                batch = SamplingBatch([draft_row(s, d) for s, d in zip(rows, drafts, strict=False)], self.vocab_size)
+                batch = SamplingBatch(rows, self.vocab_size, drafts=drafts[: len(rows)])
             sampled = batch.sample(logits, [s.num_tokens + turn for s in rows])
             mx.async_eval(sampled.tokens)  # type: ignore[no-untyped-call]
             for i in range(len(rows)):
@@ -232,9 +232,3 @@ class DraftModel:
             self._unsealed = None
             mx.eval(step.state)
             self.cache.commit(step, tokens)
-
-
-def draft_row(sequence: Sequence, drafts: Many[mx.array]) -> Row:
-    """What samples the draft after these."""
-    pending_token = mx.concatenate(list(drafts)) if drafts else None
-    return Row(sequence.params, sequence.seed, sequence.prompt, sequence.answer, pending_token)

@@ -12,7 +12,6 @@ from ...models.decoder import Model
 from ...nn.packing import arrays
 from ...sampling import KeptNoise, SamplingBatch
 from ..core.sequence import Sequence
-from .draft_model import draft_row
 
 
 class HeadDrafter:
@@ -87,8 +86,7 @@ class HeadDrafter:
 
     def _sampler(self, rows: list[Sequence], drafts: Many[Many[mx.array]]) -> SamplingBatch:
         if self._batch is None or self._batch[0] != rows or self._batch[1].counts_tokens:
-            described = [draft_row(s, own) for s, own in zip(rows, drafts, strict=False)]
-            self._batch = rows, SamplingBatch(described, self.model.vocab_size, self._noise)
+            self._batch = rows, SamplingBatch(rows, self.model.vocab_size, self._noise, drafts[: len(rows)])
         return self._batch[1]
 
 

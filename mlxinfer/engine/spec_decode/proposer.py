@@ -16,8 +16,9 @@ from .ngram import MatchStats, NgramIndex
 
 if TYPE_CHECKING:
     from ..core.rope_regime import RopeRegime
+    from ..core.schedule import ScheduledSequence
     from ..core.sequence import Proposed, Sequence
-    from ..runner.model_runner import PendingStep, SequenceOutput
+    from ..runner.model_runner import PendingStep
     from .drafter import TokenDrafter
 
 _WORTH = 1.05
@@ -146,24 +147,24 @@ class Proposer:
             lengths, _ = best_lengths([p.candidate for p in plans], rows, self.times)
             self._draft(plans, self._probed(plans, lengths))
 
-    def learn(self, step: PendingStep, outputs: Many[SequenceOutput], seconds: float) -> int:
-        """Learn from a collected step that took this long. Returns how often the draft model ran for it."""
+    def learn(self, step: PendingStep, sampled: Many[ScheduledSequence], seconds: float) -> int:
+        """Learn from a collected step that took `seconds`. Returns how often the draft model ran for it."""
         if not self.max_draft:
             return 0
         schedule = step.schedule
         drafted = schedule.drafts
-        turns = max([self._learn_accepted(output) for output in outputs if output.drafted], default=0) if drafted else 0
+        turns = max([self._learn_accepted(w) for w in sampled if w.num_drafts], default=0) if drafted else 0
         waited = 0 < self._waited <= step.submitted
         if waited:
             self._waited = 0.0
-        if not outputs or schedule.prefill_rows or schedule.decode_rows != len(outputs) + drafted:
+        if not sampled or schedule.prefill_rows or schedule.decode_rows != len(sampled) + drafted:
             return turns
         self._quiet += 1
         if drafted or waited:
-            tokens = sum([len(output.tokens) for output in outputs])
+            tokens = sum([len(w.new_tokens) for w in sampled])
             likely = self.times.round(schedule.decode_rows) + turns * self.times.turn
             seconds = min(seconds, _HICCUP * likely) if likely else seconds
-            self.account.round(seconds, (self.times.step(len(outputs)) or seconds) * tokens / len(outputs))
+            self.account.round(seconds, (self.times.step(len(sampled)) or seconds) * tokens / len(sampled))
         else:
             self.account.plain(seconds)
         return turns
@@ -201,18 +202,18 @@ class Proposer:
                 lengths[i] = 1
         return lengths
 
-    def _learn_accepted(self, output: SequenceOutput) -> int:
-        """Count what holds of the draft model's drafts. Returns how often it ran for them."""
-        if isinstance(output.row.drafts, list):
+    def _learn_accepted(self, w: ScheduledSequence) -> int:
+        """Count accepted drafts of the draft model. Returns how often it ran for them."""
+        if isinstance(w.proposed, list):
             return 0
-        s, accepted = output.row.sequence, len(output.tokens) - 1
+        s, accepted = w.sequence, len(w.new_tokens) - 1
         if self.draft:
             self.draft.verified(s, accepted)
-        self._acceptance.learn(output.drafted, accepted)
+        self._acceptance.learn(w.num_drafts, accepted)
         self._rest = 0
         if s in self._pasts:
-            self._pasts[s].acceptance.learn(output.drafted, accepted)
-        return output.drafted
+            self._pasts[s].acceptance.learn(w.num_drafts, accepted)
+        return w.num_drafts
 
     def _plans(self, running: Iterable[Sequence], *, ahead: bool) -> tuple[list[_Plan], int]:
         """What could be drafted after the last token of each sequence, which has been read or (`ahead`) is still pending; and how many

@@ -1,4 +1,4 @@
-"""An answer's reasoning, content and calls, collected as its text comes."""
+"""Divides an answer in a chat into reasoning, content and calls while it is generated."""
 
 from __future__ import annotations
 
@@ -16,22 +16,19 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Part:
-    """What a token brought."""
+class ChatDelta:
+    """New text of an answer, by delta."""
 
     content: str = ""
-    """Text for the reader."""
     reasoning: str = ""
-    """Text of the reasoning."""
     calls: tuple[ToolCallDelta, ...] = ()
-    """Pieces of calls."""
 
 
 class AnswerParts:
-    """Tells the parts of one answer apart. Stop strings end it in its content only, not in reasoning or calls."""
+    """Divides one answer into reasoning, content and calls. Stop strings end it in its content only."""
 
     def __init__(self, reader: OutputReader, stops: StopStrings, seed: str) -> None:
-        """`seed`: what the calls' ids are made of; another one for every turn of a conversation."""
+        """`seed` determines the ids of the calls; it must differ between the turns of a conversation."""
         self._reader = reader
         self._stops = stops
         self._seed = seed
@@ -40,43 +37,43 @@ class AnswerParts:
 
     @property
     def reasoning(self) -> str | None:
-        """All of it so far; None without any."""
+        """All reasoning so far; None without any."""
         return "".join(self._reasoning) or None
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
-        """All of them so far."""
+        """All calls so far."""
         return tuple(ToolCall(first.id or "", first.name or "", "".join(pieces)) for first, pieces in self._calls)
 
-    def add(self, text: str) -> Part:
-        """Take more of the answer, special tokens included."""
-        return self._taken(self._reader.add(text)) if text else Part()
+    def add(self, text: str) -> ChatDelta:
+        """Add text of the answer, special tokens included."""
+        return self._delta_of(self._reader.add(text)) if text else ChatDelta()
 
-    def finish(self, text: str = "") -> Part:
-        """Take the last of it, and what was held back."""
-        part = self._taken([*self._reader.add(text), *self._reader.finish()])
-        part.content += self._stops.finish()
-        return part
+    def finish(self, text: str = "") -> ChatDelta:
+        """Add the last text and release held-back text."""
+        delta = self._delta_of([*self._reader.add(text), *self._reader.finish()])
+        delta.content += self._stops.finish()
+        return delta
 
-    def _taken(self, events: Iterable[OutputEvent]) -> Part:
-        part, deltas = Part(), []
+    def _delta_of(self, events: Iterable[OutputEvent]) -> ChatDelta:
+        delta, calls = ChatDelta(), []
         for kind, text in events:
             if self._stops.met is not None:
                 break
             if kind == "content":
-                part.content += self._stops.add(text)[0]
+                delta.content += self._stops.add(text)[0]
             elif kind == "reasoning":
-                part.reasoning += text
+                delta.reasoning += text
                 self._reasoning.append(text)
             elif kind == "call_begin":
-                deltas.append(self._begun(text))
+                calls.append(self._begin_call(text))
             elif kind == "arguments":
                 self._calls[-1][1].append(text)
-                deltas.append(ToolCallDelta(len(self._calls) - 1, text))
-        part.calls = tuple(deltas)
-        return part
+                calls.append(ToolCallDelta(len(self._calls) - 1, text))
+        delta.calls = tuple(calls)
+        return delta
 
-    def _begun(self, name: str) -> ToolCallDelta:
+    def _begin_call(self, name: str) -> ToolCallDelta:
         index = len(self._calls)
         digest = hashlib.blake2b(f"{self._seed} {index}".encode(), digest_size=12)
         first = ToolCallDelta(index, id=f"call_{digest.hexdigest()}", name=name)

@@ -9,6 +9,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
+from ...errors import EngineError, SamplingError
 from ...sampling.logprobs import logprobs_of
 from ...tokenizer.detokenizer import StopStrings
 from ...tokenizer.tokenizer import Tokenizer
@@ -267,3 +268,22 @@ class OutputProcessor:
         for answer in answers:
             if self.answers.pop(answer.sequence, None) is not None:
                 self.engine.abort(answer.sequence)
+
+
+def stopped(reason: str) -> EngineError:
+    """The error for a request that was running when the engine stopped."""
+    return EngineError(f"the engine stopped before the answer was finished: {reason}")
+
+
+def fault_line(error: BaseException) -> str:
+    """A fault of the engine in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def check_unbroken(sequences: Iterable[Sequence]) -> None:
+    """Raise `EngineError` if a sequence ended with an error, or `SamplingError` if its structure caused it."""
+    for sequence in sequences:
+        if sequence.finish_reason == "error":
+            if sequence.error.startswith("structure:"):
+                raise SamplingError(f"{sequence.error}: the answer was ended")
+            raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")

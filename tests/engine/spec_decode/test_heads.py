@@ -9,7 +9,7 @@ from support.models.heads import HEAD, OWN_HEADS, Prompter, engine_with, model_w
 
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.engine.spec_decode import proposer
 
 rng = np.random.default_rng(5)

@@ -15,7 +15,7 @@ from support.models.tiny_directory import tiny_directory
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cache.disk.storage import DiskStorage
 from mlxinfer.cache.kv_format import KVFormat
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.models.decoder import Model
 

@@ -9,7 +9,8 @@ from mlxinfer.cache.pool import PageDemand, PagePool
 from mlxinfer.engine.core.chunk_policy import ChunkPolicy, DeterministicChunks
 from mlxinfer.engine.core.prefill_budget import PrefillBudget
 from mlxinfer.engine.core.request_queue import RequestQueue
-from mlxinfer.engine.core.scheduler import Allocation, Schedule, Scheduler, Work
+from mlxinfer.engine.core.schedule import Schedule, ScheduledSequence
+from mlxinfer.engine.core.scheduler import Allocation, Scheduler
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.engine.core.step_times import StepTimes
 from mlxinfer.types import SamplingParams
@@ -85,12 +86,12 @@ class CountingEngine:
         assert all(count > 0 for count in rows)
         assert len({w.sequence for w in schedule.work}) == len(rows) <= len(self.scheduler.running) <= self.scheduler.max_num_seqs
 
-    def submit(self, work: Work) -> None:
+    def submit(self, work: ScheduledSequence) -> None:
         s = work.sequence
         self.pasts[id(work)] = s.num_computed_tokens
         self.chunks.append((s, s.num_computed_tokens, work.count))
-        s.advance(work.count - work.drafts)
-        if work.samples and not work.drafts:
+        s.advance(work.count - work.num_drafts)
+        if work.samples and not work.num_drafts:
             s.follow(_ON_DEVICE, 0)
 
     def collect(self) -> None:
@@ -113,11 +114,11 @@ class CountingEngine:
             if s.finish_reason:
                 self.end(s, s.finish_reason)
 
-    def seal(self, w: Work) -> None:
+    def seal(self, w: ScheduledSequence) -> None:
         s, past = w.sequence, self.pasts.pop(id(w), None)
         if s.slot is None or past is None:
             return
-        count = w.count - w.drafts
+        count = w.count - w.num_drafts
         if past // PAGE < (past + count) // PAGE:
             assert len(s.tokens) >= (past + count) // PAGE * PAGE, "all tokens of a full page are known"
             self.pool.seal(s.slot, past, count, s.tokens)

@@ -24,7 +24,7 @@ from mlxinfer.distributed.group_llm import GroupLLM
 from mlxinfer.distributed.nodes import Host, Nodes
 from mlxinfer.distributed.ring import name_ring
 from mlxinfer.distributed.worker_process import run_worker
-from mlxinfer.engine.core.scheduler import Schedule
+from mlxinfer.engine.core.schedule import Schedule
 
 from .drafting import Free
 
