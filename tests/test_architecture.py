@@ -160,9 +160,7 @@ def _top_level_imports() -> dict[str, set[str]]:
 
 
 # Small files that still have to move into their only importer.
-KNOWN_SMALL = {
-    "mlxinfer/engine/client/lasting_threads.py",
-}
+KNOWN_SMALL: set[str] = set()
 
 
 def test_small_files_have_more_than_one_importer() -> None:
@@ -191,7 +189,6 @@ def _folders() -> Iterator[Path]:
 # Folders that still have to be divided.
 KNOWN_LONG = {
     "tests/convert",
-    "tests/engine",
 }
 
 

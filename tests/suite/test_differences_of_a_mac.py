@@ -12,8 +12,8 @@ TESTS = Path(__file__).parents[1]
 
 SHOWN_BY = {
     "a variant of a kernel that was not tried fails later": "cache/attention/test_trial.py::test_the_trial_runs_all_that_a_model_can_reach",
-    "a kernel that fails ends its server": "engine/test_kernel_failures.py::test_the_answers_come_by_plain_mlx",
-    "an engine that fails twice is gone": "engine/test_kernel_failures.py::test_an_engine_that_fails_once_an_hour_goes_on",
+    "a kernel that fails ends its server": "engine/runner/test_kernel_fallback.py::test_the_answers_come_by_plain_mlx",
+    "an engine that fails twice is gone": "engine/runner/test_kernel_fallback.py::test_an_engine_that_fails_once_an_hour_goes_on",
     "a threadgroup needs more registers than a core has": (
         "kernels_metal/paged_attention/test_decode_plan.py::test_every_tile_fits_into_threadgroup_memory"
     ),
@@ -28,17 +28,17 @@ SHOWN_BY = {
     "256 files are fewer than connections": "server/test_process.py",
     "K-quants become three times as large": "loading/gguf/test_gguf_on_gpu.py::test_memory_of_llama_8b",
     "Metal compiles in the middle of a conversation": ("cache/attention/test_trial.py::test_its_variants_are_the_same_on_every_chip"),
-    "the GPU waits after each chunk of a prompt": "engine/test_drains.py::test_a_long_prompt_is_read_in_three_steps",
-    "each chunk joins the whole past": "engine/test_drains.py::test_long_steps_join_less_of_the_past",
+    "the GPU waits after each chunk of a prompt": "engine/core/test_engine_overlap.py::test_a_long_prompt_is_read_in_three_steps",
+    "each chunk joins the whole past": "engine/core/test_engine_overlap.py::test_long_steps_join_less_of_the_past",
     "a quantized past does not reach the matrix units": "cache/attention/test_prefill_choice.py::test_the_rule",
     "two rows cost eight launches": "cache/attention/test_metal_launches.py::test_attention_is_five_launches_in_a_row",
     "a large GPU idles at short contexts": (
         "kernels_metal/paged_attention/test_decode_plan.py::test_short_contexts_give_every_core_something"
     ),
-    "the GPU waits at each filled page": "engine/test_drains.py::test_a_filled_page_drains_nothing",
+    "the GPU waits at each filled page": "engine/core/test_engine_overlap.py::test_a_filled_page_drains_nothing",
     "a large pool ends command buffers": "util/test_environment_of_mlx.py::test_command_buffers_of_a_mac_may_read_large_pools",
     "a growing pool is there twice": "loading/memory/test_plan_macs.py::test_a_growing_pool_is_there_twice_in_parts",
-    "a pool is copied when a page is sealed": "engine/test_drains.py::test_pools_are_written_where_they_lie",
+    "a pool is copied when a page is sealed": "engine/core/test_engine_overlap.py::test_pools_are_written_where_they_lie",
     "recurrent states are gathered and scattered": "cache/test_state.py::test_states_are_not_gathered_while_the_same_go_on",
     "MLX hashes a kernel's comments in each call": (
         "kernels_metal/test_source.py::test_comments_and_indentation_are_left_out_and_nothing_else"

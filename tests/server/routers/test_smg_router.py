@@ -145,7 +145,7 @@ HALF = ("--memory", "0.054", "--max-num-seqs", "4")
 50,400 at its end: a worker has memory for half of them."""
 
 
-@pytest.mark.slow  # three minutes; tests/engine/test_two_caches.py shows the same without a router
+@pytest.mark.slow  # three minutes; tests/scenarios/test_two_caches.py shows the same without a router
 def test_with_room_for_half_of_the_conversations_it_matters_most(tiny_path, capfd):
     """If each worker can cache all conversations, the first worker that reads a prompt has it for ever, and alternating loses little."""
     found, run = {}, {"system": 1200, "count": 20, "turns": 15}

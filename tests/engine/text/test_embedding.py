@@ -19,7 +19,7 @@ from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.errors import ContextLengthError, DeadlineError, PromptError, SamplingError, UnsupportedModelError
 from mlxinfer.types import Completion
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "embeddings"
+GOLDEN = Path(__file__).parents[2] / "golden" / "embeddings"
 KINDS = ("last", "mean")
 
 
