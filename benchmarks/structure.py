@@ -113,6 +113,19 @@ def measures(root: Path = ROOT) -> dict[str, str]:
     }
 
 
+def module_tests(root: Path = ROOT) -> dict[str, list[str]]:
+    """Test files that are named after each module: `test_MODULE.py` or `test_PACKAGE_MODULE.py`, perhaps with `_topic`."""
+    files = sorted((root / "tests").rglob("test_*.py"))
+    found: dict[str, list[str]] = {}
+    for module in modules(root):
+        package, name = module.name.split(".")[-2:] if "." in module.name else ("", module.name)
+        starts = (f"test_{name}_", f"test_{package}_{name}_")
+        own = [file for file in files if module.folder in file.parts and f"{file.stem}_".startswith(starts)]
+        if own:
+            found[module.name] = [file.relative_to(root).as_posix() for file in own]
+    return found
+
+
 def layers(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
     """Folders by layer, the lowest first. A folder is below all its importers, and no lower than necessary. Raises `ValueError` for a
     circle."""
@@ -159,8 +172,13 @@ def picture(found: list[Module]) -> str:
 @click.command()
 @click.option("--root", type=click.Path(path_type=Path, exists=True, file_okay=False), default=ROOT, help="Another checkout.")
 @click.option("--draw", is_flag=True, help="Write docs/layers.svg as well.")
-def structure(root: Path, draw: bool) -> None:
+@click.option("--tests", is_flag=True, help="List the tests that are named after each module instead.")
+def structure(root: Path, draw: bool, tests: bool) -> None:
     """Count files, lines and imports of the package, and draw its layers."""
+    if tests:
+        for name, files in module_tests(root).items():
+            click.echo(f"{name}: {', '.join(files)}")
+        return
     for name, value in measures(root).items():
         click.echo(f"{name:46}{value:>10}")
     if draw:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.structure import PICTURE, arrows, layers, measures, modules, picture
+from benchmarks.structure import PICTURE, arrows, layers, measures, module_tests, modules, picture
 
 FILES = {
     "__init__.py": "",
@@ -39,6 +39,14 @@ def test_measures(tree: Path) -> None:
     table = measures(tree)
     assert table["files"] == "5"
     assert table["imports between folders"] == "1"
+
+
+def test_tests_are_found_by_the_name_of_their_module(tree: Path) -> None:
+    for name in ("low/test_one.py", "low/test_one_topic.py", "low/test_low_one.py", "low/test_oneness.py", "high/test_one.py"):
+        (tree / "tests" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / "tests" / name).touch()
+    expected = [f"tests/low/test_{name}.py" for name in ("low_one", "one", "one_topic")]
+    assert module_tests(tree)["mlxinfer.low.one"] == expected
 
 
 def test_a_folder_is_below_its_importers() -> None:
