@@ -1,4 +1,4 @@
-"""What every kind of checkpoint offers: a config, and tensors that are read one at a time."""
+"""The interface of every kind of checkpoint: a config, and tensors that are read one at a time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..nn.weights import Format, Matrix
 
 
 class Checkpoint(Protocol):
-    """A model on disk. Opening one reads headers only; a file that is cut or inconsistent raises `CheckpointError` then."""
+    """A model on disk. Opening it reads headers only, and raises `CheckpointError` for a truncated or inconsistent file."""
 
     path: Path
     config: dict[str, Any]
@@ -23,30 +23,33 @@ class Checkpoint(Protocol):
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The logical shape: that of the unpacked matrix where it is quantized."""
+        """The logical shape: for a quantized matrix that of the unpacked one."""
         ...
 
     def nbytes(self, name: str) -> int:
-        """Bytes in the file, scales included."""
+        """Bytes in the file, with scales."""
         ...
 
     def stored(self, name: str) -> Format | mx.Dtype:
-        """What `read` will give, known without reading: the format of a `Quantized` or of `RawBlocks`, or the dtype of a `Dense`."""
+        """The format or dtype that `read` will return, known without reading: the format of `Quantized` or `RawBlocks`, the dtype of
+        `Dense`."""
         ...
 
     def kind(self, name: str) -> str:
-        """The type in the file by its own name: "Q4_K" or "BF16" in GGUF, "bfloat16", "4-bit affine in groups of 64" or
-        "GPTQ, 4 bits in groups of 128" in safetensors."""
+        """The file's own name of the type: "Q4_K" or "BF16" in GGUF; "bfloat16", "4-bit affine in groups of 64" or "GPTQ, 4 bits in
+        groups of 128" in safetensors."""
         ...
 
     def unpacked_from(self, name: str) -> str | None:
-        """As `kind`, for a quantized type that no format of MLX holds, so that `read` unpacks it; None for all else."""
+        """The `kind` of a quantized tensor that `read` unpacks, because MLX has no format for it; None for any other."""
         ...
 
     def read(self, name: str) -> Matrix:
-        """Read one tensor, as it is stored: `Quantized` where MLX has the same format, else `Dense` in its stored (or, for
-        GGUF's other types, dequantized float32) precision. The result is evaluated and shares no memory with the file, except for
-        `RawBlocks`, which only a checkpoint opened for those gives."""
+        """Read a tensor as stored: `Quantized` if MLX has the format, else `Dense` in its stored precision.
+
+        Other GGUF types become float32. The result is evaluated and shares no memory with the file, except `RawBlocks`, which only a
+        checkpoint opened for them returns.
+        """
         ...
 
     def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""A model directory of safetensors, as Hugging Face or MLX tools write it."""
+"""A model directory of safetensors, as written by Hugging Face or MLX tools."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _SHARD = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.safetensors")
 
 
 class SafetensorsCheckpoint:
-    """Implements `Checkpoint`. Opening it reads the config, the index and every header; see `Checkpoint` for the rest."""
+    """Implements `Checkpoint`. Opening it reads the config, the index and every header."""
 
     def __init__(self, path: str | Path, ignore_config_keys: Sequence[str] = (), *, float8: bool = False) -> None:
-        """`ignore_config_keys`: keys of the config that are let pass though no graph understands them. `float8`: `read` may give matrices
-        in the form of `FLOAT8`, which `nn.packing.settle` packs for the CPU kernels."""
+        """`ignore_config_keys` are unknown keys of the config to ignore. With `float8`, `read` may return matrices in the form of
+        `FLOAT8`, which `nn.packing.settle` packs for the CPU kernels."""
         self.path = Path(path)
         self._float8 = float8
         self.config = with_ignored(read_config(self.path), ignored_keys(self.path, ignore_config_keys))
@@ -67,14 +67,14 @@ class SafetensorsCheckpoint:
 
     @property
     def tensors(self) -> StoredTensors:
-        """As the files have them."""
+        """The tensors as the files store them."""
         from .quantized import StoredTensors  # few models need them
 
         return StoredTensors(self.path, self._where, float8=self._float8)
 
     @property
     def is_foreign(self) -> bool:
-        """Whether another tool has quantized it, so that tensors are not all stored as `read` gives them."""
+        """True if another tool than MLX has quantized it, so that `read` returns some tensors in another form than stored."""
         return bool(self._packed)
 
     def stored(self, name: str) -> Format | mx.Dtype:
@@ -94,14 +94,14 @@ class SafetensorsCheckpoint:
         return self._matrix(name, stored)
 
     def read_rows(self, name: str, first: int, last: int) -> Matrix:
-        """As `read`, of the rows `first .. last` of the first axis only."""
+        """Read the rows `first .. last` of the first axis."""
         if name in self._packed:
             return settled(self._packed[name].read(first, last))
         stored = [self._where[part].read_rows(part, first, last) for part in self.parts(name)]
         return self._matrix(name, stored)
 
     def lazy(self) -> dict[str, mx.array]:
-        """Every stored tensor under its own name, packed ones in parts, to be read when it is evaluated."""
+        """Return every stored tensor under its own name, packed matrices in parts, unevaluated."""
         loaded = {file: cast(dict[str, mx.array], mx.load(str(file.path))) for file in self._files}
         return {name: loaded[file][name] for name, file in self._where.items()}
 
@@ -118,7 +118,7 @@ class SafetensorsCheckpoint:
         return self._where[name].tensors[name]
 
     def parts(self, name: str) -> tuple[str, ...]:
-        """The stored tensors that make it up."""
+        """Names of the stored tensors that a logical tensor consists of."""
         if name in self._packed:
             return self._packed[name].parts
         if name not in self._formats:
@@ -155,7 +155,7 @@ class SafetensorsCheckpoint:
 
 
 def settled(matrix: Matrix) -> Matrix:
-    """Evaluated."""
+    """Evaluate a matrix and return it."""
     mx.eval(*arrays(matrix))
     return matrix
 
@@ -165,14 +165,14 @@ def _base(name: str) -> str:
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """The config of a model directory. Code that it names (`auto_map`) is never run: `model_type` chooses the graph."""
+    """Read the config of a model directory. Code that it names (`auto_map`) is never run."""
     if not (directory / "config.json").exists():
         raise ModelNotFoundError(f"{directory} has no config.json: give a model directory, a .gguf file or a hub id")
     return read_json(directory / "config.json")
 
 
 def _stated_quantization(config: dict[str, Any], path: Path) -> dict[str, Any]:
-    """The block of a config that speaks of quantization, MLX's or another tool's; empty where there is none."""
+    """The config's block about quantization, of MLX or another tool; empty if there is none."""
     text = config.get("text_config")
     nested = text if isinstance(text, dict) else {}
     block = config.get("quantization") or config.get("quantization_config") or nested.get("quantization_config") or {}
@@ -188,8 +188,10 @@ def _stated_quantization(config: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def foreign_quantization(config: dict[str, Any], path: Path) -> tuple[str, dict[str, Any]] | None:
-    """The method, and what is said of it, where another tool than MLX has quantized the model. Raises `UnsupportedModelError` for methods
-    that are not supported."""
+    """The quantization method of another tool than MLX, and its block of the config; None for MLX's.
+
+    Raises `UnsupportedModelError` for an unsupported method.
+    """
     block = _stated_quantization(config, path)
     method = block.get("quant_method")
     if method is None or (method == "mxfp4" and config.get("model_type") == "gpt_oss"):
@@ -201,7 +203,7 @@ def foreign_quantization(config: dict[str, Any], path: Path) -> tuple[str, dict[
 
 
 def quantization_block(config: dict[str, Any], path: Path) -> QuantizationBlock | None:
-    """MLX's block of a config, if any. Raises `UnsupportedModelError` where nobody says which tool has quantized it."""
+    """MLX's block of a config, or None. Raises `UnsupportedModelError` if the block names no method."""
     block = _stated_quantization(config, path)
     if not block or block.get("quant_method") == "mxfp4":
         return None
@@ -213,7 +215,7 @@ def quantization_block(config: dict[str, Any], path: Path) -> QuantizationBlock 
 
 
 def _weight_files(directory: Path) -> dict[str, list[str] | None]:
-    """The files to read, each with the tensors that the index puts there (None: whatever is in it)."""
+    """The files to read, each with the tensors that the index places there (None: all tensors of the file)."""
     if (directory / INDEX).exists():
         return dict(_indexed(directory))
     found = sorted(p.name for p in directory.glob("*.safetensors") if not p.name.startswith("adapter"))

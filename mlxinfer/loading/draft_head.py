@@ -1,4 +1,4 @@
-"""Heads that draft: the checkpoint's own, or another directory's, whose tensors then count as the checkpoint's."""
+"""Draft heads: the checkpoint's own, or one in another directory, whose tensors then count as the checkpoint's."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from .files import read_json_if_there
 from .skipped import OF_HEADS
 
 OWN = "mtp"
-"""What stands for the head in the model's own checkpoint, instead of a path."""
+"""Value of `--draft` for the head in the model's own checkpoint."""
 
 
 def head_in(path: str | Path | None) -> bool | Path:
-    """Whether what somebody named to draft is a head: True for the checkpoint's own, a path for a directory that holds one, False for a
-    model."""
+    """Resolve `--draft`: True for the checkpoint's own head, a path for a head directory, False for a draft model or None."""
     if path is None:
         return False
     if str(path) == OWN:
@@ -32,15 +31,15 @@ def head_in(path: str | Path | None) -> bool | Path:
 
 
 def is_of_head(name: str) -> bool:
-    """Whether a tensor belongs to a head by its name."""
+    """True if a tensor's name belongs to a head."""
     return name.startswith("mtp.")
 
 
 class WithHead:
-    """A checkpoint and a head's: implements `Checkpoint`. Names of the head begin with "mtp.", in its file or here."""
+    """The tensors of a checkpoint and of a separate head; implements `Checkpoint`. Here names of the head start with "mtp."."""
 
     def __init__(self, model: Checkpoint, head: Checkpoint, own: Mapping[str, str]) -> None:
-        """`own`: the head's tensors, by name here to name in its file."""
+        """`own` maps names of the head's tensors here to names in its file."""
         self.model = model
         self.head = head
         self.path = model.path
@@ -48,7 +47,7 @@ class WithHead:
         self._own = own
 
     def check_used(self, skipped: Mapping[str, str]) -> None:
-        """`skipped`: tensors that the graph did not ask for, and why. Raises `DraftError` if the head has any that it should have."""
+        """Raise `DraftError` if the graph did not use a tensor of the head. `skipped` has the unused tensors, with reasons."""
         for name, reason in skipped.items():
             if name in self._own and reason == OF_HEADS:
                 raise DraftError(f"{self.head.path}: {self._own[name]} is unexpected")
@@ -111,7 +110,7 @@ def with_head(checkpoint: Checkpoint, mtp: Path) -> Iterator[tuple[Checkpoint, M
 
 
 def _named(head: Checkpoint) -> dict[str, str]:
-    """The floating-point tensors of a head: by name among the model's to name in its file. Raises `DraftError`."""
+    """Map names of the head's floating-point tensors here to names in its file. Raises `DraftError`."""
     names = [name for name in head.names() if name not in _TABLES]
     if kind_of(head.config) != "llama":
         return {f"mtp.{name.replace('midlayer.', 'layers.0.')}": name for name in names}
@@ -122,7 +121,7 @@ def _named(head: Checkpoint) -> dict[str, str]:
 
 
 _TABLES = {"d2t": "d2t", "t2d": "t2d", "masked_embedding.token_ordering": "token_ordering"}
-"""Whole numbers that heads store as tensors, and the key under which they join the config."""
+"""Integer tables that heads store as tensors, and their keys in the config."""
 
 
 def _tables(head: Checkpoint) -> dict[str, list[int]]:

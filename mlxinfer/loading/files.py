@@ -1,4 +1,4 @@
-"""A model's files: small JSON files, read with errors that name the file, and what tells that a file has changed."""
+"""Small JSON files of a model, and stamps that reveal a changed file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FLOATS = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file, with transformers' tagged floats (`{"__float__": "Infinity"}`) decoded. Raises `CheckpointError`."""
+    """Read the object in a JSON file, and decode transformers' tagged floats (`{"__float__": "Infinity"}`). Raises `CheckpointError`."""
     try:
         value = json.loads(read_plain(path))
     except OSError as error:
@@ -32,26 +32,28 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_json_if_there(path: Path) -> dict[str, Any]:
-    """As `read_json`, and empty where the file does not exist."""
+    """Read a JSON file; empty if it does not exist."""
     return read_json(path) if path.exists() else {}
 
 
 def file_stamp(path: Path) -> list[str | int]:
-    """Real path, size, and times of the last change of content and of anything. It differs after any write, even where the old time was
-    restored. Raises OSError."""
+    """Real path, size, and times of the last change of content and metadata.
+
+    The stamp differs after any write, even if the old time was restored. Raises OSError.
+    """
     found = path.stat()
     return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def add_bytes(digest: hashlib._Hash, path: Path) -> None:
-    """Have a digest take all bytes of a file. Raises OSError."""
+    """Add all bytes of a file to a digest. Raises OSError."""
     with open_plain(path) as file:
         while piece := file.read(_PIECE):
             digest.update(piece)
 
 
 def to_json(value: dict[str, Any]) -> str:
-    """Text that is valid JSON even with non-finite floats, keys sorted, ending in a newline."""
+    """Encode as JSON that is valid even with non-finite floats, with sorted keys and a final newline."""
     return json.dumps(_encode(value), indent=4, sort_keys=True, allow_nan=False) + "\n"
 
 

@@ -25,18 +25,18 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 def fingerprint(path: Path, *settings: object) -> str:
     """32 hexadecimal digits for the model at a resolved path, loaded with these settings.
 
-    They change when a file of the model does, and with the version of what computes: keys and values then differ in their last bits.
+    They change with the model's files, and with the versions of what computes: keys and values then differ in their last bits.
     """
     try:
         files = [file_stamp(part) for part in model_files(path)]
     except (OSError, ModelNotFoundError):
-        # Removed while it runs: what is cached now must not be found again.
+        # Removed while it runs: a later process must not find its cache.
         files = [[os.urandom(16).hex()]]
     return _digest(files, settings)
 
 
 def content_fingerprint(path: Path, *settings: object) -> str:
-    """The same for every copy of the model, wherever it is: all bytes of its files count, not when they were written."""
+    """A fingerprint that is equal for all copies of the model: it depends on the bytes of the files, not on paths and times."""
     try:
         return _digest([[part.name, content_digest(part)] for part in model_files(path)], settings)
     except (OSError, ModelNotFoundError):
@@ -44,9 +44,9 @@ def content_fingerprint(path: Path, *settings: object) -> str:
 
 
 def content_digest(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal, which is read once and then remembered as long as the file does not change. Raises OSError."""
+    """SHA-256 of a file, hexadecimal. It is remembered until the file changes. Raises OSError."""
     real = Path(os.path.realpath(path))
-    if real.parent.name == "blobs" and _SHA256.fullmatch(real.name):  # the hub's own cache calls large files by it
+    if real.parent.name == "blobs" and _SHA256.fullmatch(real.name):  # the hub's cache names large files by their digest
         return real.name
     stamp = json.dumps(file_stamp(path))
     known = cache_dir() / "digests" / hashlib.blake2b(stamp.encode(), digest_size=16).hexdigest()
@@ -69,7 +69,7 @@ def _digest(files: list[list[str | int]] | list[list[str]], settings: tuple[obje
 
 
 def model_files(path: Path) -> list[Path]:
-    """The weights and JSON files of the model at a resolved path. Raises `ModelNotFoundError` for parts of a GGUF file that are missing."""
+    """The weights and JSON files of the model at a resolved path. Raises `ModelNotFoundError` for missing parts of a GGUF file."""
     if path.is_dir():
         return sorted(p for p in path.iterdir() if p.suffix in _SUFFIXES)
     return list(part_paths(path))

@@ -1,4 +1,4 @@
-"""MLX's quantized formats, and the `quantization` block of a config that says which matrix has which."""
+"""MLX's quantized formats, and the `quantization` block of a config, which assigns them to matrices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MANTISSA = {mx.float32: 23, mx.float16: 10, mx.bfloat16: 7}
 
 
 def parse_dtype(dtype: str | mx.Dtype) -> mx.Dtype:
-    """`"bfloat16"`, `"bf16"` or `mx.bfloat16`. Raises `UnsupportedModelError`."""
+    """Parse `"bfloat16"`, `"bf16"` or `mx.bfloat16`. Raises `UnsupportedModelError`."""
     found = _NAMES.get(dtype) if isinstance(dtype, str) else dtype
     if found not in _MANTISSA:
         raise UnsupportedModelError(f"dtype must be float32, bfloat16 or float16, not {dtype!r}")
@@ -36,13 +36,12 @@ def dtype_name(dtype: mx.Dtype) -> str:
 
 
 def format_text(stored: Format | mx.Dtype) -> str:
-    """In words, for notes and reports: "bfloat16", "4-bit affine in groups of 64"."""
+    """Describe a format or dtype for notes and reports: "bfloat16", "4-bit affine in groups of 64"."""
     return f"{stored.bits}-bit {stored.mode} in groups of {stored.group_size}" if isinstance(stored, Format) else dtype_name(stored)
 
 
 def main_dtype(checkpoint: Checkpoint) -> mx.Dtype | None:
-    """The floating dtype that most bytes of the plain tensors have; None where there is none. In GGUF, types that are unpacked count as
-    the float32 that they become."""
+    """The floating dtype of most bytes of the plain tensors, or None. GGUF types that are unpacked count as float32."""
     sizes: Counter[mx.Dtype] = Counter()
     for name in checkpoint.names():
         stored = checkpoint.stored(name)
@@ -53,8 +52,10 @@ def main_dtype(checkpoint: Checkpoint) -> mx.Dtype | None:
 
 
 def compute_dtype(checkpoint: Checkpoint, asked: str | mx.Dtype | None) -> mx.Dtype:
-    """What is asked for, else what the device is quick in: on a GPU the stored one if it has 16 bits, and for quantized GGUF files
-    float16, the dtype of their scales. It is never chosen for architectures whose activations leave its range.
+    """The requested dtype, or else the fastest on this device.
+
+    On a GPU that is the stored dtype if it has 16 bits, and float16, the dtype of their scales, for quantized GGUF files. float16 is
+    never the default of architectures whose activations leave its range.
     """
     if asked is not None:
         return parse_dtype(asked)
@@ -66,7 +67,7 @@ def compute_dtype(checkpoint: Checkpoint, asked: str | mx.Dtype | None) -> mx.Dt
 
 
 _WIDE = ("gemma", "gpt_oss", "glm4", "plamo2")
-"""Beginnings of the names of architectures whose activations leave the range of float16. vLLM refuses it for all but gpt_oss, which was
+"""Prefixes of architectures whose activations leave the range of float16. vLLM refuses float16 for all of them but gpt_oss, which was
 trained and published in bfloat16 only (`_FLOAT16_NOT_SUPPORTED_MODELS` in vllm/config)."""
 
 
@@ -75,21 +76,21 @@ def _has_half_scales(checkpoint: Checkpoint) -> bool:
 
 
 def loses_precision(stored: mx.Dtype, target: mx.Dtype) -> bool:
-    """Whether casting this floating dtype may round; float16 and bfloat16 lose either way (precision or range)."""
+    """True if casting between these floating dtypes may round. float16 and bfloat16 lose precision or range either way."""
     return stored in _MANTISSA and target in _MANTISSA and stored != target and target != mx.float32
 
 
 AFFINE_BITS = (2, 3, 4, 5, 6, 8)
 AFFINE_GROUPS = (32, 64, 128)
 FIXED = {"mxfp4": Format(4, 32, "mxfp4"), "mxfp8": Format(8, 32, "mxfp8"), "nvfp4": Format(4, 16, "nvfp4")}
-"""The modes that allow one number of bits and one group size only."""
+"""Modes with one number of bits and one group size."""
 MODES = ("affine", *FIXED)
 
 _READABLE = tuple(Format(b, g) for g in AFFINE_GROUPS for b in (1, 7, *AFFINE_BITS)) + tuple(FIXED.values())
 
 
 def check_format(bits: int | None, group_size: int | None, mode: str) -> Format:
-    """The format asked for, with the defaults of its mode. Raises `UnsupportedModelError` where MLX has no such format."""
+    """The requested format, with the defaults of its mode. Raises `UnsupportedModelError` if MLX has no such format."""
     if mode not in MODES:
         raise UnsupportedModelError(f"unknown quantization mode {mode!r}: choose one of {', '.join(MODES)}")
     if mode in FIXED:
@@ -110,16 +111,16 @@ def _either(numbers: tuple[int, ...]) -> str:
 
 
 class QuantizationBlock:
-    """The `quantization` of a config: a default and overrides per layer, where `false` says that a layer is not quantized."""
+    """The `quantization` block of a config: a default, and overrides per layer. `false` means that a layer is not quantized."""
 
     def __init__(self, block: dict[str, Any]) -> None:
         self._default = _format_of(block, "the config's quantization block")
         self._overrides = {path: entry for path, entry in block.items() if isinstance(entry, (dict, bool))}
 
     def format(self, name: str, weight: tuple[int, ...], scales: tuple[int, ...], scale_dtype: mx.Dtype) -> Format:
-        """The format of the matrix `name` (without `.weight`), checked against the shapes that are stored. Raises `CheckpointError`.
+        """The format of the matrix `name` (without `.weight`), checked with the stored shapes. Raises `CheckpointError`.
 
-        Without an override of its own, a matrix whose shapes contradict the default has the only format that they allow.
+        If the shapes contradict the default and there is no override, the format follows from the shapes.
         """
         override = self._overrides.get(name, True)
         if override is False:
@@ -153,5 +154,5 @@ def _fits(f: Format, weight: tuple[int, ...], scales: tuple[int, ...], scale_dty
 
 
 def packed_shapes(shape: tuple[int, ...], f: Format) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the packed weight and of its scales, for a matrix of this logical shape."""
+    """Shapes of the packed weight and of its scales, for a matrix of this logical shape."""
     return (*shape[:-1], shape[-1] * f.bits // 32), (*shape[:-1], shape[-1] // f.group_size)

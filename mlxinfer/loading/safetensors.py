@@ -1,8 +1,7 @@
-"""The safetensors format: a header that is checked completely when a file is opened, and tensors read one at a time.
+"""The safetensors format. Opening a file checks its whole header; tensors are read one at a time.
 
-Layout: a little-endian 64-bit length, a JSON object of that many bytes, then the tensors. Nothing of the file but the header
-is read until a tensor is asked for, and the pages of the file that a read has touched are given back at once, so that the
-resident memory stays near what the caller holds.
+Layout: a little-endian 64-bit length, a JSON object of that many bytes, then the tensors. Reading a tensor releases the pages of the
+file that it touched, so that resident memory stays near what the caller holds.
 """
 
 from __future__ import annotations
@@ -39,21 +38,19 @@ DTYPES = {
     "U64": mx.uint64, "I64": mx.int64, "F16": mx.float16, "BF16": mx.bfloat16, "F32": mx.float32, "F64": mx.float32,
     "F8_E4M3": mx.bfloat16, "F8_E5M2": mx.bfloat16,
 }  # fmt: skip
-"""What a tensor of each stored dtype is read as: 8-bit floats exactly in bfloat16, 64-bit floats rounded to 32."""
+"""Dtype that `read` returns for each stored dtype: 8-bit floats exactly in bfloat16, 64-bit floats rounded to 32."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """One entry of the header. The bytes `start .. stop` are counted from the beginning of the file."""
+    """An entry of the header."""
 
     name: str
-    """As in the file."""
     dtype: str
-    """safetensors' name of the dtype, such as BF16."""
+    """Name in the file, such as BF16."""
     shape: tuple[int, ...]
-    """Shape of the tensor."""
     start: int
-    """First byte in the file."""
+    """First byte, from the start of the file."""
     stop: int
     """Byte after the last one."""
 
@@ -63,7 +60,7 @@ class TensorInfo:
 
 
 class SafetensorsFile:
-    """An open file. Raises `CheckpointError` where the header is damaged, or does not account for every byte of the file."""
+    """An open file. Raises `CheckpointError` if the header is damaged, or does not account for every byte of the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,18 +75,18 @@ class SafetensorsFile:
             raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
     def read(self, name: str) -> mx.array:
-        """A whole tensor, evaluated, sharing no memory with the file."""
+        """Read a tensor, evaluated, without sharing memory with the file."""
         info = self.tensors[name]
         return self._read(info, info.start, info.shape)
 
     def read_rows(self, name: str, first: int, last: int) -> mx.array:
-        """Rows `first .. last` along the first axis, evaluated, sharing no memory with the file."""
+        """Read the rows `first .. last` of the first axis, evaluated, without sharing memory with the file."""
         info = self.tensors[name]
         row = info.nbytes // info.shape[0]
         return self._read(info, info.start + first * row, (last - first, *info.shape[1:]))
 
     def read_codes(self, name: str, first: int, last: int) -> np.ndarray[Any, Any]:
-        """As `read_rows`, as unsigned integers of the same size, whatever the bits stand for. A scalar has one row."""
+        """Read rows as unsigned integers of the item's size, whatever their dtype. A scalar has one row."""
         info = self.tensors[name]
         size, shape = _BITS[info.dtype] // 8, info.shape or (1,)
         row = info.nbytes // max(shape[0], 1)

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint that no graph asks for, and why."""
+"""Tensors of a checkpoint that no graph requests, and the reasons."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from ..models.vlm_text import integer_setting
 
 OF_TOWERS = "only the text model is used"
-"""Why vision and audio towers are not loaded."""
+"""Reason for skipping vision and audio towers."""
 OF_HEADS = "head that predicts several tokens, not used"
-"""Why the tensors of such a head are not loaded."""
+"""Reason for skipping the tensors of a draft head."""
 _OF_LAYERS = "layer that predicts several tokens, not used"
 _OF_SHARED = "keys and values of layers that read those of an earlier layer"
 
@@ -30,7 +30,7 @@ _KEYS_AND_VALUES = re.compile(r"\.self_attn\.[kv]_(proj|norm)\.")
 
 
 def reason_to_skip(name: str, config: Mapping[str, Any]) -> str | None:
-    """Why a tensor that the graph did not ask for may be left out; None where nothing is known that explains it."""
+    """The reason why a tensor that the graph did not request may be left out, or None."""
     if name == "lm_head.weight" or name.endswith(".lm_head.weight"):
         return "the head is tied to the embedding"
     reason = next((reason for pattern, reason in _SKIPPED if pattern.search(name)), None)

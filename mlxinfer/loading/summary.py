@@ -1,4 +1,4 @@
-"""What the headers of a checkpoint tell about a model."""
+"""Summary of a checkpoint's headers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Summary:
     """A model as its files describe it."""
 
     name: str
-    """What the user called it, or its file name."""
+    """Name that the caller gave, or the file's."""
     path: Path
     """The file or directory."""
     file_format: Literal["gguf", "safetensors"]
@@ -31,32 +31,32 @@ class Summary:
     architecture: str
     """`model_type` of the config."""
     parameters: int
-    """Numbers in all tensors, a count."""
+    """Count of numbers in all tensors."""
     nbytes: int
-    """Bytes of all tensors in the file, scales included."""
+    """Bytes of all tensors in the file, with scales."""
     stored: dict[str, int]
-    """How many tensors there are of each type, commonest first, by the name that `Checkpoint.kind` gives it."""
+    """Count of tensors by `Checkpoint.kind`, the most common first."""
     most: str
-    """Short name of the type that most parameters have."""
+    """Short name of the type of most parameters."""
     file_type: int | None
-    """The mixture of types, by its number in the GGUF file's `general.file_type`; None where there is none."""
+    """GGUF's `general.file_type`, the number of the mixture of types, or None."""
     max_context: int | None
-    """Tokens; None where this program has no graph of the architecture."""
+    """Tokens; None if this package has no graph of the architecture."""
 
     notes: tuple[str, ...] = ()
-    """Lines about the model that the user should know."""
+    """Messages for the user."""
 
     @property
     def bits_per_weight(self) -> float:
-        """Bits of the file for each parameter."""
+        """Bits in the file per parameter."""
         return self.nbytes * 8 / self.parameters if self.parameters else 0.0
 
     @property
     def quantization(self) -> str:
-        """As llama.cpp names it, such as "Q4_K_M"; `most` where the file does not say."""
+        """llama.cpp's name, such as "Q4_K_M"; `most` if the file does not say."""
         if self.file_type is None:
             return self.most
-        from gguf import LlamaFileType  # takes longer than all of the summary
+        from gguf import LlamaFileType  # slower to import than the rest of the summary
 
         try:
             return LlamaFileType(self.file_type).name.removeprefix("MOSTLY_").removeprefix("ALL_")
@@ -65,7 +65,7 @@ class Summary:
 
 
 def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context: int | None, quantize: Format | None = None) -> Summary:
-    """`quantize` is the format that plain matrices get when they are loaded."""
+    """Summarize a checkpoint. `quantize` is the format that plain matrices get on loading."""
     names = list(checkpoint.names())
     parameters: Counter[str] = Counter()
     first: dict[str, str] = {}

@@ -22,35 +22,32 @@ from .skipped import reason_to_skip
 Kind = Literal["matrix", "vector"]
 _LISTED = 12
 _MOST_BLOCK_SCALE = 4
-"""Bytes that a group takes, at most, for its scale and offset where the CPU's products have packed the blocks of a GGUF file."""
+"""Maximum bytes per group for scale and offset, after the CPU kernels have packed a GGUF file's blocks."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorRequest:
-    """One tensor that a model has asked for: its name and shape in the graph, and where it comes from.
-
-    `recipe` is None where the tensor `sources[0]` is taken as it is.
-    """
+    """A tensor that a graph has requested, and its sources in the checkpoint."""
 
     name: str
     """Name in the graph."""
     shape: tuple[int, ...]
     """Shape in the graph."""
     kind: Kind
-    """A vector is never quantized."""
+    """"matrix" or "vector"; vectors are never quantized."""
     quantizable: bool
-    """Whether the graph can take it quantized."""
+    """True if the graph accepts it quantized."""
     dtype: mx.Dtype | None
-    """The dtype that it must have; None for that of the activations."""
+    """Required dtype; None for that of the activations."""
     sources: tuple[str, ...]
     """Tensors of the checkpoint that it is made from."""
     recipe: Recipe | None
-    """How it is made; None where `sources[0]` is taken as it is."""
+    """Makes it from `sources`; None if it is `sources[0]` unchanged."""
 
     def dtype_of(self, stored: mx.Dtype, dtype: mx.Dtype) -> mx.Dtype:
-        """The dtype in memory of one that is stored plain, for activations in `dtype`.
+        """The dtype in memory of a plain tensor that is stored as `stored`, for activations in `dtype`.
 
-        The CPU kernels widen 16 bits of a matrix as they multiply float32 rows, with the same sums: such a matrix stays as it is stored.
+        The CPU kernels multiply float32 rows with 16-bit matrices, with the same sums: such a matrix stays as stored.
         """
         stays = self.kind == "matrix" and dtype == mx.float32 and stored in (mx.bfloat16, mx.float16) and kernels_cpu.in_use()
         return stored if stays else self.dtype or dtype
@@ -61,11 +58,11 @@ class TensorRequest:
 
 
 _LARGEST_SIZE = 2**28
-"""Rows or columns that no matrix has. MLX counts them in 32 bits, also those of several matrices that are joined."""
+"""Maximum rows or columns of a matrix. MLX counts them in 32 bits, also of joined matrices."""
 
 
 class TensorIndex:
-    """Remembers every request, every tensor used, and every problem."""
+    """Records every request, every used tensor, and every problem."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -84,10 +81,10 @@ class TensorIndex:
     def find(
         self, name: str, shape: tuple[int, ...], kind: Kind, otherwise: Sequence[Recipe], quantizable: bool, dtype: mx.Dtype | None
     ) -> TensorRequest | None:
-        """Where the tensor comes from. None where it cannot be had, which is then a problem for `finish` to report.
+        """Find the sources of a tensor. None if there are none, which `finish` then reports as a problem.
 
-        A recipe is taken where the tensor itself is absent or of another shape. One that reads the very tensor goes before it: the
-        model gives such a recipe where it has seen that the stored values are not yet those of the graph.
+        A recipe applies if the tensor is absent or has another shape. A recipe that reads the tensor itself takes precedence: the model
+        gives one if the stored values are not those of the graph.
         """
         known = self.requests.get(name)
         if known and (known.shape, known.kind, known.dtype) == (shape, kind, dtype):
@@ -108,7 +105,7 @@ class TensorIndex:
         return request
 
     def finish(self) -> None:
-        """Raise `WeightsError` with every problem, and with every tensor that nobody has asked for."""
+        """Raise `WeightsError` with every problem and every unused tensor that has no reason."""
         for name in self.checkpoint.names():
             if name not in self._used:
                 reason = reason_to_skip(name, self.checkpoint.config) or self._reason_for_bias(name)
@@ -122,7 +119,7 @@ class TensorIndex:
             raise WeightsError(f"{self.checkpoint.path}: {listed}")
 
     def _reason_for_bias(self, name: str) -> str | None:
-        """AutoGPTQ writes a bias for every matrix, zeros where the model has none."""
+        """The reason to skip a bias of zeros, which AutoGPTQ writes for matrices of models without biases."""
         checkpoint, matrix = self.checkpoint, name.removesuffix("bias") + "weight"
         if not name.endswith(".bias") or matrix not in self._names or len(checkpoint.shape(name)) != 1:
             return None
@@ -156,11 +153,11 @@ class TensorIndex:
 
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes read so far and the bytes in all."""
+"""Called with the bytes read so far and the total."""
 
 
 class _IndexedWeights:
-    """What the implementations of `Weights` share: each request goes through the index, then to `_answer`."""
+    """Base of `Weights` on a checkpoint: each request goes through the index, then to `_answer`."""
 
     def __init__(self, index: TensorIndex, dtype: mx.Dtype) -> None:
         self.index = index
@@ -178,7 +175,7 @@ class _IndexedWeights:
         return matrix.weight
 
     def finish(self) -> None:
-        """Raise `WeightsError` with every problem found, and every tensor that the graph did not ask for."""
+        """Raise `WeightsError` with every problem found, and every tensor that the graph did not request."""
         self.index.finish()
 
     def _get(
@@ -192,12 +189,11 @@ class _IndexedWeights:
 
 
 class CheckpointWeights(_IndexedWeights):
-    """Implements `Weights`: every tensor is read, made by its recipe, cast to `dtype` and evaluated when it is asked for.
+    """Implements `Weights`: reads a tensor on request, applies its recipe, casts it to `dtype` and evaluates it.
 
-    `quantize` packs, on the way, the matrices that are stored plain and may be quantized; `scales` is the dtype of the scales of affine
-    matrices; None for `dtype`. Problems are collected (what is missing
-    comes as zeros meanwhile); `finish` raises them all in one `WeightsError`. `index` is that of a `MetaWeights` on which the same
-    graph was built before: its answers are not looked up again.
+    `quantize` is the format for matrices that are stored plain and may be quantized. `scales` is the dtype of affine scales; None for
+    `dtype`. Missing tensors come as zeros, and `finish` raises all problems in one `WeightsError`. `index` is that of a `MetaWeights` on
+    which the same graph was built: its answers are used again.
     """
 
     def __init__(
@@ -213,7 +209,7 @@ class CheckpointWeights(_IndexedWeights):
         super().__init__(index or TensorIndex(checkpoint), dtype)
         self._scales = scales
         self.rounded: dict[str, str] = {}
-        """Tensors whose cast to `dtype` may have lost precision, with the dtype they had."""
+        """Tensors whose cast to `dtype` may have lost precision, with their stored dtype."""
         self._quantize = quantize
         self._progress = progress
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.names()) if progress else 0
@@ -283,7 +279,7 @@ class PlannedTensor:
 class MetaWeights(_IndexedWeights):
     """Implements `Weights` without reading: every tensor is an array of zeros that is never evaluated.
 
-    Build a model on it to check a checkpoint (`finish` raises `WeightsError`), to plan its memory, or to see in `tensors` what a
+    Build a model on it to check a checkpoint (`finish` raises `WeightsError`), to plan its memory, or to find the tensors that a
     conversion has to write.
     """
 
@@ -296,7 +292,7 @@ class MetaWeights(_IndexedWeights):
 
     @property
     def skipped(self) -> dict[str, str]:
-        """After `finish`: tensors that are not used, with the reason."""
+        """After `finish`: unused tensors, with the reason."""
         return self.index.skipped
 
     def _answer(self, request: TensorRequest) -> Matrix:
@@ -309,7 +305,7 @@ class MetaWeights(_IndexedWeights):
 
 
 def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:
-    """Zeros, never evaluated, in the shape and dtype that `checkpoint.read` would give; raw blocks come in a packed form of their size."""
+    """Zeros, never evaluated, with the shape and dtype of `checkpoint.read`. Raw blocks come in a packed form of their size."""
     stored, shape = checkpoint.stored(name), checkpoint.shape(name)
     if not isinstance(stored, Format):
         return Dense(mx.zeros(shape, stored))
@@ -320,7 +316,7 @@ def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:
 
 
 def make(index: TensorIndex, request: TensorRequest, sources: list[Matrix]) -> Matrix:
-    """What the graph wants, from the sources as they were read. Where that fails, zeros, and a problem in the index."""
+    """Make the tensor that the graph requested from its sources. A failure gives zeros, and a problem in the index."""
     try:
         matrix = sources[0] if request.recipe is None else request.recipe.make(sources)
     except ValueError as error:
@@ -336,7 +332,7 @@ def make(index: TensorIndex, request: TensorRequest, sources: list[Matrix]) -> M
 
 
 def cast(matrix: Matrix, dtype: mx.Dtype) -> Matrix:
-    """With its floating-point parts in this dtype; codes and 8-bit scales stay as they are."""
+    """Cast the floating-point parts. Codes and 8-bit scales stay unchanged."""
     if isinstance(matrix, Dense):
         return Dense(matrix.weight.astype(dtype))
     if isinstance(matrix, (RawBlocks, Blocks)) or matrix.biases is None:
@@ -349,25 +345,27 @@ def can_quantize(shape: tuple[int, ...], form: Format) -> bool:
 
 
 def quantize(weight: mx.array, form: Format) -> Quantized:
-    """MLX's own quantization of a matrix, its scales in the dtype of the weight."""
+    """Quantize a matrix with MLX's own method; scales have the dtype of the weight."""
     parts = mx.quantize(weight, group_size=form.group_size, bits=form.bits, mode=form.mode)
     return Quantized(parts[0], parts[1], parts[2] if len(parts) > 2 else None, form)
 
 
 def settle(matrix: Matrix) -> Matrix:
-    """Evaluated, so that nothing which it was made from stays in memory."""
+    """Evaluate a matrix, so that its sources leave memory."""
     mx.eval(*arrays(matrix))
     return matrix
 
 
 def is_finite(matrix: Matrix) -> bool:
-    """False if any value is NaN or infinite. For 8-bit scales, which have no infinity, if any is NaN. What is still in its file is
-    checked when it is packed."""
+    """False if any value is NaN or infinite; for 8-bit scales, which have no infinity, if any is NaN.
+
+    Blocks that are still in their file are checked when they are packed.
+    """
     if isinstance(matrix, (RawBlocks, Blocks)):
         return True
     if isinstance(matrix, Dense):
         return is_finite_array(matrix.weight)
-    if matrix.format.mode == FLOAT8:  # its codes were checked as they were read
+    if matrix.format.mode == FLOAT8:  # its codes were checked when they were read
         return is_finite_array(matrix.scales)
     if matrix.biases is not None:
         return is_finite_array(matrix.scales) and is_finite_array(matrix.biases)
@@ -377,7 +375,7 @@ def is_finite(matrix: Matrix) -> bool:
 
 def is_finite_array(array: mx.array) -> bool:
     """False if any value is NaN or infinite."""
-    # Extremes carry a NaN through, and unlike a sum they cannot overflow.
+    # Extremes propagate a NaN, and unlike a sum they cannot overflow.
     if not array.size or not mx.issubdtype(array.dtype, mx.floating):
         return True
     extremes = mx.max(array), mx.min(array)

@@ -1,4 +1,4 @@
-"""The models on this machine: listing, describing and removing them."""
+"""Lists, describes and removes the models on this machine."""
 
 from __future__ import annotations
 
@@ -25,17 +25,15 @@ class LocalModel:
     """A model that can be loaded without a download."""
 
     name: str
-    """What `load` accepts for it."""
+    """Name that `load` accepts."""
     kind: Kind
-    """Where it was found."""
     path: Path
     """Its file or directory."""
     nbytes: int
-    """Bytes of its files."""
 
 
 def local_models() -> list[LocalModel]:
-    """Aliases whose packages are installed, models in the hub's cache, and those converted into the models directory."""
+    """List aliases whose packages are installed, models in the hub's cache, and models in the models directory."""
     found = []
     for name, alias in ALIASES.items():
         files = alias.installed()
@@ -50,7 +48,7 @@ def local_models() -> list[LocalModel]:
 
 
 def remove_model(name: str) -> int:
-    """Delete a model of `local_models` and return the bytes freed. Files that pip installed are left to pip. Raises `MLXInferError`."""
+    """Delete a model of `local_models` and return the freed bytes. Files of pip packages stay. Raises `MLXInferError`."""
     if name in ALIASES:
         return _remove_assembled(name)
     for repo in cached_models():

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub, and from its cache on this machine."""
+"""Models of the Hugging Face hub and of its cache on this machine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?P<file>/[\w./-]+\.gguf)?(@(?P<revi
 
 @dataclass(frozen=True, slots=True)
 class HubId:
-    """`org/name`, `org/name@revision`, or one GGUF file of a repository: `org/name/file.gguf`."""
+    """An id such as `org/name`, `org/name@revision`, or `org/name/file.gguf` for one GGUF file of a repository."""
 
     repo: str
     """`organization/name`."""
     file: str | None = None
-    """One GGUF file of the repository; None for all that a model needs."""
+    """A GGUF file of the repository; None for all files that a model needs."""
     revision: str | None = None
     """A branch, tag or commit; None for the default branch."""
 
@@ -39,8 +39,10 @@ class HubId:
 
 
 def download(hub_id: HubId) -> Path:
-    """A local directory (or GGUF file) of the model, downloaded as far as it is not cached. An interrupted download goes on where
-    it stopped. Raises `HubError`, `ModelNotFoundError`, `UnsupportedModelError`."""
+    """Return a local directory (or GGUF file) of the model, and download what is not cached. An interrupted download resumes.
+
+    Raises `HubError`, `ModelNotFoundError`, `UnsupportedModelError`.
+    """
     wanted, unwanted = (_all_parts(hub_id.file), []) if hub_id.file else (_WANTED, _UNWANTED)
     try:
         found = huggingface_hub.snapshot_download(hub_id.repo, revision=hub_id.revision, allow_patterns=wanted, ignore_patterns=unwanted)
@@ -64,7 +66,7 @@ def download(hub_id: HubId) -> Path:
 
 
 def _all_parts(file: str) -> list[str]:
-    """A GGUF file that is split names its siblings."""
+    """Names of all parts of a split GGUF file."""
     return [re.sub(r"-\d{5}-of-(\d{5})\.gguf$", r"-*-of-\1.gguf", file)]
 
 
@@ -92,20 +94,20 @@ def _line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CachedRepo:
-    """A model in the hub's cache: its id, the directory of its newest revision, the bytes of all revisions, and their hashes."""
+    """A model in the hub's cache."""
 
     repo: str
     """`organization/name`."""
     path: Path
-    """The directory of its newest revision."""
+    """Directory of the newest revision."""
     nbytes: int
-    """Size of all revisions on disk, in bytes."""
+    """Bytes of all revisions on disk."""
     revisions: tuple[str, ...]
-    """Hashes of the revisions that are cached."""
+    """Hashes of the cached revisions."""
 
 
 def cached_models() -> list[CachedRepo]:
-    """Language models in the hub's cache: those with a config and safetensors."""
+    """List language models in the hub's cache: those with a config and safetensors."""
     try:
         cache = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
     except errors.CacheNotFound:
@@ -123,7 +125,7 @@ def cached_models() -> list[CachedRepo]:
 
 
 def delete_cached(repo: CachedRepo) -> int:
-    """Delete every revision; returns the bytes freed."""
+    """Delete every revision and return the freed bytes."""
     strategy = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*repo.revisions)
     strategy.execute()
     return strategy.expected_freed_size

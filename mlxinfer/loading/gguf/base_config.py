@@ -1,4 +1,4 @@
-"""What the configs of all architectures have in common, from a GGUF file's metadata and from which tensors it has."""
+"""Config keys that all architectures have in common, from a GGUF file's metadata and the names of its tensors."""
 
 from __future__ import annotations
 
@@ -26,8 +26,11 @@ _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_positi
 def read_rope(
     hparams: HParams, files: GGUFFiles, head_dim: int, context: int, *, partial: bool = False, unit: float | None = None
 ) -> dict[str, Any]:
-    """The rope's config keys. `partial`: whether this architecture may rotate a part of each head only; `unit`: what the file's multiplier
-    of YaRN's logarithm counts in, where this architecture may have one."""
+    """Read the rope's config keys.
+
+    `partial` allows rotating a part of each head only. `unit` is the unit of the file's multiplier of YaRN's logarithm, or None if the
+    architecture has no such multiplier.
+    """
     theta = hparams.positive("rope.freq_base", 10000.0)
     rotated = hparams.integer("rope.dimension_count", head_dim)
     if rotated != head_dim and not (partial and rotated < head_dim and rotated % 2 == 0):
@@ -39,7 +42,7 @@ def read_rope(
 
 
 def _share(rotated: int, head_dim: int) -> float:
-    """The ratio, nudged where rounding would make the reader's `int(head_dim * share)` one less."""
+    """The ratio, raised a little if rounding would make the reader's `int(head_dim * share)` one less."""
     share = rotated / head_dim
     return share if int(head_dim * share) == rotated else math.nextafter(share, 2)
 
@@ -81,7 +84,7 @@ def _yarn(hparams: HParams, factor: float, trained: int, gain: float, unit: floa
         "beta_slow": hparams.positive("rope.scaling.yarn_beta_slow", 1.0),
     }
     if multiplier != 0.0 and unit is not None:
-        # llama.cpp takes the scale of single channels for 1, or in DeepSeek's files for that of all.
+        # llama.cpp takes the scale of single channels as 1, or in DeepSeek's files as that of all channels.
         every = short_float(np.float32(multiplier / unit))
         scaling |= {"mscale": every if unit != 1.0 else 1.0, "mscale_all_dim": every}
     if hparams.has("rope.scaling.yarn_attn_factor"):
@@ -103,8 +106,10 @@ def _longrope(long: list[float], short: list[float], trained: int, gain: float) 
 
 
 def _fixed_divisors(divisors: list[float], theta: float, context: int, gain: float) -> dict[str, Any] | None:
-    """Llama 3's scaling comes as the divisors it amounts to. Where they are those of the published models the config says so by
-    name; any others are a longrope whose two sets are the same, which never switches."""
+    """Describe fixed divisors of the frequencies, the form of Llama 3's scaling in GGUF.
+
+    Divisors of the published models become "llama3". Any others become a longrope with two equal sets, which never switches.
+    """
     if all(value == 1.0 for value in divisors) and gain == 1.0:
         return None
     factor = short_float(max(divisors))
@@ -135,22 +140,20 @@ Config = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a config is rebuilt from."""
+    """The contents of a GGUF file that a config is rebuilt from."""
 
     hparams: HParams
-    """The metadata keys under the name of the architecture."""
     files: GGUFFiles
-    """The parts of the GGUF file."""
 
     def has(self, tensor: str) -> bool:
         return tensor in self.files.tensors
 
     def has_any(self, end: str) -> bool:
-        """Whether a layer has a tensor of this name."""
+        """True if a layer has a tensor of this name."""
         return any(name.startswith("blk.") and name.split(".", 2)[-1] == end for name in self.files.tensors)
 
     def rows(self, tensor: str) -> int:
-        """Rows of a matrix, 0 where the file has none of this name."""
+        """Rows of a matrix; 0 if the file has no matrix of this name."""
         info = self.files.tensors.get(tensor)
         return info.shape[0] if info is not None and len(info.shape) == 2 else 0
 
@@ -166,8 +169,11 @@ def base_config(
     kv_heads: int | None = None,
     eps: str = "attention.layer_norm_rms_epsilon",
 ) -> Config:
-    """The keys that every decoder has. `head_dim`: channels that the rope counts in, where heads have others as well; `unit` as for
-    `read_rope`; `ropeless` leaves the rope to the caller, `kv_heads` its number; `eps` is the key of the norms' epsilon."""
+    """Read the keys that every decoder has.
+
+    `head_dim` is the number of channels that the rope counts in, if heads have more. `unit` is as for `read_rope`. `ropeless` leaves the
+    rope to the caller. `kv_heads` replaces the file's number. `eps` is the key of the norms' epsilon.
+    """
     hparams = source.hparams
     layers = hparams.integer("block_count") - hparams.integer("nextn_predict_layers", 0, low=0)
     hidden, heads = hparams.integer("embedding_length"), hparams.integer("attention.head_count")
@@ -194,7 +200,7 @@ def base_config(
 
 
 def _kv_heads(hparams: HParams, heads: int) -> int:
-    """The same in every layer that has any: layers without keep a state."""
+    """The number of KV heads, which all layers that have any must share. Layers without KV heads are recurrent."""
     counts = hparams.per_layer("attention.head_count_kv")
     if counts is None or not any(counts):
         return hparams.integer("attention.head_count_kv", heads)
@@ -205,7 +211,7 @@ def _kv_heads(hparams: HParams, heads: int) -> int:
 
 
 def attends(source: Source, layers: int) -> list[bool]:
-    """Whether each layer attends, of an architecture whose others keep a state and have no KV heads."""
+    """For each layer, True if it attends. Recurrent layers have no KV heads."""
     counts = source.hparams.per_layer("attention.head_count_kv", layers)
     return [True] * layers if counts is None else [count > 0 for count in counts[:layers]]
 
@@ -216,7 +222,7 @@ def layer_types(source: Source, layers: int, other: str = "linear_attention") ->
 
 
 def dense_config(source: Source, model_type: str, **how: Any) -> Config:
-    """Those of a decoder with feed-forward layers; `how` as for `base_config`."""
+    """Read the keys of a decoder with feed-forward layers; `how` as for `base_config`."""
     return base_config(source, model_type, **how) | {
         "intermediate_size": source.hparams.integer("feed_forward_length"),
         "hidden_act": "silu",
@@ -224,7 +230,7 @@ def dense_config(source: Source, model_type: str, **how: Any) -> Config:
 
 
 def windowed_layers(source: Source, layers: int, period: int) -> list[str]:
-    """The layers that see a window only: those flagged in the file, or all but the last of every `period`."""
+    """The layers with a window: those flagged in the file, or all but the last of every `period`."""
     key = "attention.sliding_window_pattern"
     if isinstance(source.hparams.take(key), int):
         period = source.hparams.integer(key)

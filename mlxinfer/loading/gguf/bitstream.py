@@ -1,4 +1,4 @@
-"""Codes of a few bits: taken out of ggml's blocks, and written as MLX writes them."""
+"""Unpacks codes of a few bits from ggml's blocks, and packs them as MLX does."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _LANES = {
     5: ((5, 0x001F001F001F001F), (10, 0x000003FF000003FF), (20, 0x00000000000FFFFF)),
     6: ((6, 0x003F003F003F003F), (12, 0x00000FFF00000FFF), (24, 0x0000000000FFFFFF)),
 }
-"""For eight codes in the bytes of a 64-bit word: bits of a lane, and the lower lane of each pair, while lanes of 8, 16 and 32 bits are
-moved together in pairs."""
+"""Masks for eight codes in a 64-bit word: bits of a lane, and the lower lane of each pair, while lanes of 8, 16 and 32 bits merge in
+pairs."""
 
 
 def interleave(codes: np.ndarray) -> np.ndarray:
-    """Bytes `[..., n]` with codes 0..n-1 low and n..2n-1 high, to bytes whose nibbles are neighbours."""
+    """Bytes `[..., n]` with codes 0..n-1 low and n..2n-1 high, to bytes with neighbouring codes in their nibbles."""
     half = codes.shape[-1] // 2
     low, high = codes & 0x0F, codes >> 4
     packed = np.empty_like(codes)
@@ -24,13 +24,15 @@ def interleave(codes: np.ndarray) -> np.ndarray:
 
 
 def nibbles(packed: np.ndarray) -> np.ndarray:
-    """Bytes `[..., n]` to their codes `[..., 2n]`: all low halves, then all high ones."""
+    """Bytes `[..., n]` to codes `[..., 2n]`: all low halves, then all high halves."""
     return np.concatenate([packed & 0x0F, packed >> 4], axis=-1)
 
 
 def squeeze(codes: np.ndarray, bits: int) -> np.ndarray:
-    """Codes below `2**bits`, one a byte, `[..., n]`, n a multiple of 8, to a stream of bits from the low ones up: bytes
-    `[..., n * bits / 8]`. `bits` is 3, 4, 5, 6 or 8."""
+    """Pack codes below `2**bits`, one a byte, `[..., n]`, into a bit stream from the low bits up: bytes `[..., n * bits / 8]`.
+
+    `n` is a multiple of 8, `bits` 3, 4, 5, 6 or 8.
+    """
     if bits == 8:
         return codes
     if bits == 4:

@@ -1,4 +1,4 @@
-"""A GGUF file as a `Checkpoint`: config and names as if it were a converted directory."""
+"""A GGUF file as a `Checkpoint`, with the config and names of a converted directory."""
 
 from __future__ import annotations
 
@@ -24,21 +24,20 @@ from .types import QUANTIZED
 class GGUFCheckpoint:
     """Implements `Checkpoint` for one GGUF file, or for the split model that it is a part of.
 
-    Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly; plain types keep their dtype; all others are dequantized to
-    float32, unless `pack` says otherwise. With `raw_blocks`, matrices of the types that the native CPU products know
-    (`kernels_cpu.gguf_types`) are `RawBlocks` instead, which can be read until `close`. Reading undoes llama.cpp's reorderings. A tensor
-    that the architecture does not have keeps llama.cpp's name. Metadata keys of the architecture in `ignore_config_keys` are read as if
-    the file did not have them; a key is named with or without the architecture.
+    Q4_0, Q4_1, Q8_0, MXFP4 and NVFP4 matrices stay packed, exactly. Plain types keep their dtype. Other types become float32, unless
+    `pack` was called. With `raw_blocks`, matrices of types that the CPU kernels multiply (`kernels_cpu.gguf_types`) are `RawBlocks`,
+    valid until `close`. Reading undoes llama.cpp's reorderings. A tensor that the architecture does not have keeps llama.cpp's name.
+    Metadata keys in `ignore_config_keys`, with or without the architecture's prefix, count as absent.
     """
 
     def __init__(self, path: str | Path, *, raw_blocks: bool = False, ignore_config_keys: Collection[str] = ()) -> None:
         self.path = Path(path)
         self.packs = False
-        """Whether `pack` was called."""
+        """True after `pack`."""
         self._files = GGUFFiles(self.path, raw_blocks=raw_blocks)
         try:
             self.ignored_keys = self._files.leave_out(ignored_keys(self.path, ignore_config_keys))
-            """Keys to be ignored that the file has."""
+            """Ignored keys that the file has."""
             text_only = from_ollama(self._files)
             self.config: dict[str, Any] = rebuild_config(self._files) | ({TEXT_ONLY: True} if text_only else {})
             if self.ignored_keys:
@@ -57,14 +56,14 @@ class GGUFCheckpoint:
         return map_tensors(self._files.tensors, name, self.config, blocks)
 
     def pack(self, kinds: Collection[str], blocks: Collection[str] = ()) -> None:
-        """Pack matrices of these kinds as `packings.PACKINGS` says, for a GPU or for a file of MLX's, and leave those of `blocks` as
-        `RawBlocks`. Scales and biases come in float32, before rounding."""
+        """Pack matrices of these kinds as in `mlx_formats.PACKINGS`, for a GPU or for an MLX directory. Matrices of the kinds `blocks`
+        become `RawBlocks`. Scales and biases come in float32, unrounded."""
         self.packs = True
         self._files.pack(kinds, blocks)
         self._tensors = self._mapped()
 
     def kinds(self) -> frozenset[str]:
-        """The types of all matrices of the file."""
+        """Types of all matrices in the file."""
         return frozenset(info.type.name for info in self._files.tensors.values() if len(info.shape) > 1)
 
     @property
@@ -73,7 +72,7 @@ class GGUFCheckpoint:
         return self._files.metadata
 
     def forget_vocabulary(self) -> None:
-        """Take the tokens out of `metadata`: their texts can be larger than the largest tensor of a small model."""
+        """Remove the tokens from `metadata`: their texts can be larger than the largest tensor of a small model."""
         for key in ("tokens", "scores", "token_type", "merges"):
             self._files.metadata.pop(f"tokenizer.ggml.{key}", None)
 

@@ -1,4 +1,4 @@
-"""One model in one GGUF file, or in several: `name-00001-of-00003.gguf` and its siblings."""
+"""A model in one GGUF file, or in several: `name-00001-of-00003.gguf` and its siblings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .tensors import decode, dequantize, rows_at_a_time
 
 
 def marked_to_stay(info: TensorInfo) -> TensorInfo:
-    """The same tensor, marked as `kept` if it can be: a matrix of a type that the packer knows."""
+    """Mark a tensor as `kept` if it can be: a matrix of a type that the packer supports."""
     form = kernels_cpu.gguf_types().get(info.type.name)
     if form is None or len(info.shape) < 2:
         return info
@@ -28,7 +28,7 @@ def marked_to_stay(info: TensorInfo) -> TensorInfo:
 
 
 def marked_to_pack(info: TensorInfo, kinds: Collection[str], blocks: Collection[str] = ()) -> TensorInfo:
-    """The same tensor for a GPU, marked as `packed` if it is a matrix of these kinds, and as `kept` if of the kinds that stay in blocks."""
+    """Mark a tensor for a GPU: as `packed` for these kinds, as `kept` for the kinds that stay in blocks."""
     if len(info.shape) < 2 or info.type.name not in PACKINGS:
         return info
     whole = len(info.shape) == 2 and not _EXPERT.search(info.name) and info.type.name in blocks
@@ -37,11 +37,11 @@ def marked_to_pack(info: TensorInfo, kinds: Collection[str], blocks: Collection[
 
 
 _EXPERT = re.compile(r"\.ffn_(gate|up|down)\.\d+\.")
-"""One expert's matrix, in files that do not join them. The products of experts know MLX's formats only."""
+"""Names of single experts' matrices, in files that do not join experts. Products of experts support MLX's formats only."""
 
 
 def left_in_file(file: GGUFFile, info: TensorInfo) -> RawBlocks:
-    """A tensor that `marked_to_stay` has marked. Nothing is read yet."""
+    """The blocks of a tensor that `marked_to_stay` has marked, unread."""
     assert info.kept
     rows = np.arange(info.row_count, dtype=np.int32).reshape(info.shape[:-1])
     return RawBlocks((_Rows(file, info),), (info.row_count,), rows, info.shape[-1], info.kept)
@@ -83,9 +83,9 @@ _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
 
 
 class GGUFFiles:
-    """All files of a model, opened by the path of any of them. `metadata` is that of the first, which holds everything but tensors.
+    """All files of a model, opened by the path of any of them. `metadata` is that of the first file, which has everything but tensors.
 
-    `raw_blocks` keeps what the native CPU products can multiply in its blocks.
+    With `raw_blocks`, matrices that the CPU kernels can multiply stay in their blocks.
     """
 
     def __init__(self, path: Path, *, raw_blocks: bool = False) -> None:
@@ -98,7 +98,7 @@ class GGUFFiles:
             self._check_parts()
             self._where = self._locate()
             self.written_as = str(self.metadata.get("general.architecture", ""))
-            """The architecture as the file names it."""
+            """The architecture's name in the file."""
             self.tensors = {name: file.tensors[name] for name, file in self._where.items()}
             if raw_blocks:
                 self.tensors = {name: marked_to_stay(info) for name, info in self.tensors.items()}
@@ -107,20 +107,20 @@ class GGUFFiles:
             raise
 
     def leave_out(self, keys: Collection[str]) -> tuple[str, ...]:
-        """Take metadata keys of the architecture out, each named with or without the architecture. Returns those that were there."""
+        """Remove metadata keys of the architecture, each named with or without its prefix. Returns the keys that existed."""
         prefix = f"{self.written_as}."
         found = tuple(key for key in self.metadata if key.startswith(prefix) and not {key, key.removeprefix(prefix)}.isdisjoint(keys))
         self._replace_metadata({key: value for key, value in self.metadata.items() if key not in found})
         return found
 
     def hold(self, metadata: dict[str, Any], names: Mapping[str, str]) -> None:
-        """Have other metadata, and of the tensors only those of `names`: the name to have to the name in the file."""
+        """Replace the metadata, and keep only the tensors of `names`, which maps new names to names in the file."""
         self._replace_metadata(metadata)
         self._where = {name: self._where[old] for name, old in names.items()}
         self.tensors = {name: replace(self.tensors[old], name=name) for name, old in names.items()}
 
     def _replace_metadata(self, metadata: dict[str, Any]) -> None:
-        """Keep no other, as a vocabulary is large."""
+        """Keep no second copy, because a vocabulary is large."""
         self.metadata = self._files[0].metadata = metadata
 
     def pack(self, kinds: Collection[str], blocks: Collection[str] = ()) -> None:
@@ -128,7 +128,7 @@ class GGUFFiles:
         self.tensors = {name: marked_to_pack(info, kinds, blocks) for name, info in self.tensors.items()}
 
     def read(self, name: str, *, in_groups: bool = False) -> Matrix:
-        """The tensor as it is stored; see `tensors.decode`. `in_groups` packs one that would stay in blocks."""
+        """Read a tensor as stored; see `tensors.decode`. `in_groups` packs a tensor that would stay in blocks."""
         file, info = self._where[name], self.tensors[name]
         if in_groups:
             info = replace(info, kept=None)
@@ -137,7 +137,7 @@ class GGUFFiles:
         return decode(info, file.pieces(info, rows_at_a_time(info)))
 
     def floats(self, name: str) -> list[float]:
-        """The values of a small vector."""
+        """Values of a small vector."""
         return [float(value) for value in np.array(numbers(self.read(name))).reshape(-1)]
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ def _number(metadata: Mapping[str, Any], key: str) -> int | None:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """The files of the model that this one belongs to, in order. Raises `ModelNotFoundError` naming the first that is missing."""
+    """All files of the model that this file belongs to, in order. Raises `ModelNotFoundError` with the first missing file."""
     match = _PART.fullmatch(path.name)
     if not match:
         parts = [path]

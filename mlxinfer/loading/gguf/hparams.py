@@ -1,9 +1,8 @@
 """Typed access to a GGUF file's hyperparameters: the metadata keys under the name of its architecture.
 
-`HParams.finish` refuses by name a key that was neither read nor is listed here as a key that changes no answer.
-
-The names are those of `gguf/constants.py` (llama.cpp), and of `convert/` of Ollama. Keys without an architecture (`general.`, `tokenizer.`,
-`quantize.imatrix.`, `split.`, keys of exporters) are not checked.
+`HParams.finish` refuses a key that was not read, unless it is listed here as a key that changes no answer. Names are those of
+llama.cpp's `gguf/constants.py` and of Ollama's `convert/`. Keys without an architecture (`general.`, `tokenizer.`, `quantize.imatrix.`,
+`split.`, keys of exporters) are not checked.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ _WITHOUT_EFFECT = re.compile(
     r"|vocab_size|tensor_data_layout|pooling_type|normalize_embeddings|rope\.scaling\.finetuned"
     r"|attention\.layer_norm_epsilon|attention\.layer_norm_rms_epsilon|expert_shared_count"
 )
-"""Keys of images and sound, training and initialisation, tokenizers and exporters, and vectors of texts. Keys that only the other kind of
-norm reads, and those that repeat what the tensors say."""
+"""Keys of images, sound, training, initialisation, tokenizers, exporters and text vectors; keys of the other kind of norm; keys that
+repeat the tensors."""
 
 Hyper = Mapping[str, Any]
 
 
 def is_harmless(key: str, value: object, hyper: Hyper) -> bool | None:
-    """Return True if a key with this value changes nothing, None for an unknown key. `hyper` has all keys of the architecture, both
-    without its name."""
+    """True if a key with this value changes nothing, None for an unknown key. `hyper` has all keys of the architecture. Keys have no
+    prefix."""
     if _WITHOUT_EFFECT.fullmatch(key):
         return True
     rule = _RULES.get(key)
@@ -67,7 +66,7 @@ def _all_channels(value: object, hyper: Hyper) -> bool:
 
 
 def _never_full(value: object, hyper: Hyper) -> bool:
-    """A window that no context is longer than, or none."""
+    """True for no window, or one that no context exceeds."""
     return value == 0 or (is_number(value) and value >= _number(hyper, "context_length"))  # type: ignore[operator]
 
 
@@ -88,7 +87,7 @@ def _without_yarn(value: object, hyper: Hyper) -> bool:
 
 
 _OFF = (0, 1)
-"""llama.cpp takes a factor of 0 for none."""
+"""llama.cpp takes a factor of 0 as absent."""
 _RULES: Mapping[str, tuple[object, ...] | Callable[[object, Hyper], bool]] = {
     "attention.causal": (True,),
     "attention.clamp_kqv": (0,),
@@ -132,7 +131,7 @@ _RULES: Mapping[str, tuple[object, ...] | Callable[[object, Hyper], bool]] = {
     "use_parallel_residual": (False,),
     "use_qk_norm": (False,),
 }
-"""Other keys that no graph reads, with the values that state what it does anyway."""
+"""Other keys that no graph reads, with the values that change nothing."""
 
 REFUSED: Mapping[str, str] = {
     **dict.fromkeys(
@@ -157,14 +156,14 @@ REFUSED: Mapping[str, str] = {
     "expert_weights_norm_clip": "bounds the sum of the experts' weights",
     "swin_norm": "asks for norms that no graph has",
 }
-"""Keys that are known and change the maths, with what they do."""
+"""Known keys that change the maths, with the reason."""
 
 
 class HParams(TypedReader):
-    """The keys `{arch}.*`. A value of the wrong type is a `CheckpointError`, a value without support an `UnsupportedModelError`."""
+    """The keys `{arch}.*`. A value of a wrong type raises `CheckpointError`, an unsupported value `UnsupportedModelError`."""
 
     def __init__(self, metadata: Mapping[str, Any], architecture: str, path: Path, written_as: str = "") -> None:
-        """`written_as` is the architecture's name in the file, where that is another."""
+        """`written_as` is the architecture's name in the file, if it differs."""
         self.path = path
         self._prefix = (written_as or architecture) + "."
         prefix = architecture + "."
@@ -178,7 +177,7 @@ class HParams(TypedReader):
         return UnsupportedModelError(f"{self.path}: {self._prefix}{key} {what}, which is not supported; {way_on(self._prefix + key)}")
 
     def optional_integer(self, key: str, default: int | None = None, *, low: float = 1, high: float = LARGEST) -> int | None:
-        """A list with one number per layer is accepted where they are all the same."""
+        """Read an integer. A list of equal numbers, one per layer, is accepted."""
         value = self.take(key)
         if isinstance(value, np.ndarray) and value.ndim == 1 and value.size:
             if (value != value[0]).any():
@@ -187,12 +186,12 @@ class HParams(TypedReader):
         return super().optional_integer(key, default, low=low, high=high)
 
     def optional_number(self, key: str, default: float | None = None) -> float | None:
-        """With only the digits that its float32 needs: 1e-05 rather than 9.999999747378752e-06."""
+        """Read a number with only the digits that its float32 needs: 1e-05 rather than 9.999999747378752e-06."""
         value = super().optional_number(key, default)
         return None if value is None else short_float(value)
 
     def per_layer(self, key: str, count: int = 0) -> list[int] | None:
-        """A whole number for each of at least `count` layers, or None where the key is not there or holds one for all."""
+        """Read an integer for each of at least `count` layers. None if the key is absent or has one number for all."""
         value = self.take(key)
         if not isinstance(value, np.ndarray):
             return None
@@ -201,7 +200,7 @@ class HParams(TypedReader):
         return [int(number) for number in value]
 
     def flags(self, key: str, count: int) -> list[bool] | None:
-        """One bool for each of `count` layers (more are given where layers are left out), or None where the key is not there."""
+        """Read a bool for each of `count` layers, or None. A file may have more, for layers that are left out."""
         value = self.take(key)
         if value is None:
             return None
@@ -210,7 +209,7 @@ class HParams(TypedReader):
         return [bool(flag) for flag in value[:count]]
 
     def finish(self) -> None:
-        """Raise `UnsupportedModelError` for the first key that was not taken and may change the maths."""
+        """Raise `UnsupportedModelError` for the first unread key that may change the maths."""
         for key, value in self.untaken():
             known = is_harmless(key, value, self._hparams)
             if key in REFUSED:
@@ -225,7 +224,7 @@ class HParams(TypedReader):
 
 
 def short_float(value: float) -> float:
-    """The shortest decimal with the same float32; a float64 that no float32 equals stays as it is."""
+    """The shortest decimal with the same float32. A float64 without an equal float32 stays unchanged."""
     with np.errstate(over="ignore"):
         narrow = np.float32(value)
     return float(str(narrow)) if float(narrow) == float(value) else float(value)

@@ -1,12 +1,12 @@
-"""The blocks of ggml's K-quants, taken apart: codes, and the scale and offset of every group.
+"""Splits the blocks of ggml's K-quants into codes, and the scale and offset of every group.
 
 A block has 256 numbers `scale * code + offset` in groups of 32 or 16. Layouts: `ggml-common.h` and `dequantize_row_*` of
 https://github.com/ggml-org/ggml.
 
-`share` puts two groups of 16 numbers under one scale and one bias.
-MLX's smallest affine group has 32 numbers. Rounding both halves to evenly spaced codes between their extremes would change all 32. The
-numbers of each half already lie on a lattice, so a scale that divides the step of one half keeps that half exactly, and only the other
-one is rounded: half the error (measured on Q6_K in 8 bits). Computed by MLX, which has a GPU for it where this matters.
+`share` puts two groups of 16 numbers under one scale and bias, since MLX's smallest affine group has 32 numbers. Rounding both halves to
+evenly spaced codes between their extremes would change all 32. The numbers of each half are on a lattice already: a scale that divides
+the step of one half keeps that half exactly, and only the other is rounded. This halves the error (measured on Q6_K in 8 bits). MLX
+computes it, on a GPU if there is one.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Groups:
 
 
 def q5_k(blocks: np.ndarray) -> Groups:
-    """uint8 `[rows, blocks, 176]`, 5 bits in groups of 32; the highest bits stand apart."""
+    """Q5_K: uint8 `[rows, blocks, 176]`, 5 bits in groups of 32; the highest bits are separate."""
     fifth = _shifted(blocks[..., 16:48], range(8)) & 1
     return _groups(_pairs(blocks[..., 48:]) | fifth << 4, 32, *of_32(blocks))
 
 
 def q6_k(blocks: np.ndarray) -> Groups:
-    """uint8 `[rows, blocks, 210]`, 6 bits in groups of 16, around 32."""
+    """Q6_K: uint8 `[rows, blocks, 210]`, 6 bits in groups of 16, centred on 32."""
     low = nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64)).reshape(*blocks.shape[:-1], 8, 32)
     high = _shifted(blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 32), range(0, 8, 2)).reshape(low.shape) & 3
     scales = halves(blocks, 208)[..., None] * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
@@ -47,21 +47,21 @@ def q6_k(blocks: np.ndarray) -> Groups:
 
 
 def q3_k(blocks: np.ndarray) -> Groups:
-    """uint8 `[rows, blocks, 110]`, 3 bits in groups of 16, around 4; the highest bits stand apart."""
+    """Q3_K: uint8 `[rows, blocks, 110]`, 3 bits in groups of 16, centred on 4; the highest bits are separate."""
     high = _shifted(blocks[..., :32], range(8)) & 1
     scales = halves(blocks, 108)[..., None] * (_six_bits_of_12(blocks[..., 96:108]).astype(np.int8) - 32)
     return _groups(_quarters(blocks[..., 32:96]) | high << 2, 16, scales, -4 * scales)
 
 
 def q2_k(blocks: np.ndarray) -> Groups:
-    """uint8 `[rows, blocks, 84]`, 2 bits in groups of 16."""
+    """Q2_K: uint8 `[rows, blocks, 84]`, 2 bits in groups of 16."""
     packed = blocks[..., :16]
     scales = halves(blocks, 80)[..., None] * (packed & 0x0F)
     return _groups(_quarters(blocks[..., 16:80]), 16, scales, -halves(blocks, 82)[..., None] * (packed >> 4))
 
 
 def of_32(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Scales and offsets, float32 `[rows, groups]`. Q4_K and Q5_K begin alike: two float16 numbers, then 6 bits for each of both."""
+    """Scales and offsets, float32 `[rows, groups]`, of Q4_K and Q5_K: two float16 numbers, then 6 bits for each scale and offset."""
     low, high = blocks[..., 4:12], blocks[..., 12:16]
     first = low & 63
     last = low >> 6 << 4
@@ -79,12 +79,12 @@ def _flat(numbers: np.ndarray) -> np.ndarray:
 
 
 def _pairs(packed: np.ndarray) -> np.ndarray:
-    """Bytes `[..., 128]` to the codes of eight groups, `[..., 8, 32]`: a group in low halves, the next one in high halves."""
+    """Bytes `[..., 128]` to the codes of eight groups, `[..., 8, 32]`: one group in low halves, the next in high halves."""
     return nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).reshape(*packed.shape[:-1], 8, 32)
 
 
 def _quarters(packed: np.ndarray) -> np.ndarray:
-    """Bytes `[..., 64]` to codes of 2 bits `[..., 8, 32]`: 128 numbers in 32 bytes, from the low bits up."""
+    """Bytes `[..., 64]` to 2-bit codes `[..., 8, 32]`: 128 numbers in 32 bytes, from the low bits up."""
     half = _shifted(packed.reshape(*packed.shape[:-1], 2, 32), range(0, 8, 2)) & 3
     return half.reshape(*packed.shape[:-1], 8, 32)
 
@@ -102,12 +102,12 @@ def _six_bits_of_12(packed: np.ndarray) -> np.ndarray:
 
 
 _TRIED = 3
-"""Scales tried for each half: the finest that reaches from the lowest number to the highest, and the next coarser ones, of which one may
-divide the step of the other half as well."""
+"""Scales tried for each half: the finest that spans its numbers, and the next coarser scales, which may divide the other half's step
+too."""
 
 
 def share(groups: Groups, bits: int) -> Groups:
-    """From groups of 16 to groups of 32 with codes of `bits` bits, each with the scale that fits best, rounded to float16."""
+    """Merge groups of 16 into groups of 32 with codes of `bits` bits, each with its best scale, rounded to float16."""
     steps = mx.abs(mx.array(groups.scales).reshape(-1, 2))
     offsets = mx.array(groups.offsets).reshape(-1, 2)
     codes = mx.array(groups.codes).reshape(-1, 2, 16).astype(mx.float32)
@@ -122,14 +122,14 @@ def share(groups: Groups, bits: int) -> Groups:
         better = error < least
         least = mx.where(better, error, least)
         found = (mx.where(better[:, None], coded, found[0]), mx.where(better, scale, found[1]), mx.where(better, bias, found[2]))
-        mx.eval(least, found)  # so that what one candidate took is free for the next
+        mx.eval(least, found)  # frees the memory of one candidate for the next
     rows = len(groups.codes)
     shared = [np.array(part).reshape(rows, -1) for part in (found[0].astype(mx.uint8), *found[1:])]
     return Groups(shared[0].reshape(rows, -1, 32), shared[1], shared[2])
 
 
 def _candidates(steps: mx.array, offsets: mx.array, lowest: mx.array, highest: mx.array, most: int) -> Iterator[tuple[mx.array, mx.array]]:
-    """Scales and biases, each `[groups]`. A scale that is no number fits nothing: its error is NaN, which is below nothing."""
+    """Scales and biases, each `[groups]`. A NaN scale never wins: its error is NaN, which compares as not smaller."""
     yield _stored(mx.maximum((highest - lowest) / most, 2.0**-24)), _stored(lowest)
     for half in range(2):
         step, zero = steps[:, half], offsets[:, half]

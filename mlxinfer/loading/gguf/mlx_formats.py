@@ -1,8 +1,8 @@
-"""Which of MLX's formats holds a block type of GGUF, and what that costs.
+"""MLX's format for each block type of GGUF, and its loss.
 
-MLX multiplies affine groups of 32, 64 or 128 numbers: `scale * code + bias`. Types with groups of 32 keep their codes; where scale and
-bias are products of two numbers of the file, float16 rounds them (`loss`). Types with groups of 16 have no such format: two of their
-groups share a finer scale, see `kquants.share`.
+MLX multiplies affine groups of 32, 64 or 128 numbers: `scale * code + bias`. Types with groups of 32 keep their codes. If scale and bias
+are products of two numbers of the file, float16 rounds them (`loss`). MLX has no format for groups of 16: two of them share a finer
+scale, see `kquants.share`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .bitstream import halves, interleave, nibbles, squeeze, words
 from .kquants import share
 
 Packed = tuple[np.ndarray, ...]
-"""`weight` uint32 `[rows, in * bits / 32]`, `scales` `[rows, in / group]`, and for the affine formats `biases` of the same shape."""
+"""`weight` uint32 `[rows, in * bits / 32]`, `scales` `[rows, in / group]`, and for affine formats `biases` of the same shape."""
 
 _NAN_SCALE = 255
 _ZERO_SCALE = 127
@@ -27,15 +27,14 @@ _ZERO_SCALE = 127
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """How a block type is held in a format of MLX."""
+    """Form of a block type in a format of MLX."""
 
     format: Format
-    """MLX's format."""
     pack: Callable[[np.ndarray], Packed]
-    """From uint8 blocks `[rows, blocks, block_bytes]`. Raises `ValueError` for a scale that is NaN."""
+    """Packs uint8 blocks `[rows, blocks, block_bytes]`. Raises `ValueError` for a scale that is NaN."""
     loss: float = 0.0
-    """KL divergence in nats, per token, from the file's own numbers with scales in float16: the higher of those that
-    `benchmarks/results/kernels/gguf_gpu.md` lists; 0 where every number stays what it is."""
+    """KL divergence per token from the file's own numbers, in nats, with float16 scales: the higher value of
+    `benchmarks/results/kernels/gguf_gpu.md`. 0 if no number changes."""
 
 
 def _q4_0(blocks: np.ndarray) -> Packed:
@@ -62,7 +61,7 @@ def _q5_1(blocks: np.ndarray) -> Packed:
 
 
 def _five(blocks: np.ndarray, at: int) -> np.ndarray:
-    """Codes of 32 numbers: their highest bits in four bytes at `at`, then the others."""
+    """Codes of 32 numbers: their highest bits in four bytes at `at`, then the other bits."""
     fifth = np.unpackbits(blocks[..., at : at + 4], axis=-1, bitorder="little")
     return words(squeeze(nibbles(blocks[..., at + 4 :]) | fifth << 4, 5))
 
@@ -87,7 +86,7 @@ def _shared(unpack: Callable[[np.ndarray], kquants.Groups], bits: int) -> Callab
 
 
 _LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.int16)
-"""What the codes of IQ4_NL and IQ4_XS stand for."""
+"""Values of the codes of IQ4_NL and IQ4_XS."""
 
 
 def _iq4_nl(blocks: np.ndarray) -> Packed:
@@ -95,18 +94,18 @@ def _iq4_nl(blocks: np.ndarray) -> Packed:
 
 
 def _iq4_xs(blocks: np.ndarray) -> Packed:
-    """A scale, the high bits of eight others in 16, their low bits in four bytes, and codes."""
+    """IQ4_XS: a scale, the high bits of eight other scales in 16 bits, their low bits in four bytes, and codes."""
     high = np.ascontiguousarray(blocks[..., 2:4]).view("<u2")
     low = blocks[..., 4:8]
     steps = np.stack([low & 0x0F, low >> 4], axis=-1).reshape(*low.shape[:-1], 8).astype(np.int8)
     steps |= ((high >> np.arange(0, 16, 2, dtype=np.uint16)) & 3).astype(np.int8) << 4
-    # Rounded here: the bias must be that of the scale as it is stored.
+    # Rounded here, because the bias must match the stored scale.
     scales = (halves(blocks, 0)[..., None] * (steps - 32)).astype(np.float16).astype(np.float32)
     return _levels(blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16), scales)
 
 
 def _levels(codes: np.ndarray, scales: np.ndarray) -> Packed:
-    """128 is a power of two, so that the bias needs no more digits than the scale."""
+    """128 is a power of two, so the bias needs as few digits as the scale."""
     numbers = (_LEVELS + 128).astype(np.uint8)[nibbles(codes)]
     flat = scales.reshape(len(scales), -1)
     return words(numbers), flat, flat * -128
@@ -121,7 +120,7 @@ def _mxfp4_ollama(blocks: np.ndarray) -> Packed:
 
 
 def _nvfp4(blocks: np.ndarray) -> Packed:
-    """Blocks of 64 hold four groups of 16. ggml's scales have no sign bit, and 127 means zero there."""
+    """NVFP4: blocks of 64 have four groups of 16. ggml's scales have no sign bit, and 127 means zero there."""
     scales = _numbers(blocks[..., :4]) & 0x7F
     scales[scales == _ZERO_SCALE] = 0
     groups = blocks[..., 4:].reshape(len(blocks), -1, 8)
@@ -142,7 +141,7 @@ ALIKE: dict[str, Packing] = {
     "MXFP4_OLLAMA": Packing(Format(4, 32, "mxfp4"), _mxfp4_ollama),
     "NVFP4": Packing(Format(4, 16, "nvfp4"), _nvfp4),
 }
-"""Types that MLX has itself: packed wherever they are read."""
+"""Types that MLX has too: always packed."""
 
 PACKINGS: dict[str, Packing] = {
     **ALIKE,
@@ -156,17 +155,17 @@ PACKINGS: dict[str, Packing] = {
     "Q3_K": Packing(Format(6, 32), _shared(kquants.q3_k, 6), 6.2e-3),
     "Q2_K": Packing(Format(6, 32), _shared(kquants.q2_k, 6), 3e-1),
 }
-"""Types that are packed where MLX computes on a GPU. All others are unpacked to 16 bits."""
+"""Types that are packed for a GPU. Others are unpacked to 16 bits."""
 
 SAME_BITS = frozenset(kind for kind in PACKINGS if kind.startswith(("Q4", "Q5", "Q8")))
-"""Types whose codes keep their number of bits when they are packed."""
+"""Types whose codes keep their bits when packed."""
 
 SHARED = frozenset({"Q6_K", "Q3_K", "Q2_K"})
-"""Types of groups of 16, two of which share a scale when they are packed."""
+"""Types of groups of 16, two of which share a scale when packed."""
 
 
 def lossy(dtype: mx.Dtype) -> frozenset[str]:
-    """Types that lose something when they are packed, for a model that computes in this dtype."""
+    """Types that lose precision when they are packed for a model that computes in this dtype."""
     rounded = {kind for kind, packing in PACKINGS.items() if packing.loss}
     return frozenset(rounded - _PRODUCTS if dtype == mx.float32 else rounded)
 

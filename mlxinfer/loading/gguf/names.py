@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under the names of mlx-lm's converted directories, as the tables of its architecture say."""
+"""Renames the tensors of a GGUF file to the names of mlx-lm's converted directories, by the table of its architecture."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OLD_EXPERT_PARTS = {"gate": "w1", "down": "w2", "up": "w3"}
 
 
 def map_tensors(infos: Mapping[str, TensorInfo], architecture: str, config: Config, blocks: int) -> dict[str, MappedTensor]:
-    """Every tensor of the file under the name of the model's; one without a place keeps its own, for the loader to refuse.
+    """Map every tensor of the file to the model's name. A tensor without a place keeps its name, for the loader to refuse.
 
-    `blocks` counts the layers of the file. Those beyond the config's predict further tokens and are left out. Raises `ValueError`
-    for two tensors with one place.
+    `blocks` counts the layers of the file. Those beyond the config's are draft layers and are left out. Raises `ValueError` for two
+    tensors with one place.
     """
     table = find_architecture(architecture).table_of(config)
     placed: dict[str, MappedTensor] = {}
@@ -50,15 +50,15 @@ class _Mapper:
                 yield from self._in_layer(info, f"blk.{match[1]}.", match[2], f"{self._table.layers}.{match[1]}.")
 
     def _is_scale(self, name: str) -> bool:
-        """Scales of whole weights are multiplied into them; those of quantized activations are of no use here."""
+        """True for a scale: scales of whole weights are multiplied into them, those of quantized activations are ignored."""
         stem, _, suffix = name.rpartition(".")
         return self._scale_of(stem) is not None if suffix == "scale" else suffix == "input_scale" and f"{stem}.weight" in self._infos
 
     def _scale_of(self, stem: str) -> TensorInfo | None:
-        """The scale of a weight: one number, or one for each expert."""
+        """The scale of a weight, with one number or one per expert."""
         weight, scale = self._infos.get(f"{stem}.weight"), self._infos.get(f"{stem}.scale")
         if f"{stem.split('.', 2)[-1]}.scale" in self._table.layer:
-            return None  # a tensor of the model's own
+            return None  # one of the model's own tensors
         if weight is None or scale is None or not weight.shape:
             return None
         experts = weight.shape[0] if len(weight.shape) == 3 else 1
@@ -83,7 +83,7 @@ class _Mapper:
             yield self._placed(info, name, self._table.layer, target)
 
     def _joined(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
-        """Two matrices of the file that are one of the model, which has the place of the first."""
+        """Join two matrices of the file into one of the model, at the place of the first."""
         parts = self._table.joined[stem]
         infos = [self._infos.get(f"{source}{part}.{suffix}") for part in parts]
         known = [one for one in infos if one is not None and not self._scale_of(f"{source}{stem}")]
@@ -104,7 +104,7 @@ class _Mapper:
         return target + place, self._scaled(info, transform(info, self._config))
 
     def _fused(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
-        """Queries, keys and values in one tensor; in a recurrent layer there is a gate tensor as well."""
+        """Split queries, keys and values of one tensor. A recurrent layer has a gate tensor as well."""
         qkv, gate = self._infos.get(f"{source}attn_qkv.weight"), self._infos.get(f"{source}attn_gate.weight")
         if qkv is not None and gate is not None and "linear_num_key_heads" in self._config:
             if self._scale_of(f"{source}attn_qkv") or self._scale_of(f"{source}attn_gate"):
@@ -118,7 +118,7 @@ class _Mapper:
             yield info.name, unchanged(info)
 
     def _split(self, info: TensorInfo, target: str, suffix: str, parts: Mapping[str | None, int]) -> Iterator[tuple[str, MappedTensor]]:
-        """Take the rows of a tensor apart in proportion to `parts`."""
+        """Split the rows of a tensor in proportion to `parts`."""
         count = info.shape[-1 if len(info.shape) == 1 else -2] if info.shape else 1
         unit, rest = divmod(count, sum(parts.values()))
         if rest or None in parts:

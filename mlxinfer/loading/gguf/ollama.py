@@ -1,7 +1,7 @@
-"""GGUF files in the form of Ollama's converters, brought into the form of llama.cpp's, which the rest of this folder reads.
+"""Converts GGUF files in the form of Ollama's converters to llama.cpp's form, which the rest of this folder reads.
 
-Sources: `convert/` of https://github.com/ollama/ollama in all its versions says what was written. Its graphs (`model/models/`, until
-May 2026) say what that means, and what a missing key stands for. `llama/compat/` lists the files that were published.
+Sources: `convert/` of https://github.com/ollama/ollama, in all its versions, for the contents of files. Its graphs (`model/models/`,
+until May 2026) give their meaning and the defaults of missing keys. `llama/compat/` lists the published files.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _REFUSED = {
     "gemma3n": "which has no graph for GGUF here",
     "laguna": "which has no graph for GGUF here",
 }
-"""Names that Ollama writes for models that cannot be read, with the reason."""
+"""Ollama's names of unsupported models, with the reason."""
 
 
 def from_ollama(files: GGUFFiles) -> bool:
-    """Bring the metadata and the names of the tensors into llama.cpp's form, where they are in Ollama's. True for a model that
-    sees or hears; what it does so with is left out.
+    """Convert the metadata and tensor names from Ollama's form, if they have it, to llama.cpp's. True for a model of images or sound, of
+    which only the text model stays.
 
-    Raises `UnsupportedModelError` for what Ollama wrote and nothing here computes. A file that is in llama.cpp's form stays as it is.
+    Raises `UnsupportedModelError` for files that no graph here supports. A file in llama.cpp's form stays unchanged.
     """
     name = files.metadata.get("general.architecture")
     if not isinstance(name, str):
@@ -54,8 +54,7 @@ def from_ollama(files: GGUFFiles) -> bool:
 
 
 def _gemma3(form: OllamaForm) -> None:
-    """Ollama left out what its graph knew of the published sizes: of 4B, 12B and 27B that their rope is stretched, of 1B that its logits
-    have no cap."""
+    """Add constants of Ollama's graph to Gemma 3's keys: the stretched rope of 4B, 12B and 27B; 1B has no cap of the logits."""
     if form.info("dense.0.weight"):
         raise UnsupportedModelError(
             f"{form.files.path}: made by Ollama from EmbeddingGemma, which makes vectors; give the model's safetensors instead"
@@ -87,14 +86,14 @@ _GEMMA3_CHAT = (
     "{{ system if loop.first else '' }}{{ message.content | trim }}<end_of_turn>\n{% endfor %}"
     "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
 )
-"""The chat format of Google's model card, which the checkpoint keeps in a file that Ollama's converter did not read."""
+"""The chat format of Google's model card. The checkpoint keeps it in a file that Ollama's converter did not read."""
 _GEMMA3_1B = 26
 _GEMMA3_STRETCHED = (34, 48, 62)
 """Layers of the published models."""
 
 
 def _gemma4(form: OllamaForm) -> None:
-    """Its tokenizer is called a SentencePiece model, and has merges."""
+    """Add defaults, and correct the type of a tokenizer that is called SentencePiece and has merges."""
     defaults = {"attention.key_length": 512, "attention.key_length_swa": 256, "attention.layer_norm_rms_epsilon": 1e-6}
     form.hyper = defaults | form.hyper
     if form.others.get("tokenizer.ggml.model") == "llama" and "tokenizer.ggml.merges" in form.others:
@@ -109,7 +108,7 @@ def _gpt_oss(form: OllamaForm) -> None:
 
 
 def _mistral3(form: OllamaForm) -> None:
-    """The scale of single channels is 1 in llama.cpp's form."""
+    """Drop the scale of single channels, which must be 1 as in llama.cpp's form."""
     if "rope.scaling.mscale" not in form.hyper:
         return
     if form.number("rope.scaling.mscale") != 1 or not form.number("rope.scaling.yarn_log_multiplier"):
@@ -118,7 +117,7 @@ def _mistral3(form: OllamaForm) -> None:
 
 
 def _glm4_moe_lite(form: OllamaForm) -> None:
-    """Ollama's keys without `_mla` are llama.cpp's with it."""
+    """Drop the keys with `_mla`: Ollama's keys without it have the meaning of llama.cpp's with it."""
     form.drop("attention.key_length_mla", "attention.value_length_mla")
 
 
@@ -134,7 +133,7 @@ def _expert_width(form: OllamaForm) -> None:
 
 
 def _delta_net(form: OllamaForm) -> None:
-    """Value heads are in llama.cpp's order in Qwen 3.5's files, and in that of the checkpoint in Qwen3-Next's."""
+    """Check the order of value heads: Qwen 3.5's files must have llama.cpp's, Qwen3-Next's the checkpoint's."""
     expected = form.architecture != "qwen3next"
     order = form.hyper.pop("ssm.v_head_reordered", expected)
     if order is not expected:
@@ -146,7 +145,7 @@ def _delta_net(form: OllamaForm) -> None:
 
 
 def _lfm2(form: OllamaForm) -> None:
-    """Some files state the width of the feed-forward layers as it was before an adjustment."""
+    """Correct the width of the feed-forward layers, which some files state before an adjustment."""
     gate = form.of_a_layer("ffn_gate.weight")
     if gate is not None:
         form.hyper["feed_forward_length"] = _rows(gate)
@@ -159,20 +158,20 @@ def _nemotron(form: OllamaForm) -> None:
 
 
 def _olmo(form: OllamaForm) -> None:
-    """Ollama writes the whole factor of YaRN's logits where llama.cpp writes what it is multiplied with."""
+    """Rename YaRN's factor: Ollama writes the whole factor of the logits, llama.cpp the number it is multiplied by."""
     if form.text("rope.scaling.type") == "yarn":
         form.move("rope.scaling.attn_factor", "rope.scaling.yarn_attn_factor")
 
 
 def _llama(form: OllamaForm) -> None:
-    """Early files of Llama 3 name no pre-tokenizer."""
+    """Name the pre-tokenizer, which early files of Llama 3 leave out."""
     tokens = form.others.get("tokenizer.ggml.tokens")
     if form.has_no_pre_tokenizer() and isinstance(tokens, list) and tokens[_EOT : _EOT + 1] == ["<|eot_id|>"]:
         form.others["tokenizer.ggml.pre"] = "llama-bpe"
 
 
 _EOT = 128009
-"""The end of a turn in Llama 3's vocabulary."""
+"""End of a turn in Llama 3's vocabulary."""
 
 
 def _rows(info: TensorInfo | None) -> int:
@@ -195,4 +194,4 @@ _FIXES: Mapping[str, Callable[[OllamaForm], None]] = {
     "olmo2": _olmo,
     "llama": _llama,
 }
-"""Further mends, by Ollama's name of the architecture or llama.cpp's."""
+"""Further corrections, by Ollama's or llama.cpp's name of the architecture."""

@@ -1,5 +1,4 @@
-"""The names that Ollama's converters give to architectures, keys and tensors, and a file on its way to llama.cpp's. Sources as of
-`ollama.py`."""
+"""Ollama's names of architectures, keys and tensors, and a file on its way to llama.cpp's names. Sources as in `ollama.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from .files import GGUFFiles
 from .reader import TensorInfo
 
 ALTERNATING = "ffn_gate_up_exps_alternating"
-"""The name that gpt-oss's matrices get whose rows belong to the gate and to the other half in turn; llama.cpp has no such form."""
+"""Name for gpt-oss's matrices with alternating rows of the gate and of the other half; llama.cpp has no such form."""
 
 _TEXT_MODELS = {
     "gptoss": "gpt-oss",
@@ -26,11 +25,11 @@ _TEXT_MODELS = {
     "qwen3vlmoe": "qwen3moe",
     "nemotron_h_omni": "nemotron_h",
 }
-"""Architectures whose text model llama.cpp has under another name; `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are llama.cpp's own names. Text
-has the same position in all sections of their rope, which is then that of the text model."""
+"""Architectures whose text model has another name in llama.cpp; `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are llama.cpp's own names. Text
+has equal positions in all sections of their rope, which then equals that of the text model."""
 
 _SEEING = frozenset({"qwen25vl", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h_omni"})
-"""Architectures that see images; llama.cpp stores their vision towers in separate files."""
+"""Architectures of images; llama.cpp stores their vision towers in separate files."""
 
 _OTHER_SENSES = re.compile(r"(v|a|mm|model\.vision_tower|model\.audio_tower)\..+")
 _DRAFTS = re.compile(r"mtp\..+")
@@ -45,7 +44,7 @@ _MOVED = {
     "rope.scaling_beta": "attention.temperature_scale",
     "norm_top_k_prob": "expert_weights_norm",
 }
-"""Ollama's names of keys to llama.cpp's."""
+"""Ollama's names of keys, to llama.cpp's."""
 _MARKS = {*_MOVED, "mm.tokens_per_image", "vision.block_count", "ssm.v_head_reordered"}
 """Keys that only Ollama's converter writes."""
 _SECTIONS = ("mrope_sections", "mrope_interleaved", "rope.mrope_section", "rope.mrope_interleaved", "rope.dimension_sections")
@@ -63,7 +62,7 @@ _PRE_TOKENIZERS = {
     "lfm2moe": "lfm2",
     "glm4moelite": "glm4",
 }
-"""Pre-tokenizers of Ollama's graphs for files that name none, or the default one."""
+"""Pre-tokenizers of Ollama's graphs, for files that name none or the default."""
 RENAMED: Mapping[str, Mapping[str, str]] = {
     "gptoss": {".ffn_gate_up_exps.": f".{ALTERNATING}."},
     "gpt-oss": {
@@ -89,11 +88,11 @@ RENAMED: Mapping[str, Mapping[str, str]] = {
     "lfm2": {".attn_out.": ".attn_output."},
     "lfm2moe": {".attn_out.": ".attn_output.", ".exp_probs_b": ".exp_probs_b.bias"},
 }
-"""By Ollama's name or llama.cpp's: parts of tensors' names (or their ends, where no dot follows) and what llama.cpp has instead."""
+"""By Ollama's or llama.cpp's name of the architecture: parts of tensor names (their ends, if no dot follows), to llama.cpp's."""
 
 
 class OllamaForm:
-    """A file on its way from one form to the other."""
+    """A file on its way from Ollama's form to llama.cpp's."""
 
     def __init__(self, files: GGUFFiles, name: str) -> None:
         self.files, self.written_as, self.architecture = files, name, name
@@ -101,12 +100,12 @@ class OllamaForm:
         self.hyper = {key.removeprefix(prefix): value for key, value in files.metadata.items() if key.startswith(prefix)}
         self.others = {key: value for key, value in files.metadata.items() if not key.startswith(prefix)}
         self.tensors = {tensor: tensor for tensor in files.tensors if not _OTHER_SENSES.fullmatch(tensor) and not _DRAFTS.fullmatch(tensor)}
-        """Tensors of the text model: name to have, name in the file."""
+        """Tensors of the text model: new name to name in the file."""
         self.by_ollama = name in _TEXT_MODELS or not self.hyper.keys().isdisjoint(_MARKS)
         """True if Ollama's converter seems to have written the file."""
         parts = any(map(_OTHER_SENSES.fullmatch, files.tensors)) or any(key.startswith(("vision.", "audio.")) for key in self.hyper)
         self.senses = parts or name in _SEEING
-        """True if the model sees or hears."""
+        """True if the model takes images or sound."""
 
     def unsupported(self, key: str, what: str) -> UnsupportedModelError:
         return UnsupportedModelError(
@@ -118,22 +117,22 @@ class OllamaForm:
         return self.files.tensors.get(self.tensors.get(tensor, ""))
 
     def of_a_layer(self, end: str) -> TensorInfo | None:
-        """The first layer's tensor of this name, of those that have one."""
+        """The tensor of this name in the first layer that has one."""
         found = next((old for new, old in self.tensors.items() if new.startswith("blk.") and new.split(".", 2)[-1] == end), None)
         return None if found is None else self.files.tensors[found]
 
     def number(self, key: str, default: float = 0.0) -> float:
-        """The value of a key, or the default where it is not a number, for the reader of the keys to refuse."""
+        """The value of a key, or the default if it is not a number, which the reader of the keys refuses later."""
         value = self.hyper.get(key, default)
         return float(value) if is_number(value) else default
 
     def text(self, key: str, default: str = "") -> str:
-        """As `number`."""
+        """As `number`, for text."""
         value = self.hyper.get(key, default)
         return value if isinstance(value, str) else default
 
     def has_no_pre_tokenizer(self) -> bool:
-        """True if the tokenizer cuts words by rules that the file does not name."""
+        """True if the tokenizer splits words by rules that the file does not name."""
         pre = self.others.get("tokenizer.ggml.pre", "default")
         return self.others.get("tokenizer.ggml.model") == "gpt2" and isinstance(pre, str) and pre in ("", "default")
 
@@ -142,7 +141,7 @@ class OllamaForm:
             self.hyper.pop(key, None)
 
     def move(self, old: str, new: str) -> None:
-        """Give a key its other name. Raises `UnsupportedModelError` where the file has both with different values."""
+        """Rename a key. Raises `UnsupportedModelError` if the file has both names with different values."""
         if old not in self.hyper:
             return
         value = self.hyper.pop(old)
@@ -155,7 +154,7 @@ class OllamaForm:
         if self.written_as == "nemotron_h_omni" and self.number("expert_count") > 0:
             self.architecture = "nemotron_h_moe"
         if self.written_as == "qwen35moe" and self.of_a_layer("ssm_ba.weight"):
-            self.architecture = "qwen3next"  # Ollama's newer converter has one name for both
+            self.architecture = "qwen3next"  # Ollama's newer converter has one name for both.
 
     def move_keys(self) -> None:
         for old, new in _MOVED.items():
@@ -171,7 +170,7 @@ class OllamaForm:
         self._check_head_dim()
 
     def _check_head_dim(self) -> None:
-        """Ollama's Llama names the channels of a head, and counts those that rotate as if the heads shared the embedding."""
+        """Correct the channels of a head: Ollama's Llama files state them, but derive the rotated channels from the embedding."""
         heads, hidden = self.number("attention.head_count"), self.number("embedding_length")
         usual = hidden // heads if heads else 0
         if "attention.head_dim" not in self.hyper:
@@ -182,7 +181,7 @@ class OllamaForm:
             self.drop("rope.dimension_count")
 
     def rename_tensors(self, names: Mapping[str, str]) -> None:
-        """Give tensors llama.cpp's names. One whose new name another has keeps its own, for the loader to refuse."""
+        """Rename tensors to llama.cpp's names. A tensor whose new name is taken keeps its own, for the loader to refuse."""
         for old, new in names.items():
             for tensor in list(self.tensors):
                 if old.endswith("."):
@@ -193,7 +192,7 @@ class OllamaForm:
                     self.tensors[target] = self.tensors.pop(tensor)
 
     def mend_tokenizer(self) -> None:
-        """Name the pre-tokenizer, and leave out tokens that have no row in the embedding: those of images."""
+        """Name the pre-tokenizer, and remove tokens of images, which have no row in the embedding."""
         pre = _PRE_TOKENIZERS.get(self.written_as) or _PRE_TOKENIZERS.get(self.architecture)
         if pre and self.has_no_pre_tokenizer():
             self.others["tokenizer.ggml.pre"] = pre

@@ -1,7 +1,7 @@
-"""The header of one GGUF file, read from a memory map without trusting a single number in it.
+"""The header of one GGUF file, read from a memory map without trusting any number in it.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. Every count and length is
-checked against what is left of the file before anything is allocated, so a corrupt file costs one `CheckpointError`.
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3, little-endian. Counts and lengths are checked
+against the rest of the file before anything is allocated: a corrupt file raises one `CheckpointError`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from .types import TensorType, tensor_type
 _LENGTH = 8
 """Bytes of the length before each string."""
 _LEAST, _GUESS = 64, 24
-"""Bytes of a string with its length, in a vocabulary."""
+"""Assumed bytes of a vocabulary's string with its length."""
 
 
 def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[str], int] | None:
-    """The `count` strings from `at` on, and where they end. None for what is not this simple: strings that are empty, have 256 bytes or
-    a zero byte in them, are cut, or are not UTF-8.
+    """Read `count` strings from `at` on, fast, and return them with their end.
 
-    Seven zero bytes in a row are then the upper ones of a length. That each length leads to the next one is checked for all.
+    None for strings that this shortcut cannot read: empty, of 256 bytes or more, with a zero byte, truncated, or not UTF-8. Seven zero
+    bytes in a row are the upper bytes of a length. That each length leads to the next is checked.
     """
     if count < _LEAST:
         return None
@@ -40,7 +40,7 @@ def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[
     while True:
         window = np.frombuffer(buffer, np.uint8, min(room, len(buffer) - at), at)
         starts = _lengths(window, count)
-        # One more than needed shows that the window holds all of the last string.
+        # One more than needed shows that the window has the whole last string.
         if len(starts) > count or len(window) < room:
             break
         room *= 2
@@ -56,7 +56,7 @@ def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[
 
 
 def _lengths(window: np.ndarray, most: int) -> np.ndarray:
-    """Find places where seven zeros follow a byte: all of them, or the first of more than `most`."""
+    """Find places where seven zeros follow a byte: all, or the first of more than `most`."""
     zero = window == 0
     two = zero[:-1] & zero[1:]
     four = two[:-2] & two[2:]
@@ -71,11 +71,11 @@ def _lengths(window: np.ndarray, most: int) -> np.ndarray:
 
 
 _SCANNED = 1 << 22
-"""Bytes after which the places found so far are counted: each takes eight bytes."""
+"""Interval in bytes at which the places found so far are counted: each takes eight bytes."""
 
 
 def _joined(strings: np.ndarray, starts: np.ndarray) -> str | None:
-    """The strings with a zero byte between them, which no multi-byte character crosses; None for what is not UTF-8."""
+    """The strings with a zero byte between them, which multi-byte characters never contain. None if not UTF-8."""
     keep = np.ones(len(strings), bool)
     for byte in range(_LENGTH - 1):
         keep[starts + byte] = False
@@ -91,7 +91,7 @@ MAX_DIMENSIONS = 4
 MAX_NESTING = 4
 MAX_NAME = 1 << 16
 MAX_KEYS, MAX_TENSORS, MAX_STRINGS, MAX_NESTED = 1 << 16, 1 << 18, 1 << 22, 1 << 16
-"""More of them than any model has. Each takes many times its bytes in the file once it is an object."""
+"""More than any model has. As an object, each takes many times its bytes in the file."""
 
 _SCALARS: dict[int, struct.Struct] = {
     0: struct.Struct("<B"),
@@ -126,22 +126,21 @@ _ARRAY_HEADER = struct.Struct("<IQ")
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """Where a tensor lies in its file."""
+    """Place of a tensor in its file."""
 
     name: str
-    """llama.cpp's name of the tensor."""
+    """llama.cpp's name."""
     shape: tuple[int, ...]
-    """Row-major, as numpy and Hugging Face write it."""
+    """Row-major, as in numpy and Hugging Face."""
     type: TensorType
-    """How its numbers are stored."""
     offset: int
     """Bytes from the start of the file."""
     nbytes: int
-    """Its size in the file, in bytes."""
+    """Bytes in the file."""
     kept: Format | None = None
-    """The format of a tensor that is not decoded but returned in its blocks."""
+    """Format of a tensor that is returned in its blocks, undecoded; None for any other."""
     packed: bool = False
-    """Whether it is packed as `packings.PACKINGS` says, even if that rounds; otherwise only a type that MLX has itself is."""
+    """True if it is packed as in `mlx_formats.PACKINGS` even if that rounds. Otherwise only types that MLX has are packed."""
 
     @property
     def row_count(self) -> int:
@@ -149,10 +148,10 @@ class TensorInfo:
 
 
 class GGUFFile:
-    """One GGUF file, header parsed: `metadata` and `tensors` by name. The data stays on disk until `pieces` reads it.
+    """One GGUF file with a parsed header: `metadata` and `tensors` by name. Data stays on disk until `pieces` reads it.
 
-    Raises `CheckpointError` for a file that is cut or corrupt, `UnsupportedModelError` for a version, byte order or tensor type
-    that cannot be read.
+    Raises `CheckpointError` for a truncated or corrupt file, `UnsupportedModelError` for an unsupported version, byte order or tensor
+    type.
     """
 
     def __init__(self, path: Path) -> None:
@@ -173,9 +172,9 @@ class GGUFFile:
             raise
 
     def pieces(self, info: TensorInfo, rows: int) -> Iterator[np.ndarray]:
-        """The tensor's bytes, uint8 `[up to rows, bytes of a row]`, views of the map that are good until the next one is asked for.
+        """Yield the tensor's bytes, uint8 `[up to rows, bytes of a row]`: views of the map, each valid until the next.
 
-        Pages already read are dropped from resident memory, so that reading a model does not keep the whole file there.
+        Pages that were read leave resident memory, so that reading a model does not keep the whole file there.
         """
         for first in range(0, info.row_count, rows):
             count = min(rows, info.row_count - first)
@@ -188,24 +187,24 @@ class GGUFFile:
         return np.frombuffer(self._map, np.uint8, count * width, info.offset + first * width).reshape(count, width)
 
     def forget(self, info: TensorInfo, first: int, count: int) -> None:
-        """Drop these rows from resident memory. They can be read again."""
+        """Drop these rows from resident memory; reading them again is possible."""
         width = info.nbytes // info.row_count
         start = (info.offset + first * width) // mmap.PAGESIZE * mmap.PAGESIZE
         if hasattr(self._map, "madvise"):
             self._map.madvise(mmap.MADV_DONTNEED, start, info.offset + (first + count) * width - start)
 
     def close(self) -> None:
-        # A view in the traceback of an error keeps the map open; it is closed with that view then.
+        # A view in the traceback of an error keeps the map open until the view is gone.
         with suppress(BufferError):
             self._map.close()
 
 
 _MAYBE_EMPTY = "rope_factors_"
-"""Ollama's converter writes these divisors for a rope that is not divided too, as tensors without numbers."""
+"""Ollama's converter writes empty divisors for a rope that is not divided."""
 
 
 class _Header:
-    """A cursor over the map, and what it found."""
+    """A cursor over the map, and its findings."""
 
     def __init__(self, buffer: mmap.mmap, path: Path) -> None:
         self._buffer, self._path = buffer, path
@@ -222,7 +221,7 @@ class _Header:
         return CheckpointError(f"{self._path}: {what}; the file is cut or corrupt, download it again")
 
     def _take(self, count: int) -> int:
-        """Move on by `count` bytes and return where they start."""
+        """Advance by `count` bytes and return their start."""
         at = self._at
         if count > self._size - at:
             raise CheckpointError(f"{self._path}: the file ends within {self._part}; it is cut or corrupt, download it again")
@@ -309,7 +308,7 @@ class _Header:
         return values != 0 if kind == _BOOL else values.astype(dtype.newbyteorder("="))
 
     def _strings(self, count: int) -> list[str]:
-        """Vocabularies have hundreds of thousands of entries: the inner loop has no calls but the decoding itself."""
+        """Read an array of strings. Vocabularies have hundreds of thousands of entries, so the inner loop calls only the decoding."""
         buffer, at, size = self._buffer, self._at, self._size
         if count > min((size - at) // 8, MAX_STRINGS):
             raise self._fail(f"{self._part} claims {count} strings")
@@ -353,7 +352,7 @@ class _Header:
         return infos
 
     def _nbytes(self, name: str, shape: tuple[int, ...], kind: TensorType) -> int:
-        """Python's integers cannot overflow; what does not fit in the file is refused by `_place`."""
+        """Bytes of a tensor. Python's integers cannot overflow; `_place` refuses a tensor that exceeds the file."""
         if not all(shape):
             raise self._fail(f"tensor {name} has the empty shape {list(shape)}")
         row = shape[-1] if shape else 1
@@ -368,7 +367,7 @@ class _Header:
         return alignment
 
     def _place(self, infos: list[TensorInfo]) -> dict[str, TensorInfo]:
-        """Turn offsets within the data into offsets within the file, and see that every tensor has bytes of its own."""
+        """Convert offsets within the data to offsets within the file, and check that tensors do not overlap."""
         alignment = self._alignment()
         base = -(-self._at // alignment) * alignment
         placed: dict[str, TensorInfo] = {}

@@ -1,4 +1,4 @@
-"""The bytes of one GGUF tensor to a `Matrix`: packed in a format of MLX, or its numbers."""
+"""Converts the bytes of one GGUF tensor to a `Matrix`: packed in a format of MLX, or as numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .types import TensorType
 
 
 def dequantize(kind: TensorType, blocks: np.ndarray) -> np.ndarray:
-    """uint8 `[n, block_bytes]` to float32 `[n, block]`. Raises `UnsupportedModelError` for a type without a decoder."""
+    """Dequantize blocks, uint8 `[n, block_bytes]`, to float32 `[n, block]`. Raises `UnsupportedModelError` for a type without a decoder."""
     decode = _OWN.get(kind.name) or _of_gguf(kind)
     with np.errstate(over="ignore", invalid="ignore"):
         return decode(blocks)
@@ -31,7 +31,7 @@ def _of_gguf(kind: TensorType) -> Callable[[np.ndarray], np.ndarray]:
     from gguf.quants import dequantize as gguf_dequantize
 
     def decode(blocks: np.ndarray) -> np.ndarray:
-        row = blocks.reshape(1, -1)  # the package goes through 16 rows at a time: one long row saves most of its time
+        row = blocks.reshape(1, -1)  # the package processes 16 rows at a time: one long row is much faster
         try:
             return np.asarray(gguf_dequantize(row, GGMLQuantizationType(kind.id)), np.float32).reshape(len(blocks), -1)
         except NotImplementedError:
@@ -66,7 +66,7 @@ def _q2_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _q8_1(blocks: np.ndarray) -> np.ndarray:
-    """A scale, a sum that only ggml's dot products use, 32 codes; the first two were float32 once and are float16 now."""
+    """Q8_1: a scale, a sum that only ggml's dot products use, 32 codes. The first two are float16, in old files float32."""
     wide = blocks.shape[1] == 40
     scales = _singles(blocks) if wide else _leading_halves(blocks)
     return np.asarray(scales * np.ascontiguousarray(blocks[:, -32:]).view(np.int8).astype(np.float32))
@@ -80,7 +80,7 @@ _FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -
 
 
 def _mxfp4_ollama(blocks: np.ndarray) -> np.ndarray:
-    """A power of two, and 32 codes of floats in their order."""
+    """MXFP4 of Ollama's first files: a power of two, and 32 float codes in order."""
     return np.asarray(np.ldexp(_FP4[_codes(blocks[:, 1:], 4).astype(np.uint8)], blocks[:, :1].astype(np.int32) - 127))
 
 
@@ -96,7 +96,7 @@ _OWN: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 CHUNK_BYTES = 16 << 20
 """Bytes of float32 numbers that are decoded at a time."""
 _PACKERS = min(os.cpu_count() or 1, 8)
-"""Threads that take a piece of blocks apart together: NumPy lets go of the interpreter while it computes."""
+"""Threads that decode a piece of blocks together: NumPy releases the interpreter while it computes."""
 
 _PLAIN: dict[str, tuple[str, mx.Dtype]] = {
     "F32": ("<f4", mx.float32),
@@ -108,11 +108,11 @@ _PLAIN: dict[str, tuple[str, mx.Dtype]] = {
     "I32": ("<i4", mx.int32),
     "I64": ("<i8", mx.int64),
 }
-"""Types that are kept as they are; float64, which no GPU of Apple's computes, is rounded to float32."""
+"""Types that stay as they are. Apple's GPUs do not compute float64, which is rounded to float32."""
 
 
 def stored(info: TensorInfo) -> Format | mx.Dtype:
-    """The format or dtype of what is read."""
+    """Format or dtype of the tensor once read."""
     if info.kept or info.packed:
         return info.kept or PACKINGS[info.type.name].format
     if info.type.name in ALIKE and len(info.shape) >= 2:
@@ -121,15 +121,15 @@ def stored(info: TensorInfo) -> Format | mx.Dtype:
 
 
 def rows_at_a_time(info: TensorInfo) -> int:
-    """How many rows of a tensor to give `decode` at once."""
+    """Rows of a tensor per piece of `decode`."""
     return max(1, CHUNK_BYTES // (4 * math.prod(info.shape[-1:])))
 
 
 def decode(info: TensorInfo, pieces: Iterable[np.ndarray]) -> Matrix:
-    """`pieces` are the tensor's bytes, uint8 `[some rows, bytes of a row]`, in order.
+    """Decode `pieces`, the tensor's bytes, uint8 `[some rows, bytes of a row]`, in order.
 
-    The result is written piece by piece into memory of its own, so the peak is the result and one piece. Raises `WeightsError` for
-    an MXFP4 or NVFP4 matrix with a scale that is NaN.
+    Pieces are written into the result's own memory, so the peak is the result and one piece. Raises `WeightsError` for an MXFP4 or NVFP4
+    matrix with a scale that is NaN.
     """
     form = stored(info)
     if isinstance(form, Format):
@@ -153,7 +153,7 @@ def _packed(info: TensorInfo, form: Format, pieces: Iterable[np.ndarray]) -> Qua
         for target, part in zip(targets, parts, strict=True):
             target[row : row + len(piece)] = part
 
-    alone = info.type.name in SHARED  # computed by MLX, which would keep a stream for every thread
+    alone = info.type.name in SHARED  # MLX would keep a stream for every thread
     with ThreadPoolExecutor(_PACKERS) as pool:
         each: Callable[..., Iterator[None]] = map if alone else pool.map
         for piece in pieces:
@@ -188,7 +188,7 @@ def _filled(shape: tuple[int, ...], dtype: mx.Dtype, pieces: Iterable[np.ndarray
     target = _rows_of(array)
     row = 0
     for piece in pieces:
-        with np.errstate(over="ignore", invalid="ignore"):  # of float64 to float32
+        with np.errstate(over="ignore", invalid="ignore"):  # float64 to float32
             target[row : row + len(piece)] = piece
         row += len(piece)
     return array

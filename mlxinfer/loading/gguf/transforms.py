@@ -1,4 +1,4 @@
-"""What llama.cpp's converter does to tensors, undone. A tensor whose shape does not fit is left as it is, for the loader to refuse.
+"""Undoes the edits of llama.cpp's converter. A tensor of another shape stays unchanged, for the loader to refuse.
 
 Sources: `conversion/llama.py` (rotation), `gemma.py` (norms), `qwen.py` (gated delta nets) of https://github.com/ggml-org/llama.cpp.
 """
@@ -25,17 +25,17 @@ class MappedTensor:
     """A tensor of the model, made from tensors of the file."""
 
     sources: tuple[str, ...]
-    """Names of the file's tensors that it is made from."""
+    """Names of the file's tensors."""
     shape: tuple[int, ...]
-    """The shape of the result, unpacked."""
+    """Shape of the result, unpacked."""
     stored: Format | mx.Dtype
-    """The format or dtype of the result."""
+    """Format or dtype of the result."""
     nbytes: int
     """Bytes of the sources in the file."""
     make: Callable[[list[Matrix]], Matrix]
-    """From the sources' matrices, in order, to the result."""
+    """Maps the sources' matrices, in order, to the result."""
     in_groups: bool = False
-    """Whether sources that would stay in blocks are packed instead."""
+    """True if sources that would stay in blocks are packed instead."""
 
 
 def unchanged(info: TensorInfo) -> MappedTensor:
@@ -43,17 +43,17 @@ def unchanged(info: TensorInfo) -> MappedTensor:
 
 
 def rows(info: TensorInfo, operation: Operation) -> MappedTensor:
-    """Reorder rows (entries, of a vector), which is right for packed matrices as well."""
+    """Reorder rows, or entries of a vector. Correct for packed matrices as well."""
     return MappedTensor((info.name,), info.shape, stored(info), info.nbytes, lambda matrices: map_rows(matrices[0], operation))
 
 
 def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None = None) -> MappedTensor:
-    """Compute on the numbers themselves, in float32."""
+    """Compute on the numbers, in float32."""
     return MappedTensor((info.name,), shape or info.shape, mx.float32, info.nbytes, lambda matrices: Dense(operation(numbers(matrices[0]))))
 
 
 def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:
-    """Several matrices stacked by rows, then reordered; packed if all have the same packed format, or one with wider codes."""
+    """Stack several matrices by rows, then reorder. The result is packed if all have the same format, or differ in bits only."""
     forms = [stored(info) for info in infos]
     if len(set(forms)) > 1:
         infos = [replace(info, kept=None) if info.packed else info for info in infos]
@@ -70,7 +70,7 @@ def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:
 
 
 def _widest(forms: list[Format | mx.Dtype]) -> Format | mx.Dtype:
-    """The format that holds the codes of all these, if they differ in nothing but bits."""
+    """The format with the widest codes, if these formats differ only in bits; else float32."""
     found = [form for form in forms if isinstance(form, Format) and form.mode == "affine"]
     if len(found) < len(forms) or len({form.group_size for form in found}) > 1:
         return mx.float32
@@ -84,7 +84,7 @@ def _in_form(matrix: Matrix, form: Format | mx.Dtype) -> Matrix:
 
 
 def columns(info: TensorInfo, operation: Operation, run: int) -> MappedTensor:
-    """Reorder columns in whole runs of `run`. `operation` gets `[rows, columns / run, run]`, whatever a run is packed into."""
+    """Reorder columns in whole runs of `run`. `operation` gets `[rows, columns / run, run]`, or the packed form of a run."""
     info = replace(info, kept=None) if info.packed else info
     form = stored(info)
     packed = isinstance(form, Format) and not info.kept and run % form.group_size == 0
@@ -107,7 +107,7 @@ Transform = Callable[[TensorInfo, Config], MappedTensor]
 
 
 def half_rotation(heads_key: str) -> Transform:
-    """Rows of each head go from neighbouring pairs `(2i, 2i + 1)`, as Meta rotates them, to pairs `(i, i + half)`."""
+    """Reorder rows of each head from neighbouring pairs `(2i, 2i + 1)`, which Meta's code rotates, to pairs `(i, i + half)`."""
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
         heads = config[heads_key]
@@ -120,7 +120,7 @@ def half_rotation(heads_key: str) -> Transform:
 
 
 def without_one(info: TensorInfo, config: Config) -> MappedTensor:
-    """Gemma's norms multiply by one more than their weight; llama.cpp stores the sum."""
+    """Gemma's norms multiply by weight + 1; llama.cpp stores the sum."""
     return values(info, lambda x: x - 1)
 
 
@@ -135,7 +135,7 @@ def decay(*, grouped: bool) -> Transform:
 
 
 def flat(inner: Transform = lambda info, config: values(info, _same)) -> Transform:
-    """A vector that the file keeps with further axes."""
+    """Flatten a vector that the file stores with further axes."""
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
         mapped = inner(info, config)
@@ -147,7 +147,7 @@ def flat(inner: Transform = lambda info, config: values(info, _same)) -> Transfo
 
 
 def by_head(inner: Transform) -> Transform:
-    """A number for each head as `[1, 1, heads, 1]`."""
+    """A number per head, as `[1, 1, heads, 1]`."""
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
         mapped, shape = inner(info, config), (1, 1, math.prod(info.shape), 1)
@@ -157,7 +157,7 @@ def by_head(inner: Transform) -> Transform:
 
 
 def conv_kernel(*, grouped: bool) -> Transform:
-    """`[channels, width]`, or with axes of 1 around them, to the `[channels, width, 1]` of an MLX convolution."""
+    """Convert `[channels, width]`, perhaps with axes of 1, to the `[channels, width, 1]` of an MLX convolution."""
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
         shape = info.shape if len(info.shape) == 2 else tuple(size for size in info.shape if size != 1)
@@ -170,12 +170,12 @@ def conv_kernel(*, grouped: bool) -> Transform:
 
 
 def one_row(info: TensorInfo, config: Config) -> MappedTensor:
-    """A matrix with one row, which some files keep as a vector."""
+    """A matrix with one row, which some files store as a vector."""
     return values(info, lambda x: x.reshape(1, -1), (1, math.prod(info.shape)))
 
 
 def grouped_rows(info: TensorInfo, config: Config) -> MappedTensor:
-    """Rows by value head: from all first heads of the key heads, all second, ..., to those of one key head together."""
+    """Reorder rows by value head: from the first head of every key head, then all second, to those of one key head together."""
     heads = config["linear_num_value_heads"]
     fits = info.shape and info.shape[0] % heads == 0
     return rows(info, _value_heads(config, 0)) if fits else unchanged(info)
@@ -190,12 +190,12 @@ def grouped_columns(info: TensorInfo, config: Config) -> MappedTensor:
     """As `grouped_rows`, for the inputs of a projection."""
     heads = config["linear_num_value_heads"]
     if len(info.shape) != 2 or info.shape[-1] % heads or heads == config["linear_num_key_heads"]:
-        return unchanged(info)  # of one value head for each key head nothing is moved, and blocks stay as they are
+        return unchanged(info)  # with one value head per key head nothing moves, and blocks stay as they are
     return columns(info, _value_heads(config, -2), info.shape[-1] // heads)
 
 
 def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> MappedTensor:
-    """From all queries, then all keys, values and gates, to rows grouped by key head."""
+    """Reorder rows from all queries, then all keys, values and gates, to groups by key head."""
     keys, per_key = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
     key_dim, value_dim = config["linear_key_head_dim"], config["linear_value_head_dim"] * per_key
     sizes = [key_dim, key_dim, value_dim, value_dim]
@@ -212,7 +212,7 @@ def interleaved_qkvz(qkv: TensorInfo, gate: TensorInfo, config: Config) -> Mappe
 
 
 def piece(info: TensorInfo, start: int, stop: int, transform: Transform, config: Config) -> MappedTensor:
-    """Rows `start .. stop` of a fused tensor, edited as if they were a tensor."""
+    """Rows `start .. stop` of a fused tensor, edited like a whole tensor."""
     vector = len(info.shape) == 1
     shape = (stop - start,) if vector else (*info.shape[:-2], stop - start, info.shape[-1])
     share = replace(info, shape=shape, nbytes=info.nbytes * math.prod(shape) // math.prod(info.shape))
@@ -225,7 +225,7 @@ def piece(info: TensorInfo, start: int, stop: int, transform: Transform, config:
 
 
 def every_second(info: TensorInfo, first: int) -> MappedTensor:
-    """Every second row of each expert's matrix, or number of its bias, from the first on."""
+    """Take every second row of each expert's matrix, or entry of its bias, starting at `first`."""
     axis = len(info.shape) - (1 if len(info.shape) < 3 else 2)
     shape = tuple(size // 2 if at == axis else size for at, size in enumerate(info.shape))
     if len(info.shape) < 2 or info.shape[axis] % 2:
@@ -239,7 +239,7 @@ def every_second(info: TensorInfo, first: int) -> MappedTensor:
 
 
 def scaled(mapped: MappedTensor, scale: TensorInfo) -> MappedTensor:
-    """A weight times a number of its own, or one for each of its experts."""
+    """Multiply a weight by its scale, one number or one per expert."""
 
     def make(matrices: list[Matrix]) -> Matrix:
         factor = numbers(matrices[-1]).reshape(-1, *[1] * (len(mapped.shape) - 1))
@@ -249,7 +249,7 @@ def scaled(mapped: MappedTensor, scale: TensorInfo) -> MappedTensor:
 
 
 def _swapped(axis: int, outer: int, first: int, second: int) -> Operation:
-    """View an axis as `[outer, first, second, rest]` and exchange the middle two."""
+    """View an axis as `[outer, first, second, rest]` and swap the middle two."""
 
     def operation(x: mx.array) -> mx.array:
         at = axis % x.ndim

@@ -1,4 +1,4 @@
-"""The tensor types of GGUF: how many elements a block has, and how many bytes."""
+"""Tensor types of GGUF, with the elements and bytes of a block."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ class TensorType:
     """A storage type of ggml."""
 
     id: int
-    """Its number in GGUF files."""
+    """Number in GGUF files."""
     name: str
     """ggml's name, such as Q4_K."""
     block: int
-    """Elements of a block; plain types have blocks of one."""
+    """Elements of a block; 1 for plain types."""
     block_bytes: int
-    """Bytes of a block."""
 
 
 QUANTIZED = ("Q", "I", "T")
-"""First letters of the quantized types (Q4_K, IQ4_XS, TQ1_0); floating types begin with F or B, and MX and NV formats are MLX's own."""
+"""First letters of the quantized types (Q4_K, IQ4_XS, TQ1_0). Floating types start with F or B; MX and NV formats are MLX's own."""
 
 _TABLE = (
     (0, "F32", 1, 4),
@@ -63,15 +62,15 @@ _TABLE = (
     (41, "Q1_0", 128, 18),
 )
 TENSOR_TYPES = {row[0]: TensorType(*row) for row in _TABLE}
-"""By the number in the file. The table is that of the `gguf` package, which is slow to import; a newer one may know more. The number 4,
-which llama.cpp has given up, is what Ollama's first files of gpt-oss have for MXFP4 with neighbouring codes in each byte."""
+"""Types by number. The table is that of the `gguf` package, which is slow to import and may have newer types. llama.cpp has withdrawn
+number 4; Ollama's first files of gpt-oss use it for MXFP4 with neighbouring codes in each byte."""
 
 BLOCK_BYTES = {kind.name: kind.block_bytes / kind.block for kind in TENSOR_TYPES.values()}
 """Bytes of a number, by the type's name."""
 
 
 def tensor_type(number: int, tensor: str, path: Path) -> TensorType:
-    """The type with this number. Raises `UnsupportedModelError` that names the tensor."""
+    """The type with this number. Raises `UnsupportedModelError` with the tensor's name."""
     found = TENSOR_TYPES.get(number) or _of_gguf(number)
     if found is None:
         raise UnsupportedModelError(

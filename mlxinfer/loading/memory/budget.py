@@ -1,4 +1,4 @@
-"""What the models of this process take together: each plan gets what the others leave, and MLX's limits are those of all."""
+"""The memory budget of this process: each plan gets what other models leave, and MLX's limits cover all models."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from ...util.device import DeviceMemory, device_memory, lift_limits, limit_memor
 from .plan import MemoryPlan
 
 MakePlan = Callable[[DeviceMemory], MemoryPlan]
-"""Plans with this memory."""
+"""Plans the use of this memory."""
 
 
 class Reservation:
-    """The memory of one model, held until it is released or nobody refers to it."""
+    """The memory of one model, reserved until it is released or collected as garbage."""
 
     def __init__(self, budget: MemoryBudget, plan: MemoryPlan) -> None:
         self.plan = plan
-        """What the memory is used for."""
+        """Current use of the memory."""
         self._budget = budget
 
     def take(self, wanted: int) -> int:
-        """Let the weights grow by `wanted` bytes, or by as many of them as the plan has left and nobody else uses. Returns how many."""
+        """Let the weights grow by `wanted` bytes, or by as many as the plan has left and no other model uses. Returns the bytes granted."""
         return self._budget.take(self, wanted)
 
     def release(self) -> None:
-        """Let others have the memory. Harmless if that was done."""
+        """Release the memory for other models. Idempotent."""
         self._budget.release(self)
 
 
 class MemoryBudget:
-    """The memory of a process, of which plans reserve their parts. May be used from any thread."""
+    """The memory of a process, of which plans reserve parts. Thread-safe."""
 
     def __init__(self, memory: Callable[[], DeviceMemory] = device_memory, active: Callable[[], int] = mx.get_active_memory) -> None:
-        """`memory` is what there is; `active` tells the bytes that MLX holds."""
+        """`memory` returns the device's memory, `active` the bytes that MLX holds."""
         self._memory = memory
         self._active = active
-        self._lock = RLock()  # a reservation that is collected as garbage may be released at any moment
+        self._lock = RLock()  # the garbage collector may release a reservation at any moment
         self._held: WeakSet[Reservation] = WeakSet()
         self._before = 0
-        """Bytes that MLX held before the first of them."""
+        """Bytes that MLX held before the first reservation."""
         self._allowed: int | None = None
-        """Bytes that all plans may have together; None is all there are."""
+        """Maximum bytes of all plans together, or None."""
 
     def allow(self, nbytes: int | None) -> None:
-        """Let all plans together have so many bytes, and no more than there are. Plans that hold more keep it."""
+        """Limit all plans together to `nbytes`, at most the device's memory. Plans that hold more keep it."""
         with self._lock:
             self._allowed = nbytes
             if not self._held:
@@ -58,25 +58,27 @@ class MemoryBudget:
 
     @property
     def planned(self) -> int:
-        """Bytes that plans have reserved."""
+        """Bytes reserved by plans."""
         with self._lock:
             return self._used()
 
     @property
     def left_over(self) -> int:
-        """Bytes that MLX holds more than before the first plan and than all plans: those of closed models, at least."""
+        """Bytes that MLX holds beyond all plans and what it held before the first: mostly memory of closed models."""
         with self._lock:
             return max(self._others() - self._before, 0)
 
     @property
     def reserved(self) -> int:
-        """Bytes that plans have reserved, and that MLX holds besides."""
+        """Bytes reserved by plans or held by MLX besides."""
         with self._lock:
             return self._used() + self._others()
 
     def reserve(self, make: MakePlan) -> Reservation:
-        """Plan with what is left. Raises what `make` raises; where that is a `MemoryPlanError`, only after what nobody uses any more has
-        been given back."""
+        """Plan with the free memory. Raises the exceptions of `make`.
+
+        After a `MemoryPlanError`, unused memory is returned and `make` is called once more.
+        """
         with self._lock:
             try:
                 plan = make(self.left())
@@ -112,10 +114,10 @@ class MemoryBudget:
                 self._limit()
 
     def left(self) -> DeviceMemory:
-        """The memory, and how much of it is reserved."""
+        """The memory, and the part of it that is reserved."""
         with self._lock:
             memory, reserved = self._memory(), self.reserved
-            # What was there before any model is no part of what models may have; what a closed one has not given back yet is.
+            # The limit does not count memory in use before the first model. It counts memory that a closed model has not returned.
             own = self._used() + self.left_over
             if self._allowed is None or memory.usable - reserved <= self._allowed - own:
                 return replace(memory, reserved=reserved)
@@ -125,7 +127,7 @@ class MemoryBudget:
         return sum(each.plan.used for each in self._held)
 
     def _others(self) -> int:
-        """Bytes that belong to no plan: what was there before, as far as it can still be there, or what is more than all plans."""
+        """Bytes that belong to no plan: those from before the first plan that may still be in use, or those beyond all plans."""
         active = self._active()
         return max(min(self._before, active), active - self._used()) if self._held else active
 
@@ -139,15 +141,17 @@ class MemoryBudget:
 
 
 _LITTLE = 0.01
-"""Share of a plan's memory that nothing fills because it is less than a page."""
+"""Share of a plan's memory that stays unused because it is less than a page."""
 
 BUDGET = MemoryBudget()
-"""That of this process."""
+"""The budget of this process."""
 
 
 def shares(weights: Sequence[int], plans: Sequence[MakePlan], memory: DeviceMemory) -> list[int]:
-    """Bytes for each of several models that are to be loaded together: its weights and an equal part of the rest, and what one of them
-    cannot use goes to the others. Raises `MemoryPlanError` where one does not fit in its share."""
+    """Bytes for each of several models that are loaded together: its weights and an equal part of the rest.
+
+    Memory that one model cannot use goes to the others. Raises `MemoryPlanError` if a model does not fit in its share.
+    """
     count = len(weights)
     rest = max(memory.usable - memory.reserved - sum(weights), 0) // count
     given = [own + rest for own in weights]

@@ -1,4 +1,4 @@
-"""What `kv="auto"` stands for: the fewest bits of cached keys and values whose loss was measured for a model, and is small."""
+"""Resolves `kv="auto"`: the fewest bits of cached keys and values with a small loss, as measured for the model."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..find.resolve import cache_dir, resolve
 
 AUTO = "auto"
 LIMIT = 0.005
-"""Mean KL divergence from a 16-bit cache, in nats, that is small enough unless something else is asked for."""
+"""Default limit of the mean KL divergence from a 16-bit cache, in nats."""
 _SUFFIXES = (".safetensors", ".gguf")
 
 
 def choice_file(path: Path) -> Path:
-    """Where the measurement of a model at a resolved path is kept: another file for other weights."""
+    """File with the measurement of the model at a resolved path. Other weights have another file."""
     import hashlib
 
     files = sorted(part for part in path.iterdir() if part.suffix in _SUFFIXES) if path.is_dir() else [path]
@@ -27,8 +27,8 @@ def choice_file(path: Path) -> Path:
 
 
 def save_choice(path: Path, chosen: str, limit: float, kl: float, measured: dict[str, Any]) -> Path:
-    """Keep what was measured of the model at a resolved path: `auto` then means the format `chosen`. Returns the file. Raises
-    `MLXInferError` where it cannot be written."""
+    """Store a measurement of the model at a resolved path, so that `auto` means the format `chosen`. Returns the file. Raises
+    `MLXInferError` if it cannot be written."""
     file = choice_file(path)
     text = json.dumps({"kv": chosen, "limit": limit, "kl_mean": kl, **measured}, indent=1)
     try:
@@ -40,7 +40,7 @@ def save_choice(path: Path, chosen: str, limit: float, kl: float, measured: dict
 
 
 def kv_format(kv: str, model: str | Path, *, first16: bool = False) -> tuple[KVFormat, str]:
-    """The format that `kv` names, and a line for the user where it is "auto" (else ""). Raises `MLXInferError`."""
+    """The format that `kv` names, and for "auto" a message for the user (else ""). Raises `MLXInferError`."""
     if str(kv).strip().lower() != AUTO:
         return KVFormat.parse(kv, first16=first16), ""
     found = resolve(model)

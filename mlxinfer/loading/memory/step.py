@@ -30,26 +30,26 @@ from ...util.device import command_buffer_numbers, is_gpu
 _SLACK = 16 * 2**20
 """Bytes for indices, rotations, masks, and rounding by the allocator."""
 _ROW_COPIES = 6
-"""Copies of the widest row that are alive at once: the hidden state, its norm, a product, its activation, the sum, and one that waits to
-be freed."""
+"""Copies of the widest row that are alive at once: the hidden state, its norm, a product, its activation, the sum, and one waiting to be
+freed."""
 _LOGIT_COPIES = 3
-"""Logits `[rows, vocab]` in float32 that are alive at once: those of the step, what they were made of, and those of the step before."""
+"""Float32 logits `[rows, vocab]` that are alive at once: those of the step, their input, and those of the step before."""
 _SAMPLING_STAGES = 16
-"""float32 arrays `[rows, vocab]` that are alive at once when every sampling stage is used: 13 were measured, and sorting takes more."""
+"""Float32 arrays `[rows, vocab]` that are alive at once with every sampling stage: 13 were measured, and sorting takes more."""
 _BATCH_ARRAYS = 4
-"""float32 arrays `[sequences, vocab]` of a batch's penalties and biases."""
+"""Float32 arrays `[sequences, vocab]` of a batch's penalties and biases."""
 _SCORING_COPIES = 5
-"""The same for rows of a prompt whose logits are asked for: of this step, and of the one before, whose log-probabilities are computed."""
+"""As `_LOGIT_COPIES`, for scored rows of a prompt: of this step, and of the one before, whose log-probabilities are computed."""
 _STATE_COPIES = 3
-"""States of a recurrent layer that are alive at once: as they were, gathered for the step, and updated."""
+"""States of a recurrent layer that are alive at once: old, gathered for the step, and updated."""
 _SCORE_COPIES = 3
 """Scores of whole texts, masked scores, and their softmax."""
 _MASK_ARRAYS = 3
-"""Arrays of 4 bytes for each score of one head that a mask is made of."""
+"""Arrays of 4 bytes per score of one head that make up a mask."""
 _LAYER_ARRAYS = 64
-"""Arrays that a layer creates in a step, at most."""
+"""Maximum number of arrays that a layer creates in a step."""
 _MOST_EXPERTS = 16
-"""Experts per token; only the matrices are known here, and few models choose more."""
+"""Assumed maximum of experts per token: only the matrices are known here."""
 _STEPS_IN_FLIGHT = 2
 _SLICES = 2
 """Slices of a matrix of blocks that are unpacked at once."""
@@ -60,19 +60,19 @@ class StepSize:
     """Transient memory of one step."""
 
     fixed: int
-    """Bytes whatever the context."""
+    """Bytes that do not depend on the context."""
     attention: tuple[tuple[PlainSize, ...], ...]
-    """For each model, what grows with the context: one layer at a time is computed."""
+    """For each model, the parts that grow with the context. One layer at a time is computed."""
     grown: float
-    """Bytes for each token of the page pool, while that grows between two steps."""
+    """Bytes per token of the page pool, while it grows between two steps."""
     arrays: int
-    """Arrays alive at once, those of all steps in flight; a count."""
+    """Count of arrays alive at once, in all steps in flight."""
 
     def __add__(self, other: StepSize) -> StepSize:
         return StepSize(self.fixed + other.fixed, self.attention + other.attention, self.grown + other.grown, self.arrays + other.arrays)
 
     def at(self, context: int, sequences: int = 1) -> int:
-        """Bytes for so many sequences of `context` tokens."""
+        """Bytes for `sequences` sequences of `context` tokens."""
         return self.fixed + sum(max((size.bytes(context, sequences) for size in sizes), default=0) for sizes in self.attention)
 
     def growth(self, context: int, sequences: int, pool_tokens: int) -> int:
@@ -85,22 +85,22 @@ class StepRows:
     """The rows of the largest step."""
 
     rows: int
-    """All of them."""
+    """All rows."""
     sequences: int
-    """Sequences that run together."""
+    """Running sequences."""
     drafts: int
-    """Tokens drafted for each, at most."""
+    """Maximum number of drafted tokens per sequence."""
     scored: int = 0
-    """Rows of prompts whose logits are asked for, at most."""
+    """Maximum number of scored rows of prompts."""
 
     @property
     def sampled(self) -> int:
-        """Rows that are followed by a sampled token, at most."""
+        """Maximum number of rows that a sampled token follows."""
         return min(self.sequences * (1 + self.drafts), self.rows)
 
 
 def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> StepSize:
-    """The largest step of a model."""
+    """Compute the size of a model's largest step."""
     nodes = list(objects(model))
     linears = [node for node in nodes if isinstance(node, (Linear, Embedding))]
     softcap = any(node.softcap is not None for node in nodes if isinstance(node, AttentionParams))
@@ -130,14 +130,16 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
 
 
 def with_scored(model: Model, step: StepRows, room: int, least: int) -> StepRows:
-    """The step with as many scored rows as `room` bytes are for, or as what sampling takes anyway has room for, `least` at least."""
+    """Set the scored rows: as many as fit in `room` bytes or in the memory of sampling, and at least `least`."""
     row = _SCORING_COPIES * model.vocab_size * mx.float32.size
     return replace(step, scored=min(max(max(_logits(model, step), room) // row, least), step.rows))
 
 
 def _slack(dtype: mx.Dtype) -> int:
-    """On a GPU, memory is freed when a command buffer is done. MLX waits for those before where memory is short (`MemoryBudget`), but not
-    for the one that it fills."""
+    """Bytes for small arrays and, on a GPU, for one command buffer.
+
+    A GPU frees memory when a command buffer is done. If memory is short, MLX waits for earlier buffers, but not for the one it fills.
+    """
     return _SLACK + (command_buffer_numbers() * dtype.size if is_gpu() else 0)
 
 
@@ -154,23 +156,23 @@ def _widest(model: Model, nodes: list[object], linears: list[Linear | Embedding]
 
 
 def _is_inner(node: Linear | Embedding, model: Model) -> bool:
-    """Whether its products have a row for each token of the step. The logits have one for each that is sampled."""
+    """True if its product has a row for each token of the step. Logits have a row for each sampled token."""
     return not isinstance(node, Embedding) and _width(node) != model.vocab_size
 
 
 def _width(node: Linear | Embedding) -> int:
-    """Columns of its wider side, input or output."""
+    """Columns of the wider side, input or output."""
     return int(max(node.matrix.shape[-2:]))
 
 
 def _logits(model: Model, step: StepRows) -> int:
-    """The logits of all sampled rows, the stages of sampling of a slice of them, and what a batch keeps; or those of scored rows."""
+    """Bytes of the logits and sampling stages of all sampled rows and of the batch's arrays, or of the scored rows if more."""
     rows = _LOGIT_COPIES * step.sampled + _SAMPLING_STAGES * min(step.sampled, SAMPLED_ROWS_AT_ONCE) + _BATCH_ARRAYS * step.sequences
     return max(rows, _SCORING_COPIES * step.scored) * model.vocab_size * mx.float32.size
 
 
 def _states(model: Model, step: StepRows) -> int:
-    """States of recurrent layers: those of one layer while it is computed, and copies of all for sequences whose drafts may not hold."""
+    """Bytes of recurrent states: one layer's while it is computed, and a copy of all layers' for sequences whose drafts may be rejected."""
     sizes = [state_bytes(spec) for spec in model.layers]
     return step.sequences * (_STATE_COPIES * max(sizes, default=0) + (sum(sizes) if step.drafts else 0))
 
@@ -181,7 +183,7 @@ def state_bytes(spec: LayerSpec) -> int:
 
 
 def _whole_texts(model: Model, step: StepRows) -> int:
-    """Scores of layers that look both ways, and two masks with the distances that they are made of."""
+    """Bytes of the scores of bidirectional layers, and of two masks with their distances."""
     heads = max((spec.query_heads for spec in model.layers if isinstance(spec, BidirectionalSpec)), default=0)
     if not heads:
         return 0
@@ -190,8 +192,11 @@ def _whole_texts(model: Model, step: StepRows) -> int:
 
 
 def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
-    """Bytes of a matrix that is unpacked for its product: GGUF's blocks. On a GPU these come into memory as they are, and products of many
-    rows unpack slices, of which one is multiplied and the next is there; on a CPU without kernels, the whole."""
+    """Bytes of GGUF blocks that are unpacked for a product.
+
+    On a GPU, products of many rows unpack slices: one is multiplied while the next is unpacked. A CPU without kernels unpacks the whole
+    matrix.
+    """
     matrix = node.matrix
     if not isinstance(matrix, (Blocks, RawBlocks)) or (isinstance(matrix, RawBlocks) and kernels_cpu.in_use()):
         return 0
@@ -201,13 +206,13 @@ def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
 
 
 def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize]:
-    """What plain MLX takes for the attention of a layer, if it is what computes it, for some segments at least."""
+    """Memory of plain MLX for the attention of a layer, if it computes at least some segments."""
     if attention_backend(store).joins_past(store.format):
         yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
 
 
 def _read_by_head(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> Iterator[PlainSize]:
-    """What a head takes that reads the model's pages, one row for each sequence."""
+    """Memory of a draft head that reads the model's pages, one row per sequence."""
     for layer in model.mtp.reads if model.mtp is not None else ():
         spec = model.layers[layer]
         assert isinstance(spec, AttentionSpec)
@@ -215,12 +220,11 @@ def _read_by_head(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -
 
 
 def growth(spec: AttentionSpec, dtype: mx.Dtype, kv: KVFormat) -> float:
-    """Bytes for each token of the pool of one layer while that grows: the old pool and the rows that are new are there besides, and one
-    layer grows after another."""
+    """Bytes per token of one layer's pool while it grows: the old pool and the new rows exist besides the new pool, one layer at a time."""
     return LayerStore.page_bytes(spec, dtype, kv) / PAGE
 
 
 def kept_arrays(model: Model) -> Iterator[int]:
-    """For each layer, how many arrays its pools have: codes and scales of keys and values, first pages, open pages; or states."""
+    """Number of arrays in each layer's pools: codes and scales of keys and values, first pages, open pages; or states."""
     for spec in model.layers:
         yield 8 if isinstance(spec, AttentionSpec) else len(spec.shapes) if isinstance(spec, RecurrentSpec) else 2

@@ -1,4 +1,4 @@
-"""Why a model's weights take other bytes in memory than in its files."""
+"""Explains why a model's weights take other bytes in memory than in its files."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ..gguf import GGUFCheckpoint
 from ..weights import MetaWeights, PlannedTensor
 
 _SAID = 1 / 200
-"""Share of the bytes in the files from which a difference is said."""
+"""Smallest difference that is reported, as a share of the bytes in the files."""
 
 
 @dataclass(frozen=True, slots=True)
 class SizeChange:
-    """Tensors that take other bytes in memory."""
+    """Tensors whose size in memory differs from that in the files."""
 
     kind: str
-    """Their kind, as `Checkpoint.kind` names it; empty for different kinds."""
+    """`Checkpoint.kind` of the tensors; empty for different kinds."""
     stored: int
     """Bytes in the files."""
     kept: int
-    """Bytes in memory; 0 where they are not read."""
+    """Bytes in memory; 0 if they are not read."""
     reason: str
-    """Why, in words."""
+    """Reason, for the user."""
 
 
 def size_changes(meta: MetaWeights) -> tuple[SizeChange, ...]:

@@ -1,7 +1,7 @@
-"""Checkpoints that other tools have quantized: GPTQ, AWQ, compressed-tensors, modelopt, bitsandbytes, 8-bit floats.
+"""Checkpoints quantized by other tools: GPTQ, AWQ, compressed-tensors, modelopt, bitsandbytes, 8-bit floats.
 
-Each method has a file that knows its layout, and finds its matrices among the stored tensors. What MLX has a format for is kept as it is,
-the rest is unpacked to plain numbers when it is read.
+Each method has a file that knows its layout and finds its matrices among the stored tensors. Codes that a format of MLX can hold stay as
+they are; other matrices are unpacked when they are read.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ METHODS: dict[str, Callable[[Block, StoredTensors], Found]] = {
     "gptq": gptq.find,
     "modelopt": compressed.find_modelopt,
 }
-"""By `quant_method`: what finds the matrices. MXFP4 of gpt-oss is not here, as its graph knows the layout."""
+"""Finder of a method's matrices, by `quant_method`. MXFP4 of gpt-oss is missing because its graph knows the layout."""
 
 
 def find_packed(method: str, block: Block, tensors: StoredTensors) -> Found:
-    """The quantized matrices, by the names of the unpacked ones. Raises `UnsupportedModelError` for layouts that are not known, and where
-    no matrix is found, `CheckpointError` for tensors that do not fit together."""
+    """Return the quantized matrices by the names of the unpacked ones.
+
+    Raises `UnsupportedModelError` for unknown layouts, and `CheckpointError` if there are no matrices or their tensors do not fit
+    together.
+    """
     found = METHODS[method](block, tensors)
     if not found:
         raise UnsupportedModelError(f"{tensors.path}: its config names the quantization {method}, but no tensor is in a layout of it")
@@ -37,7 +40,7 @@ def find_packed(method: str, block: Block, tensors: StoredTensors) -> Found:
 
 
 def check_method(method: str, path: Path) -> None:
-    """Raise `UnsupportedModelError` for a method that is not known."""
+    """Raise `UnsupportedModelError` for an unknown method."""
     if method not in METHODS:
         raise UnsupportedModelError(
             f"{path} is quantized with {method}, which is not supported, only {', '.join(METHODS)} and mxfp4 of gpt-oss: use the "

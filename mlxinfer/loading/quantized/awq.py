@@ -1,8 +1,8 @@
-"""AWQ, as AutoAWQ writes it, with four bits, in its two layouts.
+"""AutoAWQ's 4-bit format, in its two layouts.
 
-`gemm`: `qweight` int32 `[in, out / 8]`, `qzeros` `[groups, out / 8]`, `scales` `[groups, out]`; the eight codes of a word belong to outputs
-in the order 0, 2, 4, 6, 1, 3, 5, 7. `gemv`: `qweight` `[out, in / 8]`, which is MLX's packing, `qzeros` `[out, padded groups / 8]`,
-`scales` `[out, padded groups]`, all in plain order. A number is `(code - zero) * scale`.
+`gemm`: `qweight` int32 `[in, out / 8]`, `qzeros` `[groups, out / 8]`, `scales` `[groups, out]`; the eight codes of a word belong to
+outputs in the order 0, 2, 4, 6, 1, 3, 5, 7. `gemv`: `qweight` `[out, in / 8]`, which is MLX's packing, `qzeros` `[out, padded groups /
+8]`, `scales` `[out, padded groups]`, all in plain order. A number is `(code - zero) * scale`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .groups import affine, dense, group_in_mlx, unpack
 from .stored import Block, Found, StoredTensors
 
 _ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""At which place in a word of `gemm` the code of each of eight outputs lies."""
+"""Position of each of eight outputs' codes in a word of `gemm`."""
 _VERSIONS = ("gemm", "gemv")
 
 
@@ -72,7 +72,7 @@ class AWQMatrix:
 
 
 def find(block: Block, tensors: StoredTensors) -> Found:
-    """The matrices of an AWQ checkpoint. Raises `UnsupportedModelError` for its other layouts."""
+    """Return the matrices of an AWQ checkpoint. Raises `UnsupportedModelError` for other layouts."""
     version = str(block.get("version") or "gemm").lower()
     bits, group_size = block.get("bits", block.get("w_bit")), block.get("group_size", block.get("q_group_size"))
     if version not in _VERSIONS:

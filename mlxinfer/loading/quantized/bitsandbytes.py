@@ -1,9 +1,10 @@
-"""bitsandbytes: nf4 and fp4 in blocks along the flattened matrix, with scales that may be quantized themselves, and LLM.int8 per row.
+"""bitsandbytes: nf4 and fp4 in blocks along the flattened matrix, with scales that may be quantized too, and LLM.int8 per row.
 
-4 bits: `weight` uint8 holds two codes a byte, the first in the high half; a code is a place in `weight.quant_map`, times `weight.absmax` of
-its block. With "double quantization" that is a byte too: a place in `weight.nested_quant_map`, times `weight.nested_absmax` of its own
-block, plus an offset. The JSON in `weight.quant_state.bitsandbytes__nf4` has the sizes. The sixteen values are no affine grid, so the
-matrix is unpacked. 8 bits: `weight` int8 and `SCB`, the largest absolute value of each row: MLX's affine format holds the codes.
+4 bits: `weight` uint8 has two codes a byte, the first in the high half. A code is an index in `weight.quant_map`, times `weight.absmax`
+of its block. With "double quantization", `absmax` is a byte too: an index in `weight.nested_quant_map`, times `weight.nested_absmax` of
+its own block, plus an offset. The JSON in `weight.quant_state.bitsandbytes__nf4` has the sizes. The sixteen values are not an affine
+grid, so the matrix is unpacked. 8 bits: `weight` int8 and `SCB`, the largest absolute value of each row; MLX's affine format holds the
+codes.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ class FourBitMatrix:
         return Dense((values * scales).reshape(last - first, columns))
 
     def _codes(self, first: int, last: int) -> np.ndarray:
-        """The codes in the bytes `first .. last`."""
+        """Codes in the bytes `first .. last`."""
         rows = self._tensors.info(self._name).shape[0] * 2 == self.shape[0] * self.shape[1]
         packed = self._tensors.codes(self._name, first, last) if rows else self._tensors.codes(self._name).reshape(-1)[first:last]
         packed = packed.reshape(-1)
         return np.stack([packed >> 4, packed & 0x0F], axis=-1).reshape(-1)
 
     def _scales(self) -> mx.array:
-        """float32, one for each block of the matrix."""
+        """Float32 scale of each block of the matrix."""
         absmax = self._tensors.array(f"{self._name}.absmax")
         if not self._nested:
             return absmax.astype(mx.float32).reshape(-1)
@@ -94,7 +95,7 @@ class EightBitMatrix:
 
 
 def find(block: Block, tensors: StoredTensors) -> Found:
-    """The matrices of a checkpoint of bitsandbytes. Raises `CheckpointError`."""
+    """Return the matrices of a bitsandbytes checkpoint. Raises `CheckpointError`."""
     found: Found = {}
     for name in tensors.names():
         if _STATE in name:

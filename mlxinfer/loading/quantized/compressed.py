@@ -1,8 +1,8 @@
-"""compressed-tensors and modelopt: what every matrix is, its tensors say.
+"""compressed-tensors and modelopt, whose tensors tell the format of each matrix.
 
-`weight_packed` int32 holds codes that are raised by half their number, with `weight_scale`, perhaps `weight_zero_point` (packed along the
-outputs), `weight_shape` and `weight_g_idx`; as bytes with 8-bit scales it is NVFP4 or MXFP4. `weight` is int8 or an 8-bit float with
-`weight_scale`; modelopt has NVFP4 as `weight` in bytes with `weight_scale` and `weight_scale_2`.
+`weight_packed` int32 has codes raised by half their number, with `weight_scale`, perhaps `weight_zero_point` (packed along the outputs),
+`weight_shape` and `weight_g_idx`. As bytes with 8-bit scales it is NVFP4 or MXFP4. `weight` is int8 or an 8-bit float with
+`weight_scale`. modelopt has NVFP4 as `weight` in bytes with `weight_scale` and `weight_scale_2`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BITS = (2, 4, 8)
 
 
 class IntegerMatrix:
-    """Implements `PackedMatrix`, of signed integers: packed into words, or one a byte."""
+    """Implements `PackedMatrix` for signed integers, packed into words or one a byte."""
 
     def __init__(self, tensors: StoredTensors, base: str, *, packed: bool) -> None:
         self._tensors, self._base = tensors, base
@@ -66,7 +66,7 @@ class IntegerMatrix:
         return dense(unpack(words, self._bits), scales, zeros, self._group_of)
 
     def _zeros(self) -> np.ndarray:
-        """Zero points of codes that begin at zero, `[out or 1, groups or 1]`."""
+        """Zero points of codes that start at zero, `[out or 1, groups or 1]`."""
         name, half = f"{self._base}.weight_zero_point", 2 ** (self._bits - 1)
         if name not in self._tensors:
             return np.full((1, 1), half, np.int32)
@@ -94,7 +94,7 @@ class IntegerMatrix:
 
 
 def find(block: Block, tensors: StoredTensors) -> Found:
-    """The matrices of a checkpoint of compressed-tensors. Raises `UnsupportedModelError` for its formats that are not known here."""
+    """Return the matrices of a compressed-tensors checkpoint. Raises `UnsupportedModelError` for unknown formats."""
     groups: dict[str, Any] = block.get("config_groups") or {}
     formats = {str(name) for name in (block.get("format"), *(group.get("format") for group in groups.values())) if name}
     sparsity = (block.get("sparsity_config") or {}).get("format", "dense")
@@ -106,7 +106,7 @@ def find(block: Block, tensors: StoredTensors) -> Found:
 
 
 def find_modelopt(block: Block, tensors: StoredTensors) -> Found:
-    """As `find`, of a checkpoint of NVIDIA's modelopt."""
+    """Return the matrices of a checkpoint of NVIDIA's modelopt; see `find`."""
     inner: Any = block.get("quantization") or block
     algorithm = inner.get("quant_algo")
     if algorithm not in _ALGORITHMS:

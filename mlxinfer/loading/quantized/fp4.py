@@ -1,7 +1,7 @@
-"""4-bit floats with scales: NVFP4, in groups of 16 with a scale in 8 bits and one more for the matrix, and MXFP4, in groups of 32.
+"""4-bit floats with scales: NVFP4, in groups of 16 with an 8-bit scale and one scale for the matrix, and MXFP4, in groups of 32.
 
-Bytes hold two codes, the first in the low half, as MLX has them. MLX's nvfp4 has no scale for the whole matrix: where that is a power of
-two which the 8-bit scales can take up, they do, and no number changes; else the matrix is unpacked. modelopt multiplies with it
+Bytes have two codes, the first in the low half, as in MLX. MLX's nvfp4 has no scale for the whole matrix. If that is a power of two
+which fits in the 8-bit scales, they absorb it exactly; otherwise the matrix is unpacked. modelopt multiplies with the matrix's scale
 (`weight_scale_2`), compressed-tensors divides by it (`weight_global_scale`).
 """
 
@@ -52,7 +52,7 @@ class NVFP4Matrix:
 
     @cached_property
     def _folded(self) -> np.ndarray | None:
-        """The codes of scales that hold the matrix's as well; None where they cannot."""
+        """Codes of scales that include the matrix's scale, or None if it does not fit."""
         mantissa, exponent = np.frexp(np.float32(float(self._whole.item())))  # type: ignore[arg-type]
         if mantissa != 0.5:
             return None
@@ -81,7 +81,7 @@ class MXFP4Matrix:
 
 
 def _shape(tensors: StoredTensors, weight: str, scale: str, group: int) -> tuple[int, ...]:
-    """The shape of the unpacked matrix; raises `CheckpointError` where the scales do not fit."""
+    """Shape of the unpacked matrix. Raises `CheckpointError` if the scales do not fit."""
     shape = tensors.info(weight).shape
     columns = shape[-1] * 2
     if columns % 32 or tensors.info(scale).dtype not in _EIGHT_BITS:

@@ -1,9 +1,9 @@
-"""8-bit floats with scales: DeepSeek's and Qwen's blocks of 128 x 128, and scales per tensor or per row; in any number of dimensions.
+"""8-bit floats with scales: blocks of 128 x 128 (DeepSeek, Qwen), or scales per tensor or per row, in any number of dimensions.
 
-A number is `code * scale`, the scale stored next to it as `weight_scale_inv` or `weight_scale`. Scales that are powers of two by
-declaration (`scale_fmt` "ue8m0", or stored as F8_E8M0) make it MLX's mxfp8, whose groups of 32 repeat them: no bit changes. Other scales
-have no format of MLX. The CPU kernels multiply such codes as they are, E4M3 with a scale for each row and group of columns (`FLOAT8`);
-everywhere else the matrix is unpacked.
+A number is `code * scale`, with the scale in `weight_scale_inv` or `weight_scale`. Scales that are powers of two by declaration
+(`scale_fmt` "ue8m0", or stored as F8_E8M0) make it MLX's mxfp8 without changing a bit: groups of 32 repeat the scales. MLX has no format
+for other scales. The CPU kernels multiply E4M3 codes with a scale for each row and group of columns (`FLOAT8`); otherwise the matrix is
+unpacked.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class FP8Matrix:
         return Quantized(mx.array(codes.view(np.uint32)), mx.array(stored[..., groups]), None, form)
 
     def _powers(self, scales: np.ndarray) -> np.ndarray:
-        """Their exponents, as mxfp8 stores them."""
+        """Exponents of the scales, as mxfp8 stores them."""
         mantissas, exponents = np.frexp(scales)
         if not ((mantissas == 0.5) & (exponents > -127) & (exponents < 129)).all():
             raise CheckpointError(f"{self._tensors.path}: {self._scale} holds a scale that is no power of two, against the config")
@@ -71,7 +71,7 @@ class FP8Matrix:
         return powers
 
     def _scales(self) -> np.ndarray:
-        """float32 `[..., rows of blocks, columns of blocks]`."""
+        """Float32 scales `[..., rows of blocks, columns of blocks]`."""
         of_scale = self._tensors.info(self._scale)
         if of_scale.dtype == "F8_E8M0":
             found: np.ndarray = np.ldexp(np.float32(1), self._tensors.codes(self._scale).astype(np.int32) - 127)
@@ -100,7 +100,7 @@ class FP8Matrix:
 
 
 def find(block: Block, tensors: StoredTensors) -> Found:
-    """The matrices in 8-bit floats that have a scale. Raises `CheckpointError` for one that does not."""
+    """Return the matrices in 8-bit floats with a scale. Raises `CheckpointError` for a matrix without one."""
     asked = block.get("weight_block_size") or _BLOCK
     if not (isinstance(asked, (list, tuple)) and len(asked) == 2 and all(type(n) is int and n > 0 for n in asked)):
         raise CheckpointError(f"{tensors.path}: weight_block_size {asked!r} is no pair of sizes")

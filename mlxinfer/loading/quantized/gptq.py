@@ -1,10 +1,12 @@
-"""GPTQ, as AutoGPTQ and GPTQModel write it: `qweight` int32 `[in * bits / 32, out]`, `qzeros` `[groups, out * bits / 32]`, `scales`
-`[groups, out]`, and `g_idx` `[in]`, the group of each input. Codes and zero points are streams of bits from the low ones up, also where
-three bits cross words; turned over, `qweight` is MLX's own packing.
+"""GPTQ, as AutoGPTQ and GPTQModel write it.
 
-Files of the first version hold zero points lowered by one, modulo the number of codes; `gptq_v2` holds them as they are. Where columns
-were quantized in the order of their importance ("act-order"), the inputs of a group lie scattered, which no format of MLX has: such a
-matrix is unpacked. With static groups, or groups as long as a row, the order leaves no trace.
+`qweight` is int32 `[in * bits / 32, out]`, `qzeros` `[groups, out * bits / 32]`, `scales` `[groups, out]`, and `g_idx` `[in]` the group of
+each input. Codes and zero points are bit streams from the low bits up, even if three bits cross words. Transposed, `qweight` is MLX's own
+packing.
+
+The first version stores zero points lowered by one, modulo the number of codes; `gptq_v2` stores them as they are. "act-order" quantizes
+columns in the order of their importance, which scatters the inputs of a group. MLX has no format for that, so the matrix is unpacked.
+With static groups, or groups as long as a row, the order has no effect.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .groups import BITS, affine, dense, group_in_mlx, unpack
 from .stored import Block, Found, StoredTensors
 
 _VERSIONS = {"gptq": 1, "gptq_v2": 0}
-"""What is added to a stored zero point, by `checkpoint_format`."""
+"""Added to a stored zero point, by `checkpoint_format`."""
 
 
 class GPTQMatrix:
@@ -64,7 +66,7 @@ class GPTQMatrix:
 
     @cached_property
     def _group_of(self) -> np.ndarray:
-        """int32 `[in]`."""
+        """Group of each input, int32 `[in]`."""
         if len(self.parts) < 4:
             return self._in_order
         group_of = self._tensors.codes(self.parts[3]).view(np.int32)
@@ -83,7 +85,7 @@ class GPTQMatrix:
 
 
 def find(block: Block, tensors: StoredTensors) -> Found:
-    """The matrices of a GPTQ checkpoint. Raises `UnsupportedModelError` for other layouts of its name."""
+    """Return the matrices of a GPTQ checkpoint. Raises `UnsupportedModelError` for other layouts."""
     version = str(block.get("checkpoint_format") or "gptq")
     if version not in _VERSIONS or block.get("is_marlin_format"):
         raise UnsupportedModelError(
@@ -99,7 +101,7 @@ def find(block: Block, tensors: StoredTensors) -> Found:
 
 
 def _rules(block: Block, tensors: StoredTensors) -> list[tuple[NamePattern, Any]]:
-    """Rules of `dynamic` for names of matrices. A rule for a matrix that stays plain does not concern the others."""
+    """Rules of `dynamic` by name pattern. Negative rules ("-:") are left out: their matrices are plain and not found here."""
     steps, rules = Steps(), []
     for rule, changes in (block.get("dynamic") or {}).items():
         if not rule.startswith("-:"):
@@ -111,7 +113,7 @@ def _rules(block: Block, tensors: StoredTensors) -> list[tuple[NamePattern, Any]
 
 
 def _bits(block: Block, rules: list[tuple[NamePattern, Any]], base: str, tensors: StoredTensors) -> int:
-    """Those of this matrix: the first rule that matches counts."""
+    """Bits of this matrix: the first matching rule counts. Raises `UnsupportedModelError`."""
     bits: Any = block.get("bits")
     try:
         bits = next((changes.get("bits", bits) for rule, changes in rules if rule.matches(base, whole=False)), bits)

@@ -1,4 +1,4 @@
-"""From integer codes with scales and zero points, `(code - zero) * scale`, to MLX's affine format, or to plain numbers."""
+"""Converts integer codes with scales and zero points, `(code - zero) * scale`, to MLX's affine format or plain numbers."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from ...nn.weights import Dense, Format, Matrix, Quantized
 from ..formats import AFFINE_GROUPS
 
 BITS = (2, 3, 4, 8)
-"""Bits per code that these formats have in common with MLX."""
+"""Bits per code that MLX supports too."""
 
 
 def group_in_mlx(columns: int, groups: int) -> int | None:
-    """The largest group size of MLX of which each of the `groups` in a row of `columns` is a multiple; None where there is none."""
+    """MLX's largest group size that divides each of the `groups` in a row of `columns`, or None."""
     size = columns // groups
     return next((g for g in sorted(AFFINE_GROUPS, reverse=True) if size % g == 0), None) if size * groups == columns else None
 
 
 def affine(words: np.ndarray, scales: np.ndarray, zeros: np.ndarray, form: Format) -> Quantized:
-    """`words` uint32 `[out, in * bits / 32]` as MLX packs them; `scales` and `zeros` `[out, groups]`, of groups that are as large as those
-    of `form`, or several times. Scales and biases are float32: exact, as a 16-bit scale times an 8-bit zero point is."""
+    """Pack `words` uint32 `[out, in * bits / 32]` (MLX's packing) with `scales` and `zeros` `[out, groups]`.
+
+    A group is as large as those of `form`, or a multiple. Scales and biases are float32, so a 16-bit scale times an 8-bit zero point is
+    exact.
+    """
     columns = words.shape[-1] * 32 // form.bits
     scales = scales.astype(np.float32)
     repeats = columns // form.group_size // scales.shape[-1]
@@ -29,14 +32,14 @@ def affine(words: np.ndarray, scales: np.ndarray, zeros: np.ndarray, form: Forma
 
 
 def dense(codes: np.ndarray, scales: np.ndarray, zeros: np.ndarray, group_of: np.ndarray) -> Matrix:
-    """The numbers, float32. `codes` `[out, in]`, `scales` and `zeros` `[out, groups]`, `group_of` the group of each column `[in]`."""
+    """Unpack to float32. `codes` `[out, in]`, `scales` and `zeros` `[out, groups]`, `group_of` `[in]` the group of each column."""
     order, of_code = mx.array(group_of), mx.array(codes)
     zero, scale = (mx.array(a.astype(np.float32)) for a in (zeros, scales))
     return Dense((of_code.astype(mx.float32) - zero[:, order]) * scale[:, order])
 
 
 def unpack(words: np.ndarray, bits: int) -> np.ndarray:
-    """Words uint32 `[..., n]` to their codes uint8 `[..., n * 32 / bits]`: a stream of bits, from the low ones up."""
+    """Unpack words uint32 `[..., n]` to codes uint8 `[..., n * 32 / bits]`: a bit stream from the low bits up."""
     words = np.ascontiguousarray(words)
     if bits == 8:
         return words.view(np.uint8)

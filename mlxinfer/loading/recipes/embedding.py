@@ -1,6 +1,6 @@
-"""How a checkpoint makes vectors of texts: the files of sentence-transformers next to its weights, or the metadata of a GGUF file.
+"""The recipe by which a checkpoint makes vectors of texts: files of sentence-transformers, or the metadata of a GGUF file.
 
-Nothing is guessed: the wrong pooling gives vectors that look right and find the wrong texts.
+Nothing is guessed: with the wrong pooling, vectors look right and find the wrong texts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..gguf import GGUFCheckpoint
 from ..safetensors import SafetensorsFile
 
 PoolingKind = Literal["last", "mean", "first"]
-"""Which of a text's states are its vector: that of the last token, the mean of all, or that of the first."""
+"""Pooling of a text's states: that of the last token, the mean of all, or that of the first."""
 
 _MODES: Mapping[str, PoolingKind] = {"lasttoken": "last", "mean": "mean", "cls": "first"}
 _OLD_KEYS = {
@@ -35,7 +35,7 @@ _OLD_KEYS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
-"""Keys of sentence-transformers before 6, each a flag."""
+"""Keys of sentence-transformers before version 6, each a flag."""
 _GGUF_KINDS: tuple[str, ...] = ("none", "mean", "cls", "lasttoken", "rank")
 """llama.cpp's `enum llama_pooling_type`, from 0 on."""
 _ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -54,42 +54,44 @@ _NO_RECIPE = (
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A product after pooling: `activation(x @ weight.T + bias)`."""
+    """A layer after pooling: `activation(x @ weight.T + bias)`."""
 
     weight: np.ndarray
-    """float64 `[out, in]`."""
+    """Float64 `[out, in]`."""
     bias: np.ndarray | None
-    """float64 `[out]`; None without one."""
+    """Float64 `[out]`, or None."""
     activation: str
     """A key of `_ACTIVATIONS`."""
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
-        """`[n, in]` to `[n, out]`."""
+        """Map `[n, in]` to `[n, out]`."""
         y = x @ self.weight.T
         return _ACTIVATIONS[self.activation](y if self.bias is None else y + self.bias)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingRecipe:
-    """How a text becomes a vector."""
+    """Recipe for the vector of a text."""
 
     pooling: PoolingKind
-    """Which of its states are pooled."""
+    """Pooling of the states."""
     dense: tuple[DenseLayer, ...] = ()
-    """Products after pooling."""
+    """Layers after pooling."""
     normalized: bool = False
-    """Whether vectors have length 1."""
+    """True if vectors have length 1."""
     prompts: Mapping[str, str] = field(default_factory=dict)
-    """Texts that go before a text, by name: "query" and "document" as a rule."""
+    """Prompts before a text, by name: usually "query" and "document"."""
     default_prompt: str | None = None
-    """Name of the prompt that is used where a request names none; None for no prompt."""
+    """Name of the default prompt, or None."""
     max_tokens: int | None = None
-    """Longest text, in tokens; None for what the model can take."""
+    """Maximum length of a text, in tokens; None for the model's."""
 
     def finish(self, pooled: np.ndarray, dimensions: int | None) -> np.ndarray:
-        """float32 `[n, hidden]` to `[n, d]`: the products, the first `dimensions` numbers of each, and length 1 where vectors have it.
-        Raises `SamplingError` for more dimensions than there are."""
-        x = pooled.astype(np.float64)  # so that a text's numbers hardly depend on how many others are multiplied with it
+        """Finish pooled states, float32 `[n, hidden]` to `[n, d]`: apply the layers, keep the first `dimensions` numbers, and normalize.
+
+        Raises `SamplingError` for more dimensions than the vectors have.
+        """
+        x = pooled.astype(np.float64)  # so that a text's numbers hardly depend on the number of texts in a product
         for layer in self.dense:
             x = layer(x)
         if dimensions is not None:
@@ -102,7 +104,7 @@ class EmbeddingRecipe:
 
 
 def read_recipe(checkpoint: Checkpoint) -> EmbeddingRecipe | str:
-    """The recipe, or why there is none: `NO_EMBEDDING_MODEL` and what to do about it, or a sentence. Raises `CheckpointError` for corrupt
+    """Read the recipe, or the reason for none: a sentence, or `NO_EMBEDDING_MODEL` with advice. Raises `CheckpointError` for corrupt
     files."""
     try:
         if isinstance(checkpoint, GGUFCheckpoint):
@@ -156,7 +158,7 @@ def _from_modules(path: Path) -> EmbeddingRecipe:
 
 
 def modules_in(path: Path) -> list[dict[str, Any]]:
-    """What modules.json lists. Raises `CheckpointError` for a file that is corrupt."""
+    """Read the list in modules.json. Raises `CheckpointError` for a corrupt file."""
     file = path / "modules.json"
     try:
         modules = json.loads(read_plain(file))

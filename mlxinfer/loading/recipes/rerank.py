@@ -1,7 +1,7 @@
-"""What a causal language model that reranks is asked, and which of its tokens mean yes and no.
+"""The prompt of a causal language model that reranks, and its tokens for yes and no.
 
-Qwen3-Reranker is asked as its page says (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B). Its first checkpoints do not tell that they are
-rerankers, so that the name has to; later ones have a `LogitScore` of sentence-transformers in modules.json.
+Qwen3-Reranker's prompt is that of its page (https://huggingface.co/Qwen/Qwen3-Reranker-0.6B). Its first checkpoints are recognised by
+name only; later ones have a `LogitScore` of sentence-transformers in modules.json.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ _AFTER = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 @dataclass(frozen=True, slots=True)
 class RerankRecipe:
-    """How a pair is put to the model. Its relevance is the probability of `yes` against `no` after `after`."""
+    """The prompt of a pair. Its relevance is the probability of `yes` against `no` after `after`."""
 
     yes: int
     """Token id."""
     no: int | None
-    """Token id; None: the logit of `yes` alone counts."""
+    """Token id; None if the logit of `yes` alone counts."""
     before: str = _BEFORE
-    """What every prompt begins with."""
+    """Start of every prompt."""
     after: str = _AFTER
-    """What it ends with."""
+    """End of every prompt."""
 
     def pair(self, instruction: str | None, query: str, document: str) -> str:
-        """What stands between; `instruction` says what makes a document relevant (None: that it answers a web search)."""
+        """The middle of a prompt. `instruction` describes relevance (None: a web search)."""
         return f"<Instruct>: {instruction or _INSTRUCTION}\n<Query>: {query}\n<Document>: {document}"
 
 
 def read_reranking(checkpoint: Checkpoint, name: str, tokenizer: Tokenizer) -> RerankRecipe | None:
-    """The recipe of a Qwen3-Reranker; None for any other model."""
+    """The recipe of a Qwen3-Reranker, or None."""
     if checkpoint.config.get("model_type") != "qwen3":
         return None
     scored = _logit_score(checkpoint.path)
@@ -55,7 +55,7 @@ def read_reranking(checkpoint: Checkpoint, name: str, tokenizer: Tokenizer) -> R
 
 
 def _logit_score(path: Path) -> RerankRecipe | None:
-    """What modules.json says, where it names a `LogitScore`."""
+    """The recipe of the `LogitScore` in modules.json, or None."""
     if not (path / "modules.json").exists():
         return None
     names = [module.get("path") for module in modules_in(path) if str(module.get("type")).endswith(".LogitScore")]
