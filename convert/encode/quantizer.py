@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 
 from ...errors import WeightsError
-from ...loading.weights import cast, is_finite, quantize, settle
+from ...loading.weights import cast, evaluate, is_finite, quantize
 from ...nn.weights import Dense, Format, Matrix, Quantized, numbers
 from ...util.device import is_gpu
 from ..plan.weight_map import Output
@@ -57,7 +57,7 @@ class Quantizer:
         if not is_finite(block):
             raise WeightsError(f"{self._output.name} holds NaN or infinite values")
         weights = self._importance_of(block)
-        written = settle(self._transform(block, weights))
+        written = evaluate(self._transform(block, weights))
         self._rows += block.shape[0] if block.shape else 1
         if not is_finite(written):
             raise WeightsError(f"{self._output.name} leaves the range of the dtype it is written in: choose another with --dtype")

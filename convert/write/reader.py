@@ -14,7 +14,7 @@ from ...errors import CheckpointError
 from ...loading.checkpoint import Checkpoint
 from ...loading.directory import SafetensorsCheckpoint
 from ...loading.fingerprint import model_files
-from ...loading.weights import TensorRequest, settle
+from ...loading.weights import TensorRequest, evaluate
 from ...nn.weights import Matrix, map_rows, stack
 
 BLOCK = 1 << 24
@@ -53,7 +53,7 @@ def _rows(array: mx.array, first: int, last: int) -> mx.array:
 def _whole(checkpoint: Checkpoint, request: TensorRequest) -> Matrix:
     sources = [checkpoint.read(source) for source in request.sources]
     matrix = sources[0] if request.recipe is None else request.recipe.make(sources)
-    return _flat(settle(matrix))
+    return _flat(evaluate(matrix))
 
 
 def _flat(matrix: Matrix) -> Matrix:

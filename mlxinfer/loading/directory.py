@@ -11,11 +11,11 @@ import mlx.core as mx
 
 from ..errors import CheckpointError, ModelNotFoundError, UnsupportedModelError
 from ..models.config_reader import ignored_keys, with_ignored
-from ..nn.packing import arrays
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
 from .formats import QuantizationBlock, format_text
 from .safetensors import DTYPES, SafetensorsFile, TensorInfo
+from .weights import evaluate
 
 if TYPE_CHECKING:
     from .quantized import PackedMatrix, StoredTensors
@@ -96,7 +96,7 @@ class SafetensorsCheckpoint:
     def read_rows(self, name: str, first: int, last: int) -> Matrix:
         """Read the rows `first .. last` of the first axis."""
         if name in self._packed:
-            return settled(self._packed[name].read(first, last))
+            return evaluate(self._packed[name].read(first, last))
         stored = [self._where[part].read_rows(part, first, last) for part in self.parts(name)]
         return self._matrix(name, stored)
 
@@ -123,8 +123,8 @@ class SafetensorsCheckpoint:
             return self._packed[name].parts
         if name not in self._formats:
             return (name,)
-        parts = (name, _base(name) + ".scales")
-        return (*parts, _base(name) + ".biases") if self._formats[name].mode == "affine" else parts
+        parts = (name, _without_suffix(name) + ".scales")
+        return (*parts, _without_suffix(name) + ".biases") if self._formats[name].mode == "affine" else parts
 
     def _is_part(self, name: str) -> bool:
         base, _, last = name.rpartition(".")
@@ -138,7 +138,7 @@ class SafetensorsCheckpoint:
     def _find_quantized(self, block: QuantizationBlock | None) -> dict[str, Format]:
         formats = {}
         for name in self._where:
-            scales = _base(name) + ".scales"
+            scales = _without_suffix(name) + ".scales"
             if not name.endswith(".weight") or scales not in self._where or self._info(name).dtype != "U32":
                 continue
             if block is None:
@@ -147,20 +147,14 @@ class SafetensorsCheckpoint:
         return formats
 
     def _format(self, block: QuantizationBlock, name: str, scales: TensorInfo) -> Format:
-        f = block.format(_base(name), self._info(name).shape, scales.shape, DTYPES.get(scales.dtype, mx.int8))
-        biases = self._where.get(_base(name) + ".biases")
-        if f.mode == "affine" and (biases is None or biases.tensors[_base(name) + ".biases"].shape != scales.shape):
-            raise CheckpointError(f"{self.path}: {_base(name)}.biases is missing or not of the shape of the scales")
+        f = block.format(_without_suffix(name), self._info(name).shape, scales.shape, DTYPES.get(scales.dtype, mx.int8))
+        biases = self._where.get(_without_suffix(name) + ".biases")
+        if f.mode == "affine" and (biases is None or biases.tensors[_without_suffix(name) + ".biases"].shape != scales.shape):
+            raise CheckpointError(f"{self.path}: {_without_suffix(name)}.biases is missing or not of the shape of the scales")
         return f
 
 
-def settled(matrix: Matrix) -> Matrix:
-    """Evaluate a matrix and return it."""
-    mx.eval(*arrays(matrix))
-    return matrix
-
-
-def _base(name: str) -> str:
+def _without_suffix(name: str) -> str:
     return name.removesuffix(".weight")
 
 

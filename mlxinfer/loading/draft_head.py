@@ -52,34 +52,34 @@ class WithHead:
             if name in self._own and reason == OF_HEADS:
                 raise DraftError(f"{self.head.path}: {self._own[name]} is unexpected")
 
-    def _of(self, name: str) -> tuple[Checkpoint, str]:
+    def _origin(self, name: str) -> tuple[Checkpoint, str]:
         return (self.head, self._own[name]) if is_of_head(name) else (self.model, name)
 
     def names(self) -> Collection[str]:
         return [*(name for name in self.model.names() if not is_of_head(name)), *self._own]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        of, stored = self._of(name)
+        of, stored = self._origin(name)
         return of.shape(stored)
 
     def nbytes(self, name: str) -> int:
-        of, stored = self._of(name)
+        of, stored = self._origin(name)
         return of.nbytes(stored)
 
     def stored(self, name: str) -> Format | mx.Dtype:
-        of, stored = self._of(name)
+        of, stored = self._origin(name)
         return of.stored(stored)
 
     def kind(self, name: str) -> str:
-        of, stored = self._of(name)
+        of, stored = self._origin(name)
         return of.kind(stored)
 
     def unpacked_from(self, name: str) -> str | None:
-        of, stored = self._of(name)
+        of, stored = self._origin(name)
         return of.unpacked_from(stored)
 
     def read(self, name: str) -> Matrix:
-        of, stored = self._of(name)
+        of, stored = self._origin(name)
         return of.read(stored)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ def with_head(checkpoint: Checkpoint, mtp: Path) -> Iterator[tuple[Checkpoint, M
     except CheckpointError as error:
         raise DraftError(f"the head cannot be read: {error}") from None
     try:
-        tables, own = _tables(head), _named(head)
+        tables, own = _token_tables(head), _head_names(head)
         yield WithHead(checkpoint, head, own), {**head.config, **tables}
     except WeightsError as error:
         if f"{checkpoint.path}: mtp." not in str(error):
@@ -109,7 +109,7 @@ def with_head(checkpoint: Checkpoint, mtp: Path) -> Iterator[tuple[Checkpoint, M
         head.close()
 
 
-def _named(head: Checkpoint) -> dict[str, str]:
+def _head_names(head: Checkpoint) -> dict[str, str]:
     """Map names of the head's floating-point tensors here to names in its file. Raises `DraftError`."""
     names = [name for name in head.names() if name not in _TABLES]
     if kind_of(head.config) != "llama":
@@ -124,7 +124,7 @@ _TABLES = {"d2t": "d2t", "t2d": "t2d", "masked_embedding.token_ordering": "token
 """Integer tables that heads store as tensors, and their keys in the config."""
 
 
-def _tables(head: Checkpoint) -> dict[str, list[int]]:
+def _token_tables(head: Checkpoint) -> dict[str, list[int]]:
     found = {}
     for name, key in _TABLES.items():
         if name not in head.names():

@@ -32,13 +32,13 @@ def fingerprint(path: Path, *settings: object) -> str:
     except (OSError, ModelNotFoundError):
         # Removed while it runs: a later process must not find its cache.
         files = [[os.urandom(16).hex()]]
-    return _digest(files, settings)
+    return _settings_digest(files, settings)
 
 
 def content_fingerprint(path: Path, *settings: object) -> str:
     """A fingerprint that is equal for all copies of the model: it depends on the bytes of the files, not on paths and times."""
     try:
-        return _digest([[part.name, content_digest(part)] for part in model_files(path)], settings)
+        return _settings_digest([[part.name, content_digest(part)] for part in model_files(path)], settings)
     except (OSError, ModelNotFoundError):
         return os.urandom(16).hex()
 
@@ -61,7 +61,7 @@ def content_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _digest(files: list[list[str | int]] | list[list[str]], settings: tuple[object, ...]) -> str:
+def _settings_digest(files: list[list[str | int]] | list[list[str]], settings: tuple[object, ...]) -> str:
     kernels = kernels_cpu.isa_name() if kernels_cpu.in_use() else ""
     computing = [__version__, mx.__version__, str(mx.default_device()), kernels]  # type: ignore[attr-defined]
     known = json.dumps([files, computing, [str(s) for s in settings]])

@@ -100,13 +100,13 @@ def check_format(bits: int | None, group_size: int | None, mode: str) -> Format:
         return fixed
     chosen = Format(4 if bits is None else bits, 64 if group_size is None else group_size)
     if chosen.bits not in AFFINE_BITS:
-        raise UnsupportedModelError(f"affine quantization has {_either(AFFINE_BITS)} bits, not {bits}")
+        raise UnsupportedModelError(f"affine quantization has {_listed_with_or(AFFINE_BITS)} bits, not {bits}")
     if chosen.group_size not in AFFINE_GROUPS:
-        raise UnsupportedModelError(f"affine quantization has groups of {_either(AFFINE_GROUPS)}, not {group_size}")
+        raise UnsupportedModelError(f"affine quantization has groups of {_listed_with_or(AFFINE_GROUPS)}, not {group_size}")
     return chosen
 
 
-def _either(numbers: tuple[int, ...]) -> str:
+def _listed_with_or(numbers: tuple[int, ...]) -> str:
     return f"{', '.join(map(str, numbers[:-1]))} or {numbers[-1]}"
 
 
@@ -126,9 +126,9 @@ class QuantizationBlock:
         if override is False:
             raise CheckpointError(f"{name} is quantized, but the config says that it is not")
         configured = _format_of(override, f"the quantization of {name}") if isinstance(override, dict) else self._default
-        if _fits(configured, weight, scales, scale_dtype):
+        if _format_fits(configured, weight, scales, scale_dtype):
             return configured
-        fitting = [f for f in _READABLE if _fits(f, weight, scales, scale_dtype)]
+        fitting = [f for f in _READABLE if _format_fits(f, weight, scales, scale_dtype)]
         if isinstance(override, dict) or not fitting:
             raise CheckpointError(
                 f"{name}: weight {list(weight)} and scales {list(scales)} do not agree with {configured.bits} bits, "
@@ -147,7 +147,7 @@ def _format_of(entry: dict[str, Any], where: str) -> Format:
     return Format(bits, group_size, mode)
 
 
-def _fits(f: Format, weight: tuple[int, ...], scales: tuple[int, ...], scale_dtype: mx.Dtype) -> bool:
+def _format_fits(f: Format, weight: tuple[int, ...], scales: tuple[int, ...], scale_dtype: mx.Dtype) -> bool:
     if (f.mode == "affine") == (scale_dtype == mx.uint8) or len(weight) < 2 or weight[:-1] != scales[:-1]:
         return False
     return weight[-1] * 32 == scales[-1] * f.group_size * f.bits

@@ -84,13 +84,13 @@ def summarize(checkpoint: Checkpoint, name: str, architecture: str, max_context:
         parameters=sum(parameters.values()),
         nbytes=sum(map(checkpoint.nbytes, names)),
         stored=dict(Counter(map(checkpoint.kind, names)).most_common()),
-        most=_short(quantized or stored) if quantized or not isinstance(checkpoint, GGUFCheckpoint) else most,
+        most=_short_type(quantized or stored) if quantized or not isinstance(checkpoint, GGUFCheckpoint) else most,
         file_type=None if quantized else _file_type(checkpoint),
         max_context=max_context,
     )
 
 
-def _short(stored: Format | mx.Dtype) -> str:
+def _short_type(stored: Format | mx.Dtype) -> str:
     if not isinstance(stored, Format):
         return _PLAIN.get(dtype_name(stored), dtype_name(stored))
     return f"Q{stored.bits}" if stored.mode == "affine" else stored.mode.upper()

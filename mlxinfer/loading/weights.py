@@ -230,7 +230,7 @@ class CheckpointWeights(_IndexedWeights):
         else:
             self._note_rounding(request.name, matrix, target)
             matrix = cast(matrix, target)
-        return settle(quantize(matrix.weight, packed) if packed and isinstance(matrix, Dense) else matrix)
+        return evaluate(quantize(matrix.weight, packed) if packed and isinstance(matrix, Dense) else matrix)
 
     def _count(self, request: TensorRequest) -> None:
         self.read_bytes += sum(self.index.checkpoint.nbytes(source) for source in request.sources)
@@ -350,7 +350,7 @@ def quantize(weight: mx.array, form: Format) -> Quantized:
     return Quantized(parts[0], parts[1], parts[2] if len(parts) > 2 else None, form)
 
 
-def settle(matrix: Matrix) -> Matrix:
+def evaluate(matrix: Matrix) -> Matrix:
     """Evaluate a matrix, so that its sources leave memory."""
     mx.eval(*arrays(matrix))
     return matrix

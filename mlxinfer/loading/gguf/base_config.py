@@ -35,19 +35,21 @@ def read_rope(
     rotated = hparams.integer("rope.dimension_count", head_dim)
     if rotated != head_dim and not (partial and rotated < head_dim and rotated % 2 == 0):
         raise hparams.unsupported("rope.dimension_count", f"is {rotated} of {head_dim} channels")
-    config: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _scaling(hparams, files, theta, rotated, context, unit)}
+    config: dict[str, Any] = {"rope_theta": theta, "rope_scaling": _rope_scaling(hparams, files, theta, rotated, context, unit)}
     if partial:
-        config["partial_rotary_factor"] = _share(rotated, head_dim)
+        config["partial_rotary_factor"] = _rotated_share(rotated, head_dim)
     return config
 
 
-def _share(rotated: int, head_dim: int) -> float:
+def _rotated_share(rotated: int, head_dim: int) -> float:
     """The ratio, raised a little if rounding would make the reader's `int(head_dim * share)` one less."""
     share = rotated / head_dim
     return share if int(head_dim * share) == rotated else math.nextafter(share, 2)
 
 
-def _scaling(hparams: HParams, files: GGUFFiles, theta: float, rotated: int, context: int, unit: float | None) -> dict[str, Any] | None:
+def _rope_scaling(
+    hparams: HParams, files: GGUFFiles, theta: float, rotated: int, context: int, unit: float | None
+) -> dict[str, Any] | None:
     factor = hparams.number("rope.scaling.factor", hparams.number("rope.scale_linear", 0.0)) or 1.0
     kind = hparams.text("rope.scaling.type", "linear")
     trained = hparams.integer("rope.scaling.original_context_length", context)

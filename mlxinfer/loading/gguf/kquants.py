@@ -35,7 +35,7 @@ class Groups:
 def q5_k(blocks: np.ndarray) -> Groups:
     """Q5_K: uint8 `[rows, blocks, 176]`, 5 bits in groups of 32; the highest bits are separate."""
     fifth = _shifted(blocks[..., 16:48], range(8)) & 1
-    return _groups(_pairs(blocks[..., 48:]) | fifth << 4, 32, *of_32(blocks))
+    return _make_groups(_nibble_groups(blocks[..., 48:]) | fifth << 4, 32, *of_32(blocks))
 
 
 def q6_k(blocks: np.ndarray) -> Groups:
@@ -43,21 +43,21 @@ def q6_k(blocks: np.ndarray) -> Groups:
     low = nibbles(blocks[..., :128].reshape(*blocks.shape[:-1], 2, 64)).reshape(*blocks.shape[:-1], 8, 32)
     high = _shifted(blocks[..., 128:192].reshape(*blocks.shape[:-1], 2, 32), range(0, 8, 2)).reshape(low.shape) & 3
     scales = halves(blocks, 208)[..., None] * np.ascontiguousarray(blocks[..., 192:208]).view(np.int8)
-    return _groups(low | high << 4, 16, scales, -32 * scales)
+    return _make_groups(low | high << 4, 16, scales, -32 * scales)
 
 
 def q3_k(blocks: np.ndarray) -> Groups:
     """Q3_K: uint8 `[rows, blocks, 110]`, 3 bits in groups of 16, centred on 4; the highest bits are separate."""
     high = _shifted(blocks[..., :32], range(8)) & 1
     scales = halves(blocks, 108)[..., None] * (_six_bits_of_12(blocks[..., 96:108]).astype(np.int8) - 32)
-    return _groups(_quarters(blocks[..., 32:96]) | high << 2, 16, scales, -4 * scales)
+    return _make_groups(_two_bit_groups(blocks[..., 32:96]) | high << 2, 16, scales, -4 * scales)
 
 
 def q2_k(blocks: np.ndarray) -> Groups:
     """Q2_K: uint8 `[rows, blocks, 84]`, 2 bits in groups of 16."""
     packed = blocks[..., :16]
     scales = halves(blocks, 80)[..., None] * (packed & 0x0F)
-    return _groups(_quarters(blocks[..., 16:80]), 16, scales, -halves(blocks, 82)[..., None] * (packed >> 4))
+    return _make_groups(_two_bit_groups(blocks[..., 16:80]), 16, scales, -halves(blocks, 82)[..., None] * (packed >> 4))
 
 
 def of_32(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -67,23 +67,23 @@ def of_32(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     last = low >> 6 << 4
     steps = np.concatenate([first[..., :4], (high & 0x0F) | last[..., :4]], axis=-1)
     minima = np.concatenate([first[..., 4:], (high >> 4) | last[..., 4:]], axis=-1)
-    return _flat(halves(blocks, 0)[..., None] * steps), _flat(-halves(blocks, 2)[..., None] * minima)
+    return _flat_rows(halves(blocks, 0)[..., None] * steps), _flat_rows(-halves(blocks, 2)[..., None] * minima)
 
 
-def _groups(codes: np.ndarray, size: int, scales: np.ndarray, offsets: np.ndarray) -> Groups:
-    return Groups(codes.reshape(len(codes), -1, size), _flat(scales), _flat(offsets))
+def _make_groups(codes: np.ndarray, size: int, scales: np.ndarray, offsets: np.ndarray) -> Groups:
+    return Groups(codes.reshape(len(codes), -1, size), _flat_rows(scales), _flat_rows(offsets))
 
 
-def _flat(numbers: np.ndarray) -> np.ndarray:
+def _flat_rows(numbers: np.ndarray) -> np.ndarray:
     return np.asarray(numbers.reshape(len(numbers), -1))
 
 
-def _pairs(packed: np.ndarray) -> np.ndarray:
+def _nibble_groups(packed: np.ndarray) -> np.ndarray:
     """Bytes `[..., 128]` to the codes of eight groups, `[..., 8, 32]`: one group in low halves, the next in high halves."""
     return nibbles(packed.reshape(*packed.shape[:-1], 4, 32)).reshape(*packed.shape[:-1], 8, 32)
 
 
-def _quarters(packed: np.ndarray) -> np.ndarray:
+def _two_bit_groups(packed: np.ndarray) -> np.ndarray:
     """Bytes `[..., 64]` to 2-bit codes `[..., 8, 32]`: 128 numbers in 32 bytes, from the low bits up."""
     half = _shifted(packed.reshape(*packed.shape[:-1], 2, 32), range(0, 8, 2)) & 3
     return half.reshape(*packed.shape[:-1], 8, 32)
@@ -130,15 +130,15 @@ def share(groups: Groups, bits: int) -> Groups:
 
 def _candidates(steps: mx.array, offsets: mx.array, lowest: mx.array, highest: mx.array, most: int) -> Iterator[tuple[mx.array, mx.array]]:
     """Scales and biases, each `[groups]`. A NaN scale never wins: its error is NaN, which compares as not smaller."""
-    yield _stored(mx.maximum((highest - lowest) / most, 2.0**-24)), _stored(lowest)
+    yield _as_float16(mx.maximum((highest - lowest) / most, 2.0**-24)), _as_float16(lowest)
     for half in range(2):
         step, zero = steps[:, half], offsets[:, half]
         parts = mx.floor((most - 1) * step / (highest - lowest))
         for fewer in range(_TRIED):
             divisor = parts - fewer
-            scale = _stored(mx.where(divisor >= 1, step / divisor, mx.nan))
-            yield scale, _stored(zero + mx.floor((lowest - zero) / scale) * scale)
+            scale = _as_float16(mx.where(divisor >= 1, step / divisor, mx.nan))
+            yield scale, _as_float16(zero + mx.floor((lowest - zero) / scale) * scale)
 
 
-def _stored(numbers: mx.array) -> mx.array:
+def _as_float16(numbers: mx.array) -> mx.array:
     return numbers.astype(mx.float16).astype(mx.float32)

@@ -53,14 +53,14 @@ def _q8_0(blocks: np.ndarray) -> Packed:
 
 def _q5_0(blocks: np.ndarray) -> Packed:
     scales = halves(blocks, 0)
-    return _five(blocks, 2), scales, scales * -16
+    return _codes_of_5_bits(blocks, 2), scales, scales * -16
 
 
 def _q5_1(blocks: np.ndarray) -> Packed:
-    return _five(blocks, 4), halves(blocks, 0), halves(blocks, 2)
+    return _codes_of_5_bits(blocks, 4), halves(blocks, 0), halves(blocks, 2)
 
 
-def _five(blocks: np.ndarray, at: int) -> np.ndarray:
+def _codes_of_5_bits(blocks: np.ndarray, at: int) -> np.ndarray:
     """Codes of 32 numbers: their highest bits in four bytes at `at`, then the other bits."""
     fifth = np.unpackbits(blocks[..., at : at + 4], axis=-1, bitorder="little")
     return words(squeeze(nibbles(blocks[..., at + 4 :]) | fifth << 4, 5))
@@ -77,7 +77,7 @@ def _q5_k(blocks: np.ndarray) -> Packed:
     return words(squeeze(groups.codes, 5)), groups.scales, groups.offsets
 
 
-def _shared(unpack: Callable[[np.ndarray], kquants.Groups], bits: int) -> Callable[[np.ndarray], Packed]:
+def _with_shared_scales(unpack: Callable[[np.ndarray], kquants.Groups], bits: int) -> Callable[[np.ndarray], Packed]:
     def pack(blocks: np.ndarray) -> Packed:
         groups = share(unpack(blocks), bits)
         return words(squeeze(groups.codes, bits)), groups.scales, groups.offsets
@@ -90,7 +90,7 @@ _LEVELS = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53,
 
 
 def _iq4_nl(blocks: np.ndarray) -> Packed:
-    return _levels(blocks[..., 2:], halves(blocks, 0))
+    return _pack_levels(blocks[..., 2:], halves(blocks, 0))
 
 
 def _iq4_xs(blocks: np.ndarray) -> Packed:
@@ -101,10 +101,10 @@ def _iq4_xs(blocks: np.ndarray) -> Packed:
     steps |= ((high >> np.arange(0, 16, 2, dtype=np.uint16)) & 3).astype(np.int8) << 4
     # Rounded here, because the bias must match the stored scale.
     scales = (halves(blocks, 0)[..., None] * (steps - 32)).astype(np.float16).astype(np.float32)
-    return _levels(blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16), scales)
+    return _pack_levels(blocks[..., 8:].reshape(*blocks.shape[:-1], 8, 16), scales)
 
 
-def _levels(codes: np.ndarray, scales: np.ndarray) -> Packed:
+def _pack_levels(codes: np.ndarray, scales: np.ndarray) -> Packed:
     """128 is a power of two, so the bias needs as few digits as the scale."""
     numbers = (_LEVELS + 128).astype(np.uint8)[nibbles(codes)]
     flat = scales.reshape(len(scales), -1)
@@ -112,22 +112,22 @@ def _levels(codes: np.ndarray, scales: np.ndarray) -> Packed:
 
 
 def _mxfp4(blocks: np.ndarray) -> Packed:
-    return words(interleave(blocks[..., 1:])), _numbers(blocks[..., 0])
+    return words(interleave(blocks[..., 1:])), _without_nan(blocks[..., 0])
 
 
 def _mxfp4_ollama(blocks: np.ndarray) -> Packed:
-    return words(np.ascontiguousarray(blocks[..., 1:])), _numbers(blocks[..., 0])
+    return words(np.ascontiguousarray(blocks[..., 1:])), _without_nan(blocks[..., 0])
 
 
 def _nvfp4(blocks: np.ndarray) -> Packed:
     """NVFP4: blocks of 64 have four groups of 16. ggml's scales have no sign bit, and 127 means zero there."""
-    scales = _numbers(blocks[..., :4]) & 0x7F
+    scales = _without_nan(blocks[..., :4]) & 0x7F
     scales[scales == _ZERO_SCALE] = 0
     groups = blocks[..., 4:].reshape(len(blocks), -1, 8)
     return words(interleave(groups)), scales.reshape(groups.shape[:-1])
 
 
-def _numbers(scales: np.ndarray) -> np.ndarray:
+def _without_nan(scales: np.ndarray) -> np.ndarray:
     if (scales == _NAN_SCALE).any():
         raise ValueError("a scale is not a number")
     return scales
@@ -151,9 +151,9 @@ PACKINGS: dict[str, Packing] = {
     "IQ4_XS": Packing(Format(8, 32), _iq4_xs, 2.5e-6),
     "Q4_K": Packing(Format(4, 32), _q4_k, 3.3e-5),
     "Q5_K": Packing(Format(5, 32), _q5_k, 2.7e-5),
-    "Q6_K": Packing(Format(8, 32), _shared(kquants.q6_k, 8), 5.7e-4),
-    "Q3_K": Packing(Format(6, 32), _shared(kquants.q3_k, 6), 6.2e-3),
-    "Q2_K": Packing(Format(6, 32), _shared(kquants.q2_k, 6), 3e-1),
+    "Q6_K": Packing(Format(8, 32), _with_shared_scales(kquants.q6_k, 8), 5.7e-4),
+    "Q3_K": Packing(Format(6, 32), _with_shared_scales(kquants.q3_k, 6), 6.2e-3),
+    "Q2_K": Packing(Format(6, 32), _with_shared_scales(kquants.q2_k, 6), 3e-1),
 }
 """Types that are packed for a GPU. Others are unpacked to 16 bits."""
 

@@ -45,7 +45,7 @@ class _Mapper:
                 continue
             match = _LAYER.fullmatch(info.name)
             if not match:
-                yield self._placed(info, info.name, self._table.model, "")
+                yield self._renamed(info, info.name, self._table.model, "")
             elif int(match[1]) not in self._skipped:
                 yield from self._in_layer(info, f"blk.{match[1]}.", match[2], f"{self._table.layers}.{match[1]}.")
 
@@ -68,11 +68,11 @@ class _Mapper:
         stem, _, suffix = name.rpartition(".")
         expert = _OLD_EXPERT.fullmatch(name)
         if stem in ("attn_qkv", "attn_gate") and stem not in self._table.layer:
-            yield from self._fused(info, source, stem, suffix, target)
+            yield from self._split_qkv(info, source, stem, suffix, target)
         elif stem in self._table.joined:
-            yield from self._joined(info, source, stem, suffix, target)
+            yield from self._joined_matrix(info, source, stem, suffix, target)
         elif name == "ffn_gate_up_exps.weight":
-            yield from self._split(info, target, suffix, {self._table.layer.get(f"ffn_{part}_exps"): 1 for part in ("gate", "up")})
+            yield from self._split_rows(info, target, suffix, {self._table.layer.get(f"ffn_{part}_exps"): 1 for part in ("gate", "up")})
         elif stem == ALTERNATING:
             for first, part in enumerate(("gate", "up")):
                 place = self._table.layer.get(f"ffn_{part}_exps")
@@ -80,9 +80,9 @@ class _Mapper:
         elif expert:
             yield f"{target}block_sparse_moe.experts.{expert[2]}.{_OLD_EXPERT_PARTS[expert[1]]}.weight", unchanged(info)
         else:
-            yield self._placed(info, name, self._table.layer, target)
+            yield self._renamed(info, name, self._table.layer, target)
 
-    def _joined(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
+    def _joined_matrix(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
         """Join two matrices of the file into one of the model, at the place of the first."""
         parts = self._table.joined[stem]
         infos = [self._infos.get(f"{source}{part}.{suffix}") for part in parts]
@@ -92,7 +92,7 @@ class _Mapper:
         elif stem == parts[0]:
             yield f"{target}{self._table.layer[stem]}.{suffix}", joined_rows(known, lambda rows: rows)
 
-    def _placed(self, info: TensorInfo, name: str, names: Mapping[str, str], target: str) -> tuple[str, MappedTensor]:
+    def _renamed(self, info: TensorInfo, name: str, names: Mapping[str, str], target: str) -> tuple[str, MappedTensor]:
         stem, _, suffix = name.rpartition(".")
         if name in names:
             place = names[name]
@@ -100,10 +100,10 @@ class _Mapper:
             place = f"{names[stem]}.{suffix}"
         else:
             return info.name, unchanged(info)
-        transform = self._table.transforms.get(name) or self._table.transforms.get(stem) or _keep
-        return target + place, self._scaled(info, transform(info, self._config))
+        transform = self._table.transforms.get(name) or self._table.transforms.get(stem) or _keep_tensor
+        return target + place, self._with_scale(info, transform(info, self._config))
 
-    def _fused(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
+    def _split_qkv(self, info: TensorInfo, source: str, stem: str, suffix: str, target: str) -> Iterator[tuple[str, MappedTensor]]:
         """Split queries, keys and values of one tensor. A recurrent layer has a gate tensor as well."""
         qkv, gate = self._infos.get(f"{source}attn_qkv.weight"), self._infos.get(f"{source}attn_gate.weight")
         if qkv is not None and gate is not None and "linear_num_key_heads" in self._config:
@@ -113,11 +113,13 @@ class _Mapper:
                 yield f"{target}linear_attn.in_proj_qkvz.weight", interleaved_qkvz(qkv, gate, self._config)
         elif stem == "attn_qkv":
             heads, kv = self._config["num_attention_heads"], self._config["num_key_value_heads"]
-            yield from self._split(info, target, suffix, dict(zip(QKV.values(), (heads, kv, kv), strict=True)))
+            yield from self._split_rows(info, target, suffix, dict(zip(QKV.values(), (heads, kv, kv), strict=True)))
         else:
             yield info.name, unchanged(info)
 
-    def _split(self, info: TensorInfo, target: str, suffix: str, parts: Mapping[str | None, int]) -> Iterator[tuple[str, MappedTensor]]:
+    def _split_rows(
+        self, info: TensorInfo, target: str, suffix: str, parts: Mapping[str | None, int]
+    ) -> Iterator[tuple[str, MappedTensor]]:
         """Split the rows of a tensor in proportion to `parts`."""
         count = info.shape[-1 if len(info.shape) == 1 else -2] if info.shape else 1
         unit, rest = divmod(count, sum(parts.values()))
@@ -128,15 +130,15 @@ class _Mapper:
         for name, share in parts.items():
             stop = start + share * unit
             stem = next((stem for stem, place in self._table.layer.items() if place == name), "")
-            transform = self._table.transforms.get(stem, _keep)
-            yield f"{target}{name}.{suffix}", self._scaled(info, piece(info, start, stop, transform, self._config))
+            transform = self._table.transforms.get(stem, _keep_tensor)
+            yield f"{target}{name}.{suffix}", self._with_scale(info, piece(info, start, stop, transform, self._config))
             start = stop
 
-    def _scaled(self, info: TensorInfo, mapped: MappedTensor) -> MappedTensor:
+    def _with_scale(self, info: TensorInfo, mapped: MappedTensor) -> MappedTensor:
         stem, _, suffix = info.name.rpartition(".")
         scale = self._scale_of(stem) if suffix == "weight" else None
         return mapped if scale is None else scaled(mapped, scale)
 
 
-def _keep(info: TensorInfo, config: Config) -> MappedTensor:
+def _keep_tensor(info: TensorInfo, config: Config) -> MappedTensor:
     return unchanged(info)

@@ -39,7 +39,7 @@ def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[
     room = count * _GUESS
     while True:
         window = np.frombuffer(buffer, np.uint8, min(room, len(buffer) - at), at)
-        starts = _lengths(window, count)
+        starts = _length_places(window, count)
         # One more than needed shows that the window has the whole last string.
         if len(starts) > count or len(window) < room:
             break
@@ -50,12 +50,12 @@ def short_strings(buffer: mmap.mmap | bytes, at: int, count: int) -> tuple[list[
     ends = starts + _LENGTH + window[starts]
     if ends[-1] > len(window) or not np.array_equal(ends[:-1], starts[1:]):
         return None
-    text = _joined(window[: ends[-1]], starts)
+    text = _zero_separated(window[: ends[-1]], starts)
     strings = [] if text is None else text.split("\0")
     return (strings, at + int(ends[-1])) if len(strings) == count else None
 
 
-def _lengths(window: np.ndarray, most: int) -> np.ndarray:
+def _length_places(window: np.ndarray, most: int) -> np.ndarray:
     """Find places where seven zeros follow a byte: all, or the first of more than `most`."""
     zero = window == 0
     two = zero[:-1] & zero[1:]
@@ -74,7 +74,7 @@ _SCANNED = 1 << 22
 """Interval in bytes at which the places found so far are counted: each takes eight bytes."""
 
 
-def _joined(strings: np.ndarray, starts: np.ndarray) -> str | None:
+def _zero_separated(strings: np.ndarray, starts: np.ndarray) -> str | None:
     """The strings with a zero byte between them, which multi-byte characters never contain. None if not UTF-8."""
     keep = np.ones(len(strings), bool)
     for byte in range(_LENGTH - 1):

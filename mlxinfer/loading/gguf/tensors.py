@@ -133,13 +133,13 @@ def decode(info: TensorInfo, pieces: Iterable[np.ndarray]) -> Matrix:
     """
     form = stored(info)
     if isinstance(form, Format):
-        return _packed(info, form, pieces)
+        return _pack_pieces(info, form, pieces)
     if form == mx.bfloat16:
-        return Dense(_filled(info.shape, mx.uint16, (piece.view("<u2") for piece in pieces)).view(form))
-    return Dense(_filled(info.shape, form, map(_numbers_of(info), pieces)))
+        return Dense(_fill_pieces(info.shape, mx.uint16, (piece.view("<u2") for piece in pieces)).view(form))
+    return Dense(_fill_pieces(info.shape, form, map(_dequantizer(info), pieces)))
 
 
-def _packed(info: TensorInfo, form: Format, pieces: Iterable[np.ndarray]) -> Quantized:
+def _pack_pieces(info: TensorInfo, form: Format, pieces: Iterable[np.ndarray]) -> Quantized:
     *outer, columns = info.shape
     narrow = mx.float32 if form.mode == "affine" else mx.uint8
     shapes = [(*outer, columns * form.bits // 32), *[(*outer, columns // form.group_size)] * (2 if form.mode == "affine" else 1)]
@@ -177,13 +177,13 @@ def widened(matrix: Quantized, bits: int) -> Quantized:
     return replace(matrix, weight=weight, format=replace(form, bits=bits))
 
 
-def _numbers_of(info: TensorInfo) -> Callable[[np.ndarray], np.ndarray]:
+def _dequantizer(info: TensorInfo) -> Callable[[np.ndarray], np.ndarray]:
     if info.type.name in _PLAIN:
         return lambda piece: piece.view(_PLAIN[info.type.name][0])
     return lambda piece: dequantize(info.type, piece.reshape(-1, info.type.block_bytes)).reshape(len(piece), -1)
 
 
-def _filled(shape: tuple[int, ...], dtype: mx.Dtype, pieces: Iterable[np.ndarray]) -> mx.array:
+def _fill_pieces(shape: tuple[int, ...], dtype: mx.Dtype, pieces: Iterable[np.ndarray]) -> mx.array:
     array = _empty(shape, dtype)
     target = _rows_of(array)
     row = 0

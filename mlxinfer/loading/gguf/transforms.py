@@ -57,11 +57,11 @@ def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:
     forms = [stored(info) for info in infos]
     if len(set(forms)) > 1:
         infos = [replace(info, kept=None) if info.packed else info for info in infos]
-        forms = [_widest([stored(info) for info in infos])] * len(infos)
+        forms = [_widest_format([stored(info) for info in infos])] * len(infos)
     count, form = sum(info.shape[-2] for info in infos), forms[0]
 
     def make(matrices: list[Matrix]) -> Matrix:
-        return map_rows(concat([_in_form(matrix, form) for matrix in matrices]), operation)
+        return map_rows(concat([_in_format(matrix, form) for matrix in matrices]), operation)
 
     nbytes = sum(info.nbytes for info in infos)
     return MappedTensor(
@@ -69,7 +69,7 @@ def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:
     )
 
 
-def _widest(forms: list[Format | mx.Dtype]) -> Format | mx.Dtype:
+def _widest_format(forms: list[Format | mx.Dtype]) -> Format | mx.Dtype:
     """The format with the widest codes, if these formats differ only in bits; else float32."""
     found = [form for form in forms if isinstance(form, Format) and form.mode == "affine"]
     if len(found) < len(forms) or len({form.group_size for form in found}) > 1:
@@ -77,7 +77,7 @@ def _widest(forms: list[Format | mx.Dtype]) -> Format | mx.Dtype:
     return max(found, key=lambda form: form.bits)
 
 
-def _in_form(matrix: Matrix, form: Format | mx.Dtype) -> Matrix:
+def _in_format(matrix: Matrix, form: Format | mx.Dtype) -> Matrix:
     if not isinstance(form, Format):
         return matrix if isinstance(matrix, Dense) else Dense(numbers(matrix))
     return widened(matrix, form.bits) if isinstance(matrix, Quantized) and matrix.format != form else matrix
@@ -114,7 +114,7 @@ def half_rotation(heads_key: str) -> Transform:
         count = info.shape[0] if info.shape else 1
         if count % (2 * heads):
             return unchanged(info)
-        return rows(info, _swapped(0, heads, count // heads // 2, 2))
+        return rows(info, _swapped_axes(0, heads, count // heads // 2, 2))
 
     return transform
 
@@ -128,13 +128,13 @@ def decay(*, grouped: bool) -> Transform:
     """`A_log`, of which llama.cpp stores `-exp`."""
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
-        order = _value_heads(config, 0) if grouped and info.shape == (config["linear_num_value_heads"],) else _same
+        order = _value_heads(config, 0) if grouped and info.shape == (config["linear_num_value_heads"],) else _identity
         return values(info, lambda x: order(mx.log(-x)))
 
     return transform
 
 
-def flat(inner: Transform = lambda info, config: values(info, _same)) -> Transform:
+def flat(inner: Transform = lambda info, config: values(info, _identity)) -> Transform:
     """Flatten a vector that the file stores with further axes."""
 
     def transform(info: TensorInfo, config: Config) -> MappedTensor:
@@ -163,7 +163,7 @@ def conv_kernel(*, grouped: bool) -> Transform:
         shape = info.shape if len(info.shape) == 2 else tuple(size for size in info.shape if size != 1)
         if len(shape) != 2:
             return unchanged(info)
-        order = _value_part(info, config) if grouped else _same
+        order = _value_part(info, config) if grouped else _identity
         return values(info, lambda x: order(x.reshape(shape))[..., None], (*shape, 1))
 
     return transform
@@ -248,7 +248,7 @@ def scaled(mapped: MappedTensor, scale: TensorInfo) -> MappedTensor:
     return MappedTensor((*mapped.sources, scale.name), mapped.shape, mx.float32, mapped.nbytes + scale.nbytes, make)
 
 
-def _swapped(axis: int, outer: int, first: int, second: int) -> Operation:
+def _swapped_axes(axis: int, outer: int, first: int, second: int) -> Operation:
     """View an axis as `[outer, first, second, rest]` and swap the middle two."""
 
     def operation(x: mx.array) -> mx.array:
@@ -261,16 +261,16 @@ def _swapped(axis: int, outer: int, first: int, second: int) -> Operation:
 
 def _value_heads(config: Config, axis: int) -> Operation:
     keys = config["linear_num_key_heads"]
-    return _swapped(axis, 1, config["linear_num_value_heads"] // keys, keys)
+    return _swapped_axes(axis, 1, config["linear_num_value_heads"] // keys, keys)
 
 
 def _value_part(info: TensorInfo, config: Config) -> Operation:
     above = 2 * config["linear_num_key_heads"] * config["linear_key_head_dim"]
     if not info.shape or info.shape[0] - above != config["linear_num_value_heads"] * config["linear_value_head_dim"]:
-        return _same
+        return _identity
     order = _value_heads(config, 0)
     return lambda x: mx.concatenate([x[:above], order(x[above:])], axis=0)
 
 
-def _same(x: mx.array) -> mx.array:
+def _identity(x: mx.array) -> mx.array:
     return x

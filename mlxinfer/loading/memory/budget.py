@@ -60,19 +60,19 @@ class MemoryBudget:
     def planned(self) -> int:
         """Bytes reserved by plans."""
         with self._lock:
-            return self._used()
+            return self._planned_bytes()
 
     @property
     def left_over(self) -> int:
         """Bytes that MLX holds beyond all plans and what it held before the first: mostly memory of closed models."""
         with self._lock:
-            return max(self._others() - self._before, 0)
+            return max(self._unplanned_bytes() - self._before, 0)
 
     @property
     def reserved(self) -> int:
         """Bytes reserved by plans or held by MLX besides."""
         with self._lock:
-            return self._used() + self._others()
+            return self._planned_bytes() + self._unplanned_bytes()
 
     def reserve(self, make: MakePlan) -> Reservation:
         """Plan with the free memory. Raises the exceptions of `make`.
@@ -92,7 +92,7 @@ class MemoryBudget:
             if not self._held:
                 self._before = self._active()
             self._held.add(held)
-            self._limit()
+            self._set_limits()
         return held
 
     def take(self, held: Reservation, wanted: int) -> int:
@@ -103,7 +103,7 @@ class MemoryBudget:
             left = self.left()
             taken = max(min(wanted, held.plan.left, left.usable - left.reserved), 0)
             held.plan = replace(held.plan, weights=held.plan.weights + taken)
-            self._limit()
+            self._set_limits()
             return taken
 
     def release(self, held: Reservation) -> None:
@@ -111,33 +111,33 @@ class MemoryBudget:
         with self._lock:
             if held in self._held:
                 self._held.discard(held)
-                self._limit()
+                self._set_limits()
 
     def left(self) -> DeviceMemory:
         """The memory, and the part of it that is reserved."""
         with self._lock:
             memory, reserved = self._memory(), self.reserved
             # The limit does not count memory in use before the first model. It counts memory that a closed model has not returned.
-            own = self._used() + self.left_over
+            own = self._planned_bytes() + self.left_over
             if self._allowed is None or memory.usable - reserved <= self._allowed - own:
                 return replace(memory, reserved=reserved)
             return replace(memory, usable=min(memory.usable, self._allowed), reserved=own, source="what models may take together")
 
-    def _used(self) -> int:
+    def _planned_bytes(self) -> int:
         return sum(each.plan.used for each in self._held)
 
-    def _others(self) -> int:
+    def _unplanned_bytes(self) -> int:
         """Bytes that belong to no plan: those from before the first plan that may still be in use, or those beyond all plans."""
         active = self._active()
-        return max(min(self._before, active), active - self._used()) if self._held else active
+        return max(min(self._before, active), active - self._planned_bytes()) if self._held else active
 
-    def _limit(self) -> None:
+    def _set_limits(self) -> None:
         plans = [each.plan for each in self._held]
         if not plans:
             lift_limits()
             return
-        most = self._others() + sum(plan.limit for plan in plans)
-        limit_memory(wired=self._used(), spare=sum(plan.step for plan in plans), most=min(most, self._memory().usable))
+        most = self._unplanned_bytes() + sum(plan.limit for plan in plans)
+        limit_memory(wired=self._planned_bytes(), spare=sum(plan.step for plan in plans), most=min(most, self._memory().usable))
 
 
 _LITTLE = 0.01

@@ -44,7 +44,7 @@ def kv_format(kv: str, model: str | Path, *, first16: bool = False) -> tuple[KVF
     if str(kv).strip().lower() != AUTO:
         return KVFormat.parse(kv, first16=first16), ""
     found = resolve(model)
-    known = _known(found.path)
+    known = _read_choice(found.path)
     if known is None:
         return KVFormat(), f"kv auto: 16 bits, as the loss of fewer was not measured for this model (mlxinfer eval kv {found.name})"
     form = KVFormat.parse(known["kv"])
@@ -54,7 +54,7 @@ def kv_format(kv: str, model: str | Path, *, first16: bool = False) -> tuple[KVF
     return KVFormat.parse(form.name, first16=first16), line
 
 
-def _known(path: Path) -> dict[str, Any] | None:
+def _read_choice(path: Path) -> dict[str, Any] | None:
     try:
         known = json.loads(choice_file(path).read_text(encoding="utf-8"))
         KVFormat.parse(known["kv"])

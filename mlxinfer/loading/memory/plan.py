@@ -203,7 +203,7 @@ def plan_memory(
     memory = memory or device_memory()
     limit, model = usable_memory(memory_gb, memory), planned.model
     weights = planned.weight_bytes + adapter_bytes
-    wanted, whole_texts = _context(model, max_context), _looks_both_ways(model)
+    wanted, whole_texts = _checked_context(model, max_context), _looks_both_ways(model)
     scored_bytes, least_scored = int((limit - weights) * _SCORED_SHARE), PAGE if deterministic else _LEAST_SCORED
 
     def option(rows: int, sequences: int) -> Option:
@@ -353,7 +353,7 @@ def _demands(planned: Planned, kv: KVFormat, step: StepRows, weights: int) -> De
     )
 
 
-def _context(model: Model, wanted: int | None) -> int:
+def _checked_context(model: Model, wanted: int | None) -> int:
     if wanted is not None and not 1 <= wanted <= model.max_context:
         raise PromptError(f"the context can be 1 to {model.max_context} tokens long for this model, not {wanted}")
     return model.max_context if wanted is None else wanted
@@ -362,7 +362,7 @@ def _context(model: Model, wanted: int | None) -> int:
 def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory | str) -> str:
     running = demands.sequence + int(least * demands.token) + demands.step.at(least)
     extra, what = max((demands.load, "reading them"), (running, f"running {least} tokens of context"))
-    allowed, advice = (source, "") if isinstance(source, str) else (source.source, _others(source))
+    allowed, advice = (source, "") if isinstance(source, str) else (source.source, _other_models(source))
     return (
         f"not enough memory: {_gb(limit)} GB may be used ({allowed}), and the model needs {_gb(demands.weights + extra)} GB "
         f"(weights {_gb(demands.weights)}, {what} {_gb(extra)}). {advice}"
@@ -370,7 +370,7 @@ def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory
     )
 
 
-def _others(memory: DeviceMemory) -> str:
+def _other_models(memory: DeviceMemory) -> str:
     if not memory.reserved:
         return ""
     return f"Other models of this process hold {_gb(memory.reserved)} GB: close them, or give each of them its memory_gb. "

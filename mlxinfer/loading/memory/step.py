@@ -106,23 +106,23 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
     softcap = any(node.softcap is not None for node in nodes if isinstance(node, AttentionParams))
     attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
     stores = [LayerStore(spec, dtype, kv) for spec in attention]
-    plain = [size for store in stores for size in _plain(store, step.rows, softcap=softcap)]
-    plain += _read_by_head(model, dtype, kv, step)
+    plain = [size for store in stores for size in _reference_attention(store, step.rows, softcap=softcap)]
+    plain += _head_attention(model, dtype, kv, step)
     unsealed = max((attention_backend(store).unsealed_bytes(store, step.rows) for store in stores), default=0)
     windowed = [(size, size.spec.window) for size in plain if size.spec.window is not None]
     windows = max((size.bytes(window + step.rows, step.sequences) for size, window in windowed), default=0)
-    activations = _ROW_COPIES * step.rows * _widest(model, nodes, linears) * mx.float32.size
-    unpacked = max((_unpacked(node, dtype) for node in linears), default=0)
+    activations = _ROW_COPIES * step.rows * _widest_row(model, nodes, linears) * mx.float32.size
+    unpacked = max((unpacked_bytes(node, dtype) for node in linears), default=0)
     layers = max(len(model.layers), 1)
     return StepSize(
-        _slack(dtype)
+        _slack_bytes(dtype)
         + activations
         + windows
         + unsealed
         + unpacked
-        + _logits(model, step)
-        + _states(model, step)
-        + _whole_texts(model, step),
+        + _logit_bytes(model, step)
+        + _recurrent_bytes(model, step)
+        + _whole_text_bytes(model, step),
         (tuple(dict.fromkeys(size for size in plain if size.spec.window is None)),),
         max((growth(spec, dtype, kv) for spec in attention if spec.window is None), default=0.0),
         _STEPS_IN_FLIGHT * layers * _LAYER_ARRAYS,
@@ -132,10 +132,10 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
 def with_scored(model: Model, step: StepRows, room: int, least: int) -> StepRows:
     """Set the scored rows: as many as fit in `room` bytes or in the memory of sampling, and at least `least`."""
     row = _SCORING_COPIES * model.vocab_size * mx.float32.size
-    return replace(step, scored=min(max(max(_logits(model, step), room) // row, least), step.rows))
+    return replace(step, scored=min(max(max(_logit_bytes(model, step), room) // row, least), step.rows))
 
 
-def _slack(dtype: mx.Dtype) -> int:
+def _slack_bytes(dtype: mx.Dtype) -> int:
     """Bytes for small arrays and, on a GPU, for one command buffer.
 
     A GPU frees memory when a command buffer is done. If memory is short, MLX waits for earlier buffers, but not for the one it fills.
@@ -147,7 +147,7 @@ def weight_arrays(model: Model) -> int:
     return sum(1 for _ in arrays(model))
 
 
-def _widest(model: Model, nodes: list[object], linears: list[Linear | Embedding]) -> int:
+def _widest_row(model: Model, nodes: list[object], linears: list[Linear | Embedding]) -> int:
     """Numbers in the widest row of a step's activations."""
     by_head = {id(linear): node.sizes.heads for node in nodes if isinstance(node, LatentAttention) for linear in (node.into, node.out)}
     wide = [_width(n) * by_head.get(id(n), _MOST_EXPERTS if isinstance(n, ExpertLinear) else 1) for n in linears if _is_inner(n, model)]
@@ -165,13 +165,13 @@ def _width(node: Linear | Embedding) -> int:
     return int(max(node.matrix.shape[-2:]))
 
 
-def _logits(model: Model, step: StepRows) -> int:
+def _logit_bytes(model: Model, step: StepRows) -> int:
     """Bytes of the logits and sampling stages of all sampled rows and of the batch's arrays, or of the scored rows if more."""
     rows = _LOGIT_COPIES * step.sampled + _SAMPLING_STAGES * min(step.sampled, SAMPLED_ROWS_AT_ONCE) + _BATCH_ARRAYS * step.sequences
     return max(rows, _SCORING_COPIES * step.scored) * model.vocab_size * mx.float32.size
 
 
-def _states(model: Model, step: StepRows) -> int:
+def _recurrent_bytes(model: Model, step: StepRows) -> int:
     """Bytes of recurrent states: one layer's while it is computed, and a copy of all layers' for sequences whose drafts may be rejected."""
     sizes = [state_bytes(spec) for spec in model.layers]
     return step.sequences * (_STATE_COPIES * max(sizes, default=0) + (sum(sizes) if step.drafts else 0))
@@ -182,7 +182,7 @@ def state_bytes(spec: LayerSpec) -> int:
     return sum(prod(shape) for shape in spec.shapes) * mx.float32.size if isinstance(spec, RecurrentSpec) else 0
 
 
-def _whole_texts(model: Model, step: StepRows) -> int:
+def _whole_text_bytes(model: Model, step: StepRows) -> int:
     """Bytes of the scores of bidirectional layers, and of two masks with their distances."""
     heads = max((spec.query_heads for spec in model.layers if isinstance(spec, BidirectionalSpec)), default=0)
     if not heads:
@@ -191,7 +191,7 @@ def _whole_texts(model: Model, step: StepRows) -> int:
     return mx.float32.size * (_SCORE_COPIES * scores + _MASK_ARRAYS * step.rows**2)
 
 
-def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
+def unpacked_bytes(node: Linear | Embedding, dtype: mx.Dtype) -> int:
     """Bytes of GGUF blocks that are unpacked for a product.
 
     On a GPU, products of many rows unpack slices: one is multiplied while the next is unpacked. A CPU without kernels unpacks the whole
@@ -205,13 +205,13 @@ def _unpacked(node: Linear | Embedding, dtype: mx.Dtype) -> int:
     return min(size, _SLICES * UNPACKED_BYTES) if sliced else size
 
 
-def _plain(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize]:
+def _reference_attention(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize]:
     """Memory of plain MLX for the attention of a layer, if it computes at least some segments."""
     if attention_backend(store).joins_past(store.format):
         yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
 
 
-def _read_by_head(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> Iterator[PlainSize]:
+def _head_attention(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> Iterator[PlainSize]:
     """Memory of a draft head that reads the model's pages, one row per sequence."""
     for layer in model.mtp.reads if model.mtp is not None else ():
         spec = model.layers[layer]

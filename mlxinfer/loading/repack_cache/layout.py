@@ -65,7 +65,7 @@ class CacheUsage:
 
 
 def cache_usage() -> CacheUsage:
-    copies, parts = [size for _, _, size in _files(SUFFIX)], [size for _, _, size in _files(UNFINISHED)]
+    copies, parts = [size for _, _, size in _files_with_suffix(SUFFIX)], [size for _, _, size in _files_with_suffix(UNFINISHED)]
     return CacheUsage(len(copies), sum(copies), len(parts), sum(parts))
 
 
@@ -81,10 +81,10 @@ def make_room(nbytes: int, instead_of: Path) -> bool:
 
     remove_abandoned()
     limit = limit_bytes()
-    begun = sum(size for _, path, size in _files(UNFINISHED) if path.stem == instead_of.stem)
+    begun = sum(size for _, path, size in _files_with_suffix(UNFINISHED) if path.stem == instead_of.stem)
     if nbytes > limit or disk_usage(directory()).free + begun < 2 * nbytes:
         return False
-    others = sorted((_used(path), path, size) for _, path, size in _files(SUFFIX) if path != instead_of)
+    others = sorted((_last_use(path), path, size) for _, path, size in _files_with_suffix(SUFFIX) if path != instead_of)
     taken = sum(size for _, _, size in others)
     for _, path, size in others:
         if taken + nbytes <= limit:
@@ -99,7 +99,7 @@ def is_checked(path: Path) -> bool:
     """True if the copy's checksums were verified and the file is unchanged since. Records the use of the copy."""
     checked = path.with_suffix(CHECKED)
     try:
-        if checked.read_text(encoding="utf-8") != _stamp(path):
+        if checked.read_text(encoding="utf-8") != _copy_stamp(path):
             return False
         os.utime(checked)
     except (OSError, ValueError):
@@ -116,14 +116,14 @@ def mark_safe(path: Path) -> None:
 
 def mark_checked(path: Path) -> None:
     """Record that the copy's checksums are right. Raises OSError."""
-    path.with_suffix(CHECKED).write_text(_stamp(path), encoding="utf-8")
+    path.with_suffix(CHECKED).write_text(_copy_stamp(path), encoding="utf-8")
 
 
-def _stamp(path: Path) -> str:
+def _copy_stamp(path: Path) -> str:
     return json.dumps([*file_stamp(path), path.stat().st_ino])
 
 
-def _used(path: Path) -> float:
+def _last_use(path: Path) -> float:
     """Time of a copy's last use."""
     try:
         return path.with_suffix(CHECKED).stat().st_mtime
@@ -131,7 +131,7 @@ def _used(path: Path) -> float:
         return path.stat().st_mtime
 
 
-def _files(suffix: str) -> Iterator[tuple[float, Path, int]]:
+def _files_with_suffix(suffix: str) -> Iterator[tuple[float, Path, int]]:
     """Time of the last change, path and size of each file with this suffix."""
     for path in directory().glob(f"*{suffix}"):
         with suppress(OSError):
@@ -141,7 +141,7 @@ def _files(suffix: str) -> Iterator[tuple[float, Path, int]]:
 
 def remove_abandoned() -> None:
     """Remove unfinished copies that no process has written to for a day."""
-    for changed, path, _ in _files(UNFINISHED):
+    for changed, path, _ in _files_with_suffix(UNFINISHED):
         if time.time() - changed > _ABANDONED_S:
             with suppress(OSError):
                 path.unlink()
@@ -183,7 +183,7 @@ class CopyLayout:
 
     def head(self, checksums: Mapping[str, int]) -> bytes:
         """The first `base` bytes of the file, given the checksum of each matrix."""
-        index = _index(self.source, {key: at - self.base for key, at in self.offsets.items()}, self.sizes, checksums)
+        index = _encoded_index(self.source, {key: at - self.base for key, at in self.offsets.items()}, self.sizes, checksums)
         header = _HEADER.pack(_MAGIC, _VERSION, zlib.crc32(index), len(index), self.size)
         return (header + index).ljust(self.base, b"\0")
 
@@ -194,12 +194,12 @@ def plan(source: Source, sizes: Mapping[str, int]) -> CopyLayout:
     relative, at = {}, 0
     for key, size in sizes.items():
         relative[key] = at + ALIGNMENT
-        at = _up(at + ALIGNMENT + size, ALIGNMENT)
-    base = _up(_HEADER.size + len(_index(source, relative, sizes, dict.fromkeys(sizes, 0))), _PAGE)
+        at = _round_up(at + ALIGNMENT + size, ALIGNMENT)
+    base = _round_up(_HEADER.size + len(_encoded_index(source, relative, sizes, dict.fromkeys(sizes, 0))), _PAGE)
     return CopyLayout(source, {key: base + offset for key, offset in relative.items()}, dict(sizes), base, base + at)
 
 
-def _index(source: Source, relative: Mapping[str, int], sizes: Mapping[str, int], checksums: Mapping[str, int]) -> bytes:
+def _encoded_index(source: Source, relative: Mapping[str, int], sizes: Mapping[str, int], checksums: Mapping[str, int]) -> bytes:
     """Encode the index. Checksums have a fixed length, so its size is known before them."""
     places = {key: [offset, sizes[key], f"{checksums[key]:08x}"] for key, offset in relative.items()}
     return json.dumps({"source": source, "matrices": places}).encode()
@@ -216,7 +216,7 @@ def read_places(file: IO[bytes], file_size: int, source: Source) -> dict[str, Pl
     index = file.read(index_size)
     if zlib.crc32(index) != checksum:
         return None
-    base = _up(_HEADER.size + index_size, _PAGE)
+    base = _round_up(_HEADER.size + index_size, _PAGE)
     try:
         known = json.loads(index)
         if known["source"] != source:
@@ -233,5 +233,5 @@ def _is_inside(place: Place, base: int, file_size: int) -> bool:
     return base + ALIGNMENT <= place.offset and place.nbytes >= 0 and place.offset + place.nbytes <= file_size
 
 
-def _up(size: int, to: int) -> int:
+def _round_up(size: int, to: int) -> int:
     return -(-size // to) * to

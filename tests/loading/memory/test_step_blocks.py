@@ -22,13 +22,13 @@ def in_file(rows: int, form: Format) -> Linear:
 def test_a_gpu_unpacks_slices_and_a_cpu_without_kernels_the_whole(gpu: bool, bytes_of_large: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_memory, "is_gpu", lambda: gpu)
     monkeypatch.setattr(step_memory.kernels_cpu, "in_use", lambda: False)
-    assert step_memory._unpacked(in_file(128256, Q6_K), mx.float16) == bytes_of_large
-    assert step_memory._unpacked(in_file(1024, Q6_K), mx.float16) == 1024 * 4096 * 2
-    assert step_memory._unpacked(in_file(128256, Q3_K), mx.float16) == 128256 * 4096 * 2
+    assert step_memory.unpacked_bytes(in_file(128256, Q6_K), mx.float16) == bytes_of_large
+    assert step_memory.unpacked_bytes(in_file(1024, Q6_K), mx.float16) == 1024 * 4096 * 2
+    assert step_memory.unpacked_bytes(in_file(128256, Q3_K), mx.float16) == 128256 * 4096 * 2
 
 
 def test_blocks_in_memory_count_and_other_matrices_do_not() -> None:
     rows = UNPACKED_BYTES // 4096
     blocks = Blocks(mx.broadcast_to(mx.zeros((), mx.uint8), (rows * 4, 16 * 210)), Q6_K)
-    assert step_memory._unpacked(Linear(blocks), mx.float16) == 2 * UNPACKED_BYTES
-    assert step_memory._unpacked(Linear(Dense(mx.zeros((8, 8)))), mx.float16) == 0
+    assert step_memory.unpacked_bytes(Linear(blocks), mx.float16) == 2 * UNPACKED_BYTES
+    assert step_memory.unpacked_bytes(Linear(Dense(mx.zeros((8, 8)))), mx.float16) == 0
