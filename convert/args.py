@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..nn.weights import Format
     from .calibrate.texts import Calibration
     from .encode.affine import Encoder
-    from .plan.budget import Budget
+    from .plan.budget import QuantizationBudget
 
 SHARD_BYTES = 5 << 30
 
@@ -76,10 +76,10 @@ class ConvertArgs:
         """Return the settings as the program uses them. Raises `MLXInferError` for unknown names and contradictions."""
         from ..loading.formats import check_format, parse_dtype
         from .encode.affine import check_encoder
-        from .plan.budget import Budget
+        from .plan.budget import QuantizationBudget
 
         self._check_budget()
-        budget = Budget.of(self.bpw, self.target_kl, self.plan)
+        budget = QuantizationBudget.of(self.bpw, self.target_kl, self.plan)
         bits = 4 if budget else self.bits  # the plan replaces them
         if self.group_size is not None and bits is None and self.mode == "affine":
             raise ConversionError("a group size without bits quantizes nothing: give the bits as well")
@@ -126,14 +126,14 @@ class CheckedArgs:
     """Dtype of what is not quantized; None for the source's."""
     encoder: Encoder
     """Method of rounding."""
-    budget: Budget | None
+    budget: QuantizationBudget | None
     """A size or a loss instead of bits."""
     settings: dict[str, Any]
     """Everything given that the result depends on, as JSON values."""
 
     @property
     def quantizes(self) -> bool:
-        """True if matrices shall be quantized; otherwise they keep their formats where MLX has these."""
+        """True if matrices are to be quantized; otherwise they keep their formats if MLX has these."""
         return self.form is not None or self.budget is not None
 
 

@@ -32,7 +32,7 @@ from .calibrate.importance import TOKENS, Importance, random_texts
 from .calibrate.importance import measure as measure_importance
 from .calibrate.texts import default_tokens, texts_to_read
 from .encode.gptq_pipeline import Encodings, encode_all
-from .plan.resources import Estimate, Pieces, needs_importance, pieces
+from .plan.resources import ConversionEstimate, Pieces, needs_importance, pieces
 from .plan.weight_map import ConversionPlan, natural_dtype
 from .plan.weight_map import plan as plan_formats
 from .report import Report, measure_loss, tokens_to_measure, write_documents
@@ -42,7 +42,7 @@ from .write.merged import open_merged
 from .write.reader import SourceFiles
 from .write.sidecars import differences_in_mlx_lm, tower_bytes, write_sidecars, write_towers
 from .write.tensors import Progress, verify, write_tensors
-from .write.writer import Writer
+from .write.writer import ShardWriter
 
 _MOST_GROWTH = 1.5
 """Largest size of a result over its source, unless bits or a dtype are given."""
@@ -55,7 +55,7 @@ class _Callbacks:
     written: Progress | None = None
     read: Progress | None = None
     measured: Progress | None = None
-    estimated: Callable[[Estimate], None] | None = None
+    estimated: Callable[[ConversionEstimate], None] | None = None
 
 
 def convert(
@@ -66,7 +66,7 @@ def convert(
     progress: Progress | None = None,
     weighing: Progress | None = None,
     measuring: Progress | None = None,
-    estimated: Callable[[Estimate], None] | None = None,
+    estimated: Callable[[ConversionEstimate], None] | None = None,
     **keywords: Any,
 ) -> Report:
     """Write a model (directory, GGUF file, alias or hub id) as an MLX directory, which mlx-lm loads as well.
@@ -176,7 +176,7 @@ class _Conversion:
         found = pieces(self.checkpoint, self.planned, tokens=tokens, batch=batch, max_memory=memory, factors=gptq)
         if self.callbacks.estimated:
             bits = self.planned.nbytes * 8 / max(self.parameters, 1)
-            self.callbacks.estimated(Estimate(self.planned.nbytes, found.peak, bits))
+            self.callbacks.estimated(ConversionEstimate(self.planned.nbytes, found.peak, bits))
         return found
 
     def _reads(self) -> bool:
@@ -226,7 +226,7 @@ class _Conversion:
     def _write_tensors(self, staging: Staging, importance: Importance, encodings: Encodings | None) -> None:
         report, planned = self.report, self.planned
         parts = [output.parts() for output in planned.outputs]
-        with closing(Writer(staging.files, parts, shard_bytes=self.options.args.shard_bytes)) as writer:
+        with closing(ShardWriter(staging.files, parts, shard_bytes=self.options.args.shard_bytes)) as writer:
             journal, files, block = staging.journal, self.files, self.pieces.block
             written = self.callbacks.written
             report.tensors = write_tensors(self.checkpoint, planned, importance, writer, journal, files, written, block, encodings)
@@ -256,7 +256,7 @@ def _notes_of(journal: Journal) -> list[str]:
 
 
 def _check_growth(checkpoint: Checkpoint, planned: ConversionPlan, source_nbytes: int) -> None:
-    """Raise `ConversionError` if formats that MLX does not have would make a much larger model without being asked for."""
+    """Raise `ConversionError` if formats that MLX lacks would make a much larger model unasked."""
     if planned.nbytes <= _MOST_GROWTH * source_nbytes:
         return
     if isinstance(checkpoint, GGUFCheckpoint):

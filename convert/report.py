@@ -1,4 +1,7 @@
-"""What a conversion did, tensor by tensor, and what accuracy it cost."""
+"""Report of a conversion, the measurement of its loss, and the documents: `quantization_report.json` for programs, a model card for people.
+
+Both documents depend on the source and the settings only, without dates or paths, so an interrupted conversion ends in the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -31,26 +34,26 @@ class TensorReport:
     name: str
     """Name in the destination."""
     sources: tuple[str, ...]
-    """Names of the source tensors that it was made from."""
+    """Names of the source tensors it is made from."""
     shape: tuple[int, ...]
-    """Logical shape, that of the unpacked matrix."""
+    """Logical shape, as of the unpacked matrix."""
     action: Action
-    """What was done with it."""
+    """Treatment of the tensor."""
     stored: str
-    """How it is written, in words."""
+    """Stored format, in words."""
     nbytes: int
     """Bytes written, scales included."""
     error: float
-    """Relative: norm of the difference from the source over norm of the source."""
+    """Relative error: norm of the difference from the source over norm of the source."""
     origin: str = ""
-    """How the source stores it, by the name that its tool has for it, such as "BF16", "Q4_K" or "GPTQ, 4 bits in groups of 128"."""
+    """Format in the source, as its tool calls it, such as "BF16", "Q4_K" or "GPTQ, 4 bits in groups of 128"."""
 
     weighted_error: float | None = None
-    """`error` with each column weighed by the mean square of its inputs; None where these were not measured."""
+    """`error` with each column weighted by the mean square of its inputs; None if these were not measured."""
 
     @property
     def loss(self) -> Literal["exact", "rounded", "quantized", "requantized"]:
-        """What became of the numbers: all of them the same, rounded to a dtype, or to codes, once or again. `error` says how much."""
+        """Kind of loss: none, rounding to a dtype, or to codes, once or again. `error` has its size."""
         if not self.error:
             return "exact"
         return "quantized" if self.action == "quantized" else "requantized" if self.action == "requantized" else "rounded"
@@ -58,7 +61,7 @@ class TensorReport:
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """How the written model differs from its source on a text."""
+    """Difference of the written model from its source on a text."""
 
     kl: float
     """Mean KL divergence in nats."""
@@ -77,31 +80,31 @@ class Quality:
     text: str = ""
     """Name of the text."""
     text_sha256: str = ""
-    """Hash of the token ids that were read, in hexadecimal."""
+    """SHA-256 of the token ids, in hexadecimal."""
 
     @property
     def verdict(self) -> str:
-        """A sentence for people: how good the model is, and how many words change."""
+        """Verdict in a sentence for people, with the share of words that change."""
         return verdict(self.kl, self.top1)
 
     @property
     def level(self) -> Level:
-        """The verdict in one word, from "same" to "unusable"."""
+        """Verdict in one word, from "same" to "unusable"."""
         return level_of(self.kl, self.top1)
 
 
 @dataclass(slots=True)
 class Report:
-    """The result of a conversion. Every tensor of the source is in the `sources` of a written one, or in `skipped`."""
+    """Result of a conversion. Every source tensor is in the `sources` of a written one, or in `skipped`."""
 
     source: Path
-    """What was converted."""
+    """The converted directory or file."""
     destination: Path
     """The directory written."""
     tensors: list[TensorReport] = field(default_factory=list)
     """Written tensors."""
     skipped: dict[str, str] = field(default_factory=dict)
-    """Tensors of the source that were not written, with the reason."""
+    """Source tensors that were not written, with the reason."""
     copied: list[str] = field(default_factory=list)
     """Other files of the destination: tokenizer, template, licence."""
     parameters: int = 0
@@ -115,9 +118,9 @@ class Report:
     quality: Quality | None = None
     """None if the result was not compared with its source."""
     name: str = ""
-    """What the source was asked for as, or a directory's name."""
+    """Name by which the source was requested, or a directory's name."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """What was asked for: bits, encoder, calibration and so on; JSON values only."""
+    """Settings of the conversion (bits, encoder, calibration and so on) as JSON values."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -126,24 +129,25 @@ class Report:
 
     @property
     def actions(self) -> dict[str, int]:
-        """Number of tensors by action, the most frequent first."""
+        """Number of tensors by action, most frequent first."""
         return dict(Counter(tensor.action for tensor in self.tensors).most_common())
 
 
 LEAST_TOKENS = 128
-"""Fewer positions say nothing."""
+"""Fewer positions are not significant."""
 _CHECKED = 512
-"""Positions where nothing was asked to be quantized: formats that hold the same codes lose hardly anything."""
+"""Positions if nothing was to be quantized: formats with the same codes lose hardly anything."""
 _SECONDS = 45
-"""For both models together, unless a comparison was asked for."""
+"""Time for both models together, unless a comparison is required."""
 _GPU_RATE, _KERNELS_RATE, _PLAIN_RATE = 1e12, 2.5e10, 1e9
-"""Multiplications and additions a second while a text is read, about: a small Apple GPU (computed), two cores with the CPU kernels and
-without."""
+"""Approximate multiply-adds per second while reading: a small Apple GPU (computed), two cores with the CPU kernels and without."""
 
 
 def tokens_to_measure(parameters: int, *, required: bool = False, quantized: bool = True) -> int:
-    """Count the positions that can be compared within a minute and within memory; fewer where nothing is `quantized`. Too few to mean
-    anything are 0, unless the comparison is `required`."""
+    """Return the number of positions that can be compared within a minute and within memory; fewer if nothing is `quantized`.
+
+    Below `LEAST_TOKENS`, the result is 0. A `required` comparison always has `POSITIONS`.
+    """
     if required:
         return POSITIONS
     if parameters * default_dtype().size > device_memory().usable / 2:
@@ -156,10 +160,12 @@ def tokens_to_measure(parameters: int, *, required: bool = False, quantized: boo
 def measure_loss(
     source: Path, converted: Path, parameters: int, count: int, *, memory_gb: float | None = None, progress: Progress | None = None
 ) -> Quality:
-    """The two models compared at `count` positions of the text that is shipped; one model is in memory at a time, a block of it where
-    `memory_gb` is too little for that. `progress` is called with (positions read, positions in all), those of both models. Raises
-    `MLXInferError`s."""
-    settings = _settings(parameters) | ({} if memory_gb is None else {"memory_gb": memory_gb})
+    """Compare the two models at `count` positions of the shipped text.
+
+    One model is in memory at a time, or one block of it if `memory_gb` is too little. `progress` gets (positions read, positions of both
+    models). Raises `MLXInferError`.
+    """
+    settings = _dtype_setting(parameters) | ({} if memory_gb is None else {"memory_gb": memory_gb})
     read: dict[str, int] = {}
 
     def tell(what: str, done: int, total: int) -> None:
@@ -182,23 +188,23 @@ def measure_loss(
     )
 
 
-def _settings(parameters: int) -> dict[str, Any]:
-    """float32 where the memory has room for it: in 16 bits, the rounding of activations adds to what is measured."""
+def _dtype_setting(parameters: int) -> dict[str, Any]:
+    """Return float32 if memory allows: rounding of activations to 16 bits would add to the measured loss."""
     room = parameters * 4 <= device_memory().usable / 2
     return {"dtype": "float32" if room else dtype_name(default_dtype())}
 
 
 REPORT, CARD = "quantization_report.json", "README.md"
 _LONG = ("shard_bytes", "plan")
-"""Settings that say nothing to people, or too much: the report has them."""
+"""Settings left out of the card; the report has them."""
 _FRONT = re.compile(rb"\A---\r?\n(.*?\n)---[ \t]*\r?\n", re.DOTALL)
 _CACHED = re.compile(r"models--(?P<repo>[^/]+)/snapshots/")
 _KEPT = ("license", "license_name", "license_link", "language", "pipeline_tag", "datasets")
-"""Fields of a source's card that hold for what is made of it, too."""
+"""Fields of the source's card that also apply to the result."""
 
 
 def write_documents(directory: Path, report: Report) -> list[str]:
-    """Write both files, and return their names. The source's own model card is kept below ours. Raises OSError."""
+    """Write both files and return their names. The source's model card follows ours. Raises OSError."""
     card = _card_of(report.source)
     (directory / REPORT).write_text(to_json(report_object(report)), encoding="utf-8")
     (directory / CARD).write_bytes(model_card(report, card))
@@ -206,8 +212,7 @@ def write_documents(directory: Path, report: Report) -> list[str]:
 
 
 def report_object(report: Report) -> dict[str, Any]:
-    """The report as JSON values. Errors are relative, norm of the difference over norm of the source; `weighted_error` weighs each column
-    with the mean square of its inputs."""
+    """Return the report as JSON values. Errors are relative; `weighted_error` weights each column with the mean square of its inputs."""
     return {
         "tool": {"name": "mlxinfer", "version": __version__},
         "source": base_model(report) or report.name,
@@ -247,7 +252,7 @@ def _quality_object(quality: Quality | None) -> dict[str, Any] | None:
 
 
 def base_model(report: Report) -> str | None:
-    """The hub id of what was converted; None where nothing tells."""
+    """Return the hub id of the source, or None if it is unknown."""
     if cached := _CACHED.search(report.source.as_posix()):
         return cached["repo"].replace("--", "/")
     alias = ALIASES.get(report.name)
@@ -255,7 +260,7 @@ def base_model(report: Report) -> str | None:
 
 
 def model_card(report: Report, source: bytes) -> bytes:
-    """The card's text: ours, then that of the source, whose licence and language are taken over."""
+    """Return the card: ours, with the source's licence and language, followed by the source's."""
     front, body = _divided(source)
     fields = {name: front[name] for name in _KEPT if name in front}
     base, tags = base_model(report) or front.get("base_model"), [tag for tag in _listed(front.get("tags")) if tag != "mlx"]
@@ -307,7 +312,7 @@ def _card_of(source: Path) -> bytes:
 
 
 def _divided(card: bytes) -> tuple[dict[str, Any], bytes]:
-    """The fields at the top of a card, and the rest."""
+    """Return the fields at the top of a card, and its text."""
     found = _FRONT.match(card)
     if not found:
         return {}, card

@@ -1,4 +1,4 @@
-"""Reads texts through a model, one block of layers in memory at a time, and shows what each of its matrices is multiplied with."""
+"""Runs texts through a model, one block of layers in memory at a time, and shows a watcher the inputs of each matrix."""
 
 from __future__ import annotations
 
@@ -27,35 +27,37 @@ from ...util.device import default_dtype
 from ..write.reader import blocks
 
 _BY_ROWS = ("embed_tokens.weight", "embeddings.weight", "embed_tokens_per_layer.weight", "lm_head.weight")
-"""Ends of the names of the matrices that are never read whole."""
+"""Name endings of matrices that are never read whole."""
 
 
-class Place(Protocol):
-    """Somewhere in a model where a product, or several joined ones, read an input."""
+class InputRecorder(Protocol):
+    """A place in a model where one or several joined products read an input."""
 
     def add(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
-        """Take note of the inputs of one batch: `[..., in]`, or `[tokens, 1 or k, 1, in]` with the experts chosen for them `[tokens, k]`.
-        `held_out`: from texts that are kept aside."""
+        """Record the inputs of one batch: `[..., in]`, or `[tokens, 1 or k, 1, in]` with the chosen experts `[tokens, k]`.
+
+        `held_out` inputs come from texts kept for validation.
+        """
         ...
 
 
 class Watcher(Protocol):
-    """What wants to know the inputs of matrices."""
+    """Receives the inputs of matrices."""
 
-    def place(self, names: list[str]) -> Place | None:
-        """For the tensors that are multiplied with one input; None where it does not matter."""
+    def place(self, names: list[str]) -> InputRecorder | None:
+        """Return the place for tensors that are multiplied with one input; None to ignore it."""
         ...
 
-    def done(self, places: list[tuple[list[str], Place]]) -> None:
-        """All texts have been read by the part of the model that has these places."""
+    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None:
+        """Handle the places of one part of the model after it has read all texts."""
         ...
 
 
 class Bookmarks(Protocol):
-    """Keeps the texts' states between two parts of a model, so that an interrupted reading goes on there."""
+    """Stores the texts' states between two parts of a model, so that an interrupted run resumes."""
 
     def load(self) -> tuple[int, list[mx.array]] | None:
-        """How many parts have been read, and the states after them `[tokens, hidden]`, batch by batch; None to begin."""
+        """Return the number of parts read and the states after them `[tokens, hidden]` per batch; None to start."""
         ...
 
     def save(self, parts: int, states: list[mx.array]) -> None: ...
@@ -68,20 +70,19 @@ def read_through(
     progress: Progress | None = None,
     bookmarks: Bookmarks | None = None,
 ) -> None:
-    """The model reads these texts, each from its beginning, and `watcher` sees the inputs of every matrix that can be quantized.
+    """Run texts through the model, each from its beginning, and show `watcher` the inputs of every matrix that can be quantized.
 
-    One block of layers is in memory at a time, with the texts' states `[tokens, hidden]`. `progress` is called with (bytes read, bytes in
-    all). Raises `MLXInferError` for a checkpoint that cannot be loaded, or has a part or a matrix that cannot be watched.
+    Memory has one block of layers and the texts' states `[tokens, hidden]`. `progress` gets (bytes read, total bytes). Raises
+    `MLXInferError` for a checkpoint that cannot be loaded, or has a part or matrix that cannot be watched.
     """
     weights = StreamedWeights(checkpoint, default_dtype(), progress=progress)
     weights.keeps_halves = kernels_cpu.in_use()
-    build(checkpoint.config, weights, ready=_Reader(checkpoint, texts, weights, watcher, bookmarks))
+    build(checkpoint.config, weights, ready=_WatchedReader(checkpoint, texts, weights, watcher, bookmarks))
     weights.finish()
 
 
 def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeights]:
-    """One part of a model alone: the embedding (0), a block (from 1 on), or what comes after the last one. The tensors of other parts are
-    not read."""
+    """Load one part of a model: the embedding (0), a block (from 1 on), or the rest. Reads no tensors of other parts."""
     weights, parts, found = StreamedWeights(checkpoint, default_dtype(), progress=None), 0, None
     weights.skipping = number != 0
 
@@ -96,25 +97,23 @@ def load_part(checkpoint: Checkpoint, number: int) -> tuple[object, StreamedWeig
 
 
 class StreamedWeights(CheckpointWeights):
-    """Without the largest matrices: of embeddings only the rows of a text are read, and what comes after the last layer need not be
-    computed."""
+    """Leaves out the largest matrices: only the texts' rows of embeddings are read, and the output layer may stay unread."""
 
     def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype, *, progress: Progress | None) -> None:
         super().__init__(checkpoint, dtype, progress=progress)
         self._graph = graph_weights(checkpoint.config, self)
         self._unread: list[tuple[Matrix, TensorRequest]] = []
         self.skipping = False
-        """Whether matrices are asked for that nobody will use."""
+        """True while the graph asks for matrices that are not used."""
         self.keeps_halves = False
-        """Whether a matrix in 16 bits stays so, as the CPU's products take it: a block of layers lies in memory unpacked before it is
-        packed."""
+        """True if matrices in 16 bits stay so, as the CPU's products take them. A block is in memory unpacked before it is packed."""
 
     def stored_name(self, name: str) -> str:
-        """The name of a request, from what the graph calls the tensor."""
+        """Return the name of a request from the graph's name of the tensor."""
         return stored_name(self._graph, name)
 
     def request_of(self, embedding: Embedding) -> TensorRequest:
-        """The tensor of an embedding, which was not read. Raises `UnsupportedModelError` for one that was read whole."""
+        """Return the request of an embedding that was not read. Raises `UnsupportedModelError` for one that was read whole."""
         for matrix, request in self._unread:
             if matrix is embedding.matrix:
                 return request
@@ -140,7 +139,7 @@ class StreamedWeights(CheckpointWeights):
             self.dtype = usual
 
     def rows(self, request: TensorRequest, wanted: np.ndarray) -> mx.array:
-        """Rows of an embedding, whose numbers ascend."""
+        """Return rows of an embedding; the `wanted` numbers ascend."""
         first, found = 0, []
         for block in blocks(self.index.checkpoint, request):
             here = wanted[(wanted >= first) & (wanted < first + block.shape[0])] - first
@@ -152,17 +151,17 @@ class StreamedWeights(CheckpointWeights):
 
 
 class StandIn(Packed):
-    """Products hand everything to a packed matrix, norm, bias and residual included, so this passes for one."""
+    """Takes the place of a packed matrix. Products pass everything to it, norm, bias and residual included."""
 
     __slots__ = ()
     data = layout = dtype = precision = None  # type: ignore[assignment]  # none of its own that could be packed or evaluated
 
     def normed(self, x: mx.array, norm: mx.array, eps: float) -> mx.array:
-        """The rows that are multiplied, `[..., in]`."""
+        """Return the normed rows that are multiplied, `[..., in]`."""
         raise NotImplementedError
 
     def product(self, x: mx.array, bias: mx.array | None, residual: mx.array | None, experts: mx.array | None) -> mx.array:
-        """As `Packed.multiply`, of rows that are normed."""
+        """Multiply normed rows, as `Packed.multiply`."""
         raise NotImplementedError
 
     def can_gate(self, activation: str) -> bool:
@@ -183,8 +182,8 @@ class StandIn(Packed):
         return self.product(x if norm is None else self.normed(x, norm, eps), bias, residual, experts)
 
 
-class _Rows(StandIn):
-    """The rows of an embedding that some texts need."""
+class _EmbeddingRows(StandIn):
+    """The rows of an embedding for the tokens of some texts."""
 
     __slots__ = ("table", "wanted")
     table: mx.array
@@ -204,20 +203,20 @@ class _Rows(StandIn):
 
 
 class _Watched(StandIn):
-    """A matrix that shows what it is multiplied with."""
+    """A matrix that shows its place the inputs."""
 
     __slots__ = ("held_out", "matrix", "place")
     matrix: Matrix | Packed
-    place: Place
+    place: InputRecorder
     held_out: bool
 
-    def __init__(self, matrix: Matrix | Packed, place: Place) -> None:
+    def __init__(self, matrix: Matrix | Packed, place: InputRecorder) -> None:
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "place", place)
         self.tell(held_out=False)
 
     def tell(self, *, held_out: bool) -> None:
-        """Whose inputs come next."""
+        """Set the kind of the next inputs."""
         object.__setattr__(self, "held_out", held_out)
 
     @property
@@ -236,8 +235,8 @@ class _Watched(StandIn):
         return ExpertLinear(self.matrix, bias)(x, experts).squeeze(-2)
 
 
-class _Reader(BlockReader):
-    """Shows a watcher what the matrices of each part are multiplied with."""
+class _WatchedReader(BlockReader):
+    """Shows a watcher the inputs of the matrices of each part."""
 
     def __init__(
         self, checkpoint: Checkpoint, texts: Sequence[Batch], weights: StreamedWeights, watcher: Watcher, bookmarks: Bookmarks | None
@@ -250,10 +249,10 @@ class _Reader(BlockReader):
         self._asked = 0
         self._embedding = ""
         self._watched: list[_Watched] = []
-        self._places: list[tuple[list[str], Place]] = []
+        self._places: list[tuple[list[str], InputRecorder]] = []
 
     def met(self, part: object) -> None:
-        """Raises `UnsupportedModelError` for a matrix that was loaded with this part, and is nowhere in it."""
+        """Raise `UnsupportedModelError` for a matrix loaded with this part that is not found in it."""
         self._weights.skipping = self.parts < self.done
         asked = list(self._weights.index.requests.values())[self._asked :]
         self._asked += len(asked)
@@ -273,7 +272,7 @@ class _Reader(BlockReader):
             return
         for node in holders(part):
             if isinstance(node, Embedding):
-                node.matrix = _Rows(self._weights, self._weights.request_of(node), self.texts)
+                node.matrix = _EmbeddingRows(self._weights, self._weights.request_of(node), self.texts)
         settle(part)
         for linears in places_of(part):
             names = self._names(linears)
@@ -281,7 +280,7 @@ class _Reader(BlockReader):
             if place is not None:
                 self._places.append((names, place))
                 self._watched.append(_Watched(linears[0].matrix, place))
-                linears[0].matrix = self._watched[-1]  # the others read the same
+                linears[0].matrix = self._watched[-1]  # the others read the same input
 
     def begin(self, batch: Batch) -> None:
         for matrix in self._watched:
@@ -299,7 +298,7 @@ class _Reader(BlockReader):
             self._bookmarks.save(self.parts, self.states)
 
     def _names(self, linears: Sequence[Linear]) -> list[str]:
-        """The tensors that are multiplied at a place."""
+        """Return the tensors multiplied at a place."""
         return [self._weights.stored_name(name) for linear in linears for name in tensors_of(linear)]
 
     def _read_head(self, part: OutputLayer) -> None:
@@ -312,7 +311,7 @@ class _Reader(BlockReader):
 
 
 def places_of(part: object) -> Iterator[list[Linear]]:
-    """The products of a part that read the same input, together: each place once, in an order that depends on the graph alone."""
+    """Yield the products of a part in groups that read the same input, each once, in an order that depends on the graph alone."""
     seen: set[int] = set()
     for node in objects(part):
         if isinstance(node, JoinedLinear):
@@ -323,5 +322,5 @@ def places_of(part: object) -> Iterator[list[Linear]]:
 
 
 def tensors_of(linear: Linear) -> list[str]:
-    """The tensors whose rows a product has, in the order of the first of them, as the graph calls them. None that cannot be quantized."""
+    """Return the graph's names of the tensors whose rows a product has, in row order; empty if it cannot be quantized."""
     return list(dict.fromkeys(f"{projection.name}.weight" for projection in linear.projections))

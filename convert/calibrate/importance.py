@@ -1,4 +1,4 @@
-"""How much each input of a matrix counts: its mean square while the model reads a text."""
+"""Importance of each input of a matrix: its mean square while the model reads a text."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from ...loading.weights import Progress
 from ...models import architecture
 from ...models.blockwise import batches
 from ..write.journal import Journal, JournalBookmarks
-from .blockwise import Place, read_through
+from .blockwise import InputRecorder, read_through
 
 Importance = dict[str, mx.array]
 """By the tensor's name in the graph: float32 `[in]`, or `[experts, in]`."""
 
 _EXPERT_FLOOR = 0.1
-"""Least share that all experts' mean square has in that of one: some see few tokens, or none."""
+"""Weight of all experts' mean square in each expert's own, because some experts see few tokens."""
 
 
 _TEXTS, _TOKENS = 8, 512
-"""How many random texts are read, and tokens of each."""
+"""Number of random texts, and tokens of each."""
 TOKENS = _TEXTS * _TOKENS
 """Tokens in all random texts."""
 BATCH = 1024
-"""Tokens that go through a block of layers at once: a few texts, as it is in memory for all of them."""
+"""Tokens that pass a block at once. The block's activations for all of them are in memory."""
 
 
 def random_texts(config: dict[str, Any]) -> list[list[int]]:
-    """Token ids, always the same for a size of vocabulary. They serve almost as well as real text: what a matrix's inputs are scaled by
-    depends on the model more than on what it reads."""
+    """Return random token ids, the same for each vocabulary size. The scales of a matrix's inputs depend on the model more than on the
+    text."""
     vocab = architecture(config).sizes.vocab
     ids = np.random.default_rng(0).integers(0, vocab, (_TEXTS, _TOKENS))
     return cast("list[list[int]]", ids.tolist())
@@ -46,9 +46,11 @@ def measure(
     journal: Journal | None = None,
     batch: int = BATCH,
 ) -> Importance:
-    """The mean squares of the inputs of every matrix, while the model reads these texts (token ids), each from its beginning, about `batch`
-    tokens at once; memory, progress and errors as of `read_through`. With a `journal`, an interrupted reading goes on at its block, and
-    what was measured before is returned."""
+    """Return the mean square of every matrix input while the model reads these texts (token ids), about `batch` tokens at once.
+
+    Memory, progress and errors are those of `read_through`. With a `journal`, an interrupted run resumes at its block, and a finished one
+    returns its result.
+    """
     if journal and (kept := journal.load(_UNIT)):
         return kept[0]
     moments = _EveryMoments()
@@ -64,7 +66,7 @@ _UNIT = "importance"
 
 
 class _EveryMoments:
-    """A `Watcher` that keeps the mean squares."""
+    """A `Watcher` that collects mean squares."""
 
     def __init__(self) -> None:
         self.found: Importance = {}
@@ -72,7 +74,7 @@ class _EveryMoments:
     def place(self, names: list[str]) -> Moments:
         return Moments()
 
-    def done(self, places: list[tuple[list[str], Place]]) -> None:
+    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None:
         for names, place in places:
             assert isinstance(place, Moments)
             mean = place.mean()
@@ -83,7 +85,7 @@ class _EveryMoments:
 
 @dataclass(slots=True)
 class Moments:
-    """Sums over the tokens that came to one place."""
+    """Sums over the tokens at one place."""
 
     squares: mx.array | None = None
     """float32 `[in]`, or `[experts, in]`."""
@@ -94,11 +96,11 @@ class Moments:
         rows = mx.square(x.astype(mx.float32))
         if experts is None:
             rows = rows.reshape(-1, x.shape[-1])
-            self.squares, self.count = _sum(self.squares, rows.sum(0)), self.count + rows.shape[0]
+            self.squares, self.count = _added(self.squares, rows.sum(0)), self.count + rows.shape[0]
         else:
             rows = mx.broadcast_to(rows.squeeze(-2), (*experts.shape, x.shape[-1])).reshape(-1, x.shape[-1])
             chosen = experts.flatten()
-            self.squares = _sum(self.squares, mx.zeros((expert_count, x.shape[-1])).at[chosen].add(rows))
+            self.squares = _added(self.squares, mx.zeros((expert_count, x.shape[-1])).at[chosen].add(rows))
             self.count = self.count + mx.zeros((expert_count, 1)).at[chosen].add(mx.ones((chosen.size, 1)))
         mx.eval(self.squares, self.count)
 
@@ -110,5 +112,5 @@ class Moments:
         return (self.squares + floor * overall) / (self.count + floor)
 
 
-def _sum(before: mx.array | None, more: mx.array) -> mx.array:
+def _added(before: mx.array | None, more: mx.array) -> mx.array:
     return more if before is None else before + more

@@ -1,4 +1,4 @@
-"""What a model reads before it is quantized, so that its layers' inputs are known: random ids, the model's own samples, or a text."""
+"""Calibration texts, read to learn the inputs of each layer: random ids, the model's own samples, or a text."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ from ...util.device import is_gpu
 from ..write.journal import Journal
 
 Progress = Callable[[int, int], None]
-"""Is told (tokens done, tokens in all)."""
+"""Receives (tokens done, total tokens)."""
 
 LENGTH = 512
 """Tokens of a sequence."""
 MOST_TOKENS, LEAST_TOKENS = 49_152, 4_096
 _SECONDS = 180
 _CPU_RATE, _GPU_RATE = 5e10, 8e11
-"""Multiplications and additions a second of batched decoding: two cores of a CPU (measured), and a small Apple GPU (computed)."""
+"""Multiply-adds per second of batched decoding: two cores of a CPU (measured), and a small Apple GPU (computed)."""
 _TOGETHER = 48
-"""Samples that are written together: each step reads the weights once for all."""
+"""Samples generated together. Each step reads the weights once for all."""
 _PLAIN = ("F16", "F32", "BF16", "float", "bfloat")
-"""How the types of plain numbers begin, in both kinds of checkpoint."""
+"""Prefixes of the types of plain numbers, in both kinds of checkpoint."""
 _STARTS = ("The", "A", "I", "In", "It", "We", "How", "def", "import", "#", "1", "He", "She", "This", "What", "If", "To", "You", "When")
-"""Beginnings of samples, one token each, for models whose texts have no token of beginning."""
+"""First words of samples, one token each, for models without a beginning-of-text token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Sequences that a model reads, each from its beginning."""
+    """Sequences to read, each from its beginning."""
 
     texts: tuple[tuple[int, ...], ...]
-    """Token ids of each."""
+    """Token ids of each sequence."""
     name: str
-    """What they are, as a report names it: the same for the same sequences."""
+    """Name for reports, which identifies the sequences."""
     notes: tuple[str, ...] = ()
     """Messages for the user."""
 
@@ -57,19 +57,24 @@ class Calibration:
 
 
 Texts = Union[str, Path, Calibration, None]
-"""What `--calibration` takes, or the sequences themselves; None for the model's own samples."""
+"""A value of `--calibration`, or the sequences; None for the model's own samples."""
 
 
 def default_tokens(parameters: int) -> int:
-    """Tokens for a method that needs many (GPTQ), so that sampling them takes some three minutes at most on a small machine: 49,152, less
-    for models beyond 180 million parameters on a CPU and 2.9 billion on a GPU, and 4,096 at least. The device decides by its kind only."""
+    """Return the tokens of own samples for GPTQ, so that sampling takes about three minutes at most on a small machine.
+
+    It is 49,152, less for models beyond 180 million parameters on a CPU and 2.9 billion on a GPU, and at least 4,096. Only the kind of
+    device counts.
+    """
     affordable = int(_SECONDS * (_GPU_RATE if is_gpu() else _CPU_RATE) / max(parameters, 1))
     return max(LEAST_TOKENS, min(MOST_TOKENS, affordable // LENGTH * LENGTH))
 
 
 def random_ids(vocab: int, tokens: int = 4_096, *, length: int = LENGTH, seed: int = 0) -> Calibration:
-    """Random token ids, always the same for a size of vocabulary. They serve almost as well as text for the size of each input, which
-    depends on the model more than on what it reads; not for how inputs go together."""
+    """Return random token ids, the same for each vocabulary size.
+
+    They serve almost as well as text for the size of each input, which depends mainly on the model. They do not show how inputs correlate.
+    """
     ids = np.random.default_rng(seed).integers(0, vocab, (max(tokens // length, 1), length))
     return Calibration(tuple(tuple(row) for row in ids.tolist()), f"{ids.size} random tokens (seed {seed})")
 
@@ -77,10 +82,10 @@ def random_ids(vocab: int, tokens: int = 4_096, *, length: int = LENGTH, seed: i
 def own_samples(
     model: str | Path, tokens: int, *, length: int = LENGTH, seed: int = 0, memory_gb: float | None = None, progress: Progress | None = None
 ) -> Calibration:
-    """Texts that the model writes itself: temperature 1, nothing cut off, from its token of beginning, or from words where it has none.
+    """Let the model write texts at temperature 1 without truncation, from its beginning-of-text token or from common words.
 
-    The same call gives the same texts on the same machine. Plain matrices are rounded to 8 bits for it while they are loaded, which makes
-    it quicker and halves the memory. Raises `MLXInferError`, `MemoryPlanError` where the model does not fit.
+    The same call gives the same texts on the same machine. Plain matrices are rounded to 8 bits at load, which is faster and halves memory.
+    Raises `MLXInferError`, and `MemoryPlanError` if the model does not fit.
     """
     count = max(tokens // length, 1)
     settings: dict[str, Any] = {
@@ -102,7 +107,7 @@ def own_samples(
 
 
 def _bits(model: Path) -> int | None:
-    """8 for a model whose weights are stored plain, None for one that is quantized already."""
+    """Return 8 for plain stored weights, None for a model that is quantized already."""
     checkpoint = open_checkpoint(model)
     try:
         plain = [name for name in checkpoint.names() if checkpoint.kind(name).startswith(_PLAIN)]
@@ -128,7 +133,7 @@ def _starts(tokenizer: Tokenizer, count: int) -> list[list[int]]:
 
 
 def from_text(what: str | Path, tokenizer: Tokenizer, tokens: int, *, length: int = LENGTH) -> Calibration:
-    """Windows of a text file, a folder of them, or a data set in the hub's cache (`evaluation.texts.read_texts`). Raises `TextError`."""
+    """Cut windows of a text file, a folder, or a data set in the hub's cache (`evaluation.texts.read_texts`). Raises `TextError`."""
     if isinstance(tokenizer, NoTokenizer):
         raise TextError("the model has no tokenizer, so that no text can calibrate it: leave out --calibration")
     name = Path(what).name if Path(what).expanduser().exists() else str(what)
@@ -144,8 +149,10 @@ def from_text(what: str | Path, tokenizer: Tokenizer, tokens: int, *, length: in
 def calibration(
     what: str | Path, model: Path, vocab: int, tokens: int, *, memory_gb: float | None = None, progress: Progress | None = None
 ) -> Calibration:
-    """What `--calibration` names: "random", "samples" (the model's own), or a text. `model` is a directory or a GGUF file, `vocab` its
-    number of token ids. Raises `MLXInferError`."""
+    """Return the sequences for a value of `--calibration`: "random", "samples" (the model's own), or a text.
+
+    `model` is a directory or a GGUF file, `vocab` its number of token ids. Raises `MLXInferError`.
+    """
     if what == "random":
         return random_ids(vocab, tokens)
     if what == "samples":
@@ -159,8 +166,10 @@ def calibration(
 
 
 def texts_to_read(checkpoint: Checkpoint, texts: Texts, journal: Journal, tokens: int | None = None) -> Sequence[Sequence[int]]:
-    """Token ids to calibrate with, `tokens` of them, by default as many as GPTQ wants; kept in the journal, as sampling them takes a while.
-    Raises `MLXInferError`."""
+    """Return the token ids to calibrate with: `tokens` of them, or the number for GPTQ. The journal stores them, because sampling is slow.
+
+    Raises `MLXInferError`.
+    """
     kept = journal.done("calibration")
     if kept is None:
         if isinstance(texts, Calibration):

@@ -1,4 +1,4 @@
-"""Which codes and scales stand for a matrix in MLX's affine format."""
+"""Finds codes, scales and biases of a matrix in MLX's affine format."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from .float_formats import fit_floats
 
 Encoder = Literal["minmax", "fit", "gptq"]
 ENCODERS: tuple[Encoder, ...] = get_args(Encoder)
-"""`minmax` spans the range of each group, as `mx.quantize` does; `fit` minimises the squared error of the layer's outputs as if inputs
-did not correlate, `gptq` as they do."""
+"""`minmax` spans each group's range, as `mx.quantize` does. `fit` minimises the squared error of the layer's outputs for uncorrelated
+inputs, `gptq` for correlated ones."""
 
 _SHRUNKEN = (1.0, 0.94, 0.88, 0.82, 0.75, 0.66)
-"""Ranges to start from, as shares of the group's own."""
+"""Initial ranges, as shares of the group's own."""
 _ROUNDS = 3
 _LAST_ROUNDS = 6
-"""For the best of all."""
+"""Rounds for the best start."""
 _PIECE = 1 << 21
-"""Numbers that are fitted at once."""
+"""Numbers fitted at once."""
 _LEAST = 1e-6
-"""Importance of a column that has never been used, as a share of the mean."""
+"""Importance of a column that was never used, as a share of the mean."""
 
 
 def check_encoder(name: str | None) -> Encoder:
-    """The encoder of this name; None is the default, `fit`. Raises `ConversionError`."""
+    """Return the encoder of this name; None is the default, `fit`. Raises `ConversionError`."""
     if name is not None and name not in ENCODERS:
         raise ConversionError(f"there is no encoder {name!r}, only {', '.join(ENCODERS)}")
     return name or "fit"
 
 
 def fit(weight: mx.array, form: Format, importance: mx.array | None = None) -> Quantized:
-    """A matrix `[rows, in]` with scales and biases, in its dtype, that minimise `sum(importance * (weight - decoded)^2)` in each group.
+    """Quantize `[rows, in]` with scales and biases that minimise `sum(importance * (weight - decoded)^2)` in each group.
 
-    `importance` float32 `[in]` or `[rows, in]`: the mean square of each input, so that the sum is the expected squared error of the outputs
-    where inputs do not correlate; None weighs all columns alike. Starting from the group's range and from smaller ones, codes and the least
-    squares scale and bias are found in turn; the best wins, judged by what is stored, the range itself included. Of formats other than
-    affine, scales near those of `mx.quantize` are tried.
+    `importance` is float32 `[in]` or `[rows, in]`, the mean square of each input. The sum is then the expected squared output error for
+    uncorrelated inputs. None weights all columns equally. From the group's range and smaller ones, codes and least-squares scale and bias
+    alternate. The best stored result wins; the range itself takes part. For formats other than affine, scales near those of `mx.quantize`
+    are tried.
     """
     if form.mode != "affine":
         return fit_floats(weight, form, importance)
@@ -51,7 +51,7 @@ def fit(weight: mx.array, form: Format, importance: mx.array | None = None) -> Q
 
 
 def fit_parts(weight: mx.array, form: Format, importance: mx.array | None = None) -> Parts:
-    """What `fit` finds for an affine format, the codes not packed yet."""
+    """Fit an affine format as `fit`, and return the codes unpacked."""
     importance = mx.ones((weight.shape[-1],)) if importance is None else importance
     importance = mx.maximum(importance / mx.maximum(mx.mean(importance, axis=-1, keepdims=True), 1e-30), _LEAST)
     found = _native_fit if kernels_cpu.can_fit() else _mlx_fit
@@ -87,7 +87,7 @@ def _mlx_fit(weight: mx.array, form: Format, importance: mx.array) -> Parts:
 
 
 def _fit_groups(weight: mx.array, importance: mx.array, bits: int) -> Parts:
-    """Codes, scales and biases of groups `[rows, groups, size]`."""
+    """Return codes, scales and biases of groups `[rows, groups, size]`."""
     dtype, x, top = weight.dtype, weight.astype(mx.float32), float(2**bits - 1)
     low, high = x.min(-1), x.max(-1)
     middle, half = (high + low) / 2, (high - low) / 2
@@ -118,7 +118,7 @@ def _fit_groups(weight: mx.array, importance: mx.array, bits: int) -> Parts:
 
 
 def _range_of(low: mx.array, high: mx.array, top: float) -> Pair:
-    """Scale and bias as `mx.quantize` chooses them: the extreme farther from zero, and zero itself, are exact."""
+    """Return scale and bias as `mx.quantize`: the extreme farther from zero, and zero, are exact."""
     from_low = mx.abs(low) > mx.abs(high)
     scale = mx.maximum((high - low) / top, 1e-7)
     scale = mx.where(from_low, scale, -scale)
@@ -141,7 +141,7 @@ def _error(x: mx.array, importance: mx.array, scale: mx.array, bias: mx.array, t
 
 
 def _refined(x: mx.array, importance: mx.array, pair: Pair, total: mx.array, total_x: mx.array, top: float) -> Pair:
-    """Weighted least squares for the codes of this scale and bias; these themselves where the codes are all the same."""
+    """Return the weighted least-squares scale and bias for the codes of this pair; the pair itself if all codes are equal."""
     scale, bias = pair
     codes = _codes(x, scale, bias, top)
     weighted = importance * codes
@@ -154,7 +154,7 @@ def _refined(x: mx.array, importance: mx.array, pair: Pair, total: mx.array, tot
 
 
 def pack_codes(codes: mx.array, bits: int) -> mx.array:
-    """Codes below `2**bits`, uint8 `[..., in]`, as MLX stores them: uint32 `[..., in * bits / 32]`, bits from the low ones up."""
+    """Pack codes below `2**bits`, uint8 `[..., in]`, as MLX stores them: uint32 `[..., in * bits / 32]`, low bits first."""
     lanes = codes.reshape(*codes.shape[:-1], -1, 32).astype(mx.uint32)
     words: list[mx.array] = [mx.zeros(lanes.shape[:-1], mx.uint32) for _ in range(bits)]
     for lane in range(32):

@@ -1,7 +1,7 @@
-"""Codes and scales of MLX's small floating-point formats: mxfp4, mxfp8 and nvfp4, with the scale that suits each group best.
+"""Codes and scales of MLX's floating-point formats mxfp4, mxfp8 and nvfp4, with the best scale for each group.
 
-`mx.quantize` derives a group's scale from its largest number alone. Neighbouring scales often lose less, and numbers that were in such a
-format before, whatever their largest one, are found again exactly.
+`mx.quantize` derives a group's scale from its largest number alone. Neighbouring scales often lose less. Numbers that were in such a format
+before are found again exactly, whatever their largest one.
 """
 
 from __future__ import annotations
@@ -14,18 +14,20 @@ from ...loading.weights import quantize
 from ...nn.weights import Format, Quantized
 
 _MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-"""What the three low bits of a 4-bit code mean; the fourth is the sign."""
+"""Values of the three low bits of a 4-bit code; the fourth bit is the sign."""
 _BETWEEN = tuple((a + b) / 2 for a, b in pairwise(_MAGNITUDES))
 _POWERS = (0, -1, 1, -2, 2)
-"""Changes of a scale's exponent that are tried."""
+"""Changes tried for a scale's exponent."""
 _STEPS = (0, -1, 1, -2, 2, -3, 3, -4, 4, 5, 6, -8, 13, -16)
-"""Changes of the code of an nvfp4 scale that are tried: 8 of them are a factor of two."""
+"""Changes tried for the code of an nvfp4 scale; 8 steps are a factor of two."""
 _PIECE = 1 << 21
 
 
 def fit_floats(weight: mx.array, form: Format, importance: mx.array | None = None) -> Quantized:
-    """A matrix `[rows, in]` in one of these formats, with the scales, of those tried, that minimise
-    `sum(importance * (weight - decoded)^2)` in each group; `importance` as in `encoders.fit`."""
+    """Quantize `[rows, in]` with those of the tried scales that minimise `sum(importance * (weight - decoded)^2)` in each group.
+
+    `importance` is as in `affine.fit`.
+    """
     rows, columns = weight.shape
     weights = mx.ones((1, columns)) if importance is None else importance.astype(mx.float32).reshape(-1, columns)
     step = max(_PIECE // columns, 1)
@@ -47,9 +49,9 @@ def _fit_rows(weight: mx.array, form: Format, importance: mx.array) -> tuple[mx.
     for change in _STEPS if form.mode == "nvfp4" else _POWERS:
         changed = plain.scales.astype(mx.int32) + change
         scales = mx.clip(changed, 1, 0x7E if form.mode == "nvfp4" else 0xFE).astype(mx.uint8)
-        factor = _meaning(scales, form)
+        factor = _scale_value(scales, form)
         tried = _codes(x, factor, form)
-        error = _error(x, weights, _numbers(tried, form) * factor[..., None])
+        error = _error(x, weights, _decoded_numbers(tried, form) * factor[..., None])
         better = error < least
         least, best = mx.where(better, error, least), mx.where(better, scales, best)
         codes = mx.where(better[..., None], tried, codes)
@@ -60,8 +62,8 @@ def _error(x: mx.array, importance: mx.array, decoded: mx.array) -> mx.array:
     return (importance * mx.square(decoded - x)).sum(-1)
 
 
-def _meaning(scales: mx.array, form: Format) -> mx.array:
-    """The number that a scale stands for: a power of two, or for nvfp4 a float of 8 bits."""
+def _scale_value(scales: mx.array, form: Format) -> mx.array:
+    """Return the value of a scale: a power of two, or an 8-bit float for nvfp4."""
     if form.mode == "nvfp4":
         found: mx.array = mx.from_fp8(scales, mx.float32)
         return found
@@ -69,7 +71,7 @@ def _meaning(scales: mx.array, form: Format) -> mx.array:
 
 
 def _codes(x: mx.array, factor: mx.array, form: Format) -> mx.array:
-    """uint8, the nearest codes."""
+    """Return the nearest codes, uint8."""
     scaled = x / mx.where(factor == 0, 1, factor)[..., None]
     if form.bits == 8:
         return mx.to_fp8(mx.clip(scaled, -448, 448))
@@ -78,7 +80,7 @@ def _codes(x: mx.array, factor: mx.array, form: Format) -> mx.array:
     return mx.where(scaled < 0, code + 8, code).astype(mx.uint8)  # type: ignore[union-attr]
 
 
-def _numbers(codes: mx.array, form: Format) -> mx.array:
+def _decoded_numbers(codes: mx.array, form: Format) -> mx.array:
     if form.bits == 8:
         return mx.from_fp8(codes, mx.float32)
     found: mx.array = mx.array([*_MAGNITUDES, *(-each for each in _MAGNITUDES)])[codes]
@@ -86,7 +88,7 @@ def _numbers(codes: mx.array, form: Format) -> mx.array:
 
 
 def _unpacked(matrix: Quantized, form: Format) -> mx.array:
-    """uint8 codes of a packed matrix."""
+    """Return the uint8 codes of a packed matrix."""
     lanes = 32 // form.bits
     shifts = mx.arange(lanes, dtype=mx.uint32) * form.bits
     codes: mx.array = ((matrix.weight[..., None] >> shifts) & (2**form.bits - 1)).astype(mx.uint8).reshape(matrix.shape)

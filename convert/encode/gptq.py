@@ -1,10 +1,12 @@
-"""Codes that answer for each other's errors: error feedback (GPTQ) in MLX's affine format.
+"""Error feedback (GPTQ) in MLX's affine format: codes compensate for each other's errors.
 
-With inputs x that correlate, the expected squared error of a layer's outputs is `tr(E H E^T)` for the error E of its matrix and
-`H = mean(x x^T)`. With the unit upper triangular matrix U and the diagonal D of `H = U D U^T`, that is the sum over columns k of
-`D_k |E_k + sum(E_j U_jk for j < k)|^2`: so columns are rounded one after another, each after the errors of those before it have been added
-(the form of QuIP, arXiv:2307.13304, of the algorithm of arXiv:2210.17323). Columns that count most come first; their groups stay
-where they are, with the scales of the weighted fit. Scales from the range of each group, or columns in order, lose more than they gain.
+With correlated inputs x, the expected squared error of a layer's outputs is `tr(E H E^T)`. E is the error of its matrix, and
+`H = mean(x x^T) = U D U^T`, with U unit upper triangular and D diagonal. The error is then the sum over columns k of
+`D_k |E_k + sum(E_j U_jk for j < k)|^2`. So columns are rounded one after another, each after adding the errors of earlier ones.
+This is QuIP's form (arXiv:2307.13304) of the algorithm of arXiv:2210.17323.
+
+The most important columns come first. Their groups stay in place, with the scales of the weighted fit. Scales from each group's range,
+or columns in order, lose more.
 """
 
 from __future__ import annotations
@@ -24,29 +26,29 @@ from ...util.device import is_gpu
 from .affine import Parts, fit_parts
 
 DAMPING = 0.003
-"""Share of the mean of H's diagonal that is added to it; anything from 0.001 to 0.01 does as well."""
+"""Share of the mean of H's diagonal that is added to the diagonal. Anything from 0.001 to 0.01 works as well."""
 _MOST_DAMPING = 1.0
 _COLUMNS = kernels_cpu.MOST_COLUMNS
 _PANEL = 256
 _PIECE = 1 << 24
-"""Numbers of a matrix that are worked on at once."""
+"""Numbers of a matrix processed at once."""
 _PART = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Factor:
-    """What error feedback needs of H."""
+    """Factors of H for error feedback."""
 
     order: np.ndarray
-    """int64 `[in]`: the columns in the order in which they are rounded."""
+    """int64 `[in]`: columns in rounding order."""
     upper: np.ndarray
-    """float32 `[in, in]`: U for the columns in that order; below its unit diagonal there is what is left of the work."""
+    """float32 `[in, in]`: U for the columns in that order. Below the unit diagonal, values are undefined."""
     importance: mx.array
-    """float32 `[in]`: the damped diagonal of H, in the matrix's own order."""
+    """float32 `[in]`: the damped diagonal of H, in the matrix's own column order."""
 
 
 def factorize(hessian: np.ndarray, name: str, damping: float = DAMPING) -> Factor:
-    """Factors `mean(x x^T)`, float32 `[in, in]`. `name` is the tensor's, for messages. Raises `ConversionError` for NaN and infinities."""
+    """Factor `mean(x x^T)`, float32 `[in, in]`. `name` is the tensor's, for messages. Raises `ConversionError` for NaN and infinities."""
     diagonal = hessian.diagonal().astype(np.float64)
     if not np.isfinite(diagonal).all() or not np.isfinite(hessian.sum(dtype=np.float64)):
         raise ConversionError(
@@ -66,8 +68,8 @@ def factorize(hessian: np.ndarray, name: str, damping: float = DAMPING) -> Facto
 
 
 def _cholesky(hessian: np.ndarray, damped: np.ndarray, order: np.ndarray) -> np.ndarray | None:
-    """U of `H = U D U^T`, None where H is not positive definite. In float64, scaled to a unit diagonal, and in the place of one matrix."""
-    turned = order[::-1]  # from the last column on, so that a lower factor becomes an upper one
+    """Return U of `H = U D U^T`, or None if H is not positive definite. Computed in float64, scaled to a unit diagonal, in place."""
+    turned = order[::-1]  # last column first, so that a lower factor becomes an upper one
     roots = np.sqrt(damped[turned])
     size = len(order)
     lower = np.empty((size, size), np.float64)
@@ -84,21 +86,23 @@ def _cholesky(hessian: np.ndarray, damped: np.ndarray, order: np.ndarray) -> np.
         lower[first:last, first:last] = corner
         panel = lower[last:, first:last] @ np.linalg.inv(corner).T
         lower[last:, first:last] = panel
-        for at in range(last, size, _PART):  # the lower half alone
+        for at in range(last, size, _PART):  # only the lower half
             lower[at:, at : at + _PART] -= panel[at - last :] @ panel[at - last : at - last + _PART].T
     steps = lower.diagonal().copy()
     if not np.isfinite(steps).all():
         return None
     upper = np.empty((size, size), np.float32)
-    for first in range(0, size, _PANEL):  # three matrices are in memory here, so the fourth has few columns
+    for first in range(0, size, _PANEL):  # three matrices are in memory, so the fourth gets few columns at a time
         columns = slice(first, first + _PANEL)
         upper[::-1, ::-1][:, columns] = lower[:, columns] / steps[columns] * (roots[:, None] / roots[columns])
     return upper
 
 
 def encode(weight: mx.array, form: Format, factor: Factor, start: Parts | None = None) -> Parts:
-    """Codes uint8 `[rows, in]`, scales and biases `[rows, in / group_size]` in the dtype of `weight` `[rows, in]`, with the scales of the
-    weighted fit (`start`, if it is known already) and codes by error feedback."""
+    """Return codes uint8 `[rows, in]`, scales and biases `[rows, in / group_size]` for `weight` `[rows, in]`, in its dtype.
+
+    Scales are those of the weighted fit (`start`, if known); codes come from error feedback.
+    """
     start = start or fit_parts(weight, form, factor.importance)
     scales = mx.where(start[1] == 0, mx.array(1, weight.dtype), start[1])
     rows, columns = weight.shape
@@ -147,7 +151,7 @@ def _by_mlx(weight: mx.array, form: Format, factor: Factor, scales: mx.array, bi
 def _columns(
     plain: mx.array, target: mx.array, weights: mx.array, scales: mx.array, biases: mx.array, top: float
 ) -> tuple[mx.array, mx.array]:
-    """Codes and errors of columns `[columns, rows]`; `weights` is strictly upper triangular."""
+    """Return codes and errors of columns `[columns, rows]`; `weights` is strictly upper triangular."""
     codes, errors = [], []
     for column in range(len(plain)):
         code, error = _rounded(target[column], plain[column], scales[column], biases[column], top)
@@ -163,30 +167,32 @@ def _round(target: mx.array, plain: mx.array, scales: mx.array, biases: mx.array
 
 
 _rounded = cast("Callable[..., tuple[mx.array, mx.array]]", fused(_round, shapeless=False))  # type: ignore[arg-type]
-"""Codes and errors of one column `[rows]`. On a GPU, columns are bound by launches: fused, there are two of them for each."""
+"""Codes and errors of one column `[rows]`. On a GPU launches dominate: fused, a column has two."""
 _after = fused(lambda target, weights, error: target + weights * error, shapeless=False)
-"""Columns after one has been rounded."""
+"""Later columns after one is rounded."""
 
 
 def to_numpy(array: mx.array) -> np.ndarray:
-    """In float32; a view where it has that dtype."""
+    """Convert to float32; a view if the array has that dtype."""
     return np.array(array.astype(mx.float32), copy=False)
 
 
 def add_gram(sums: np.ndarray, rows: mx.array) -> None:
-    """Add `x^T x` of `rows` `[tokens, in]` to `sums` float32 `[in, in]`, computed in float32 whatever the dtype of the rows: sums of
-    16 bits would lose what tells columns apart."""
+    """Add `x^T x` of `rows` `[tokens, in]` to `sums` float32 `[in, in]`.
+
+    Computed in float32 whatever the rows' dtype: sums in 16 bits would lose the differences between columns.
+    """
     x = rows.astype(mx.float32)
     if is_gpu():
         sums += np.array(x.T @ x)
     else:
         plain = np.array(x, copy=False)
-        with np.errstate(invalid="ignore", over="ignore"):  # whoever uses the sums says where NaN comes from
+        with np.errstate(invalid="ignore", over="ignore"):  # `factorize` reports NaN
             sums += plain.T @ plain
 
 
 def matmul(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """`left @ right` in float32."""
+    """Return `left @ right` in float32."""
     left, right = np.asarray(left, np.float32), np.asarray(right, np.float32)
     found: np.ndarray = np.array(mx.array(left) @ mx.array(right)) if is_gpu() else left @ right
     return found

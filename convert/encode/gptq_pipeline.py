@@ -1,4 +1,4 @@
-"""Encodes a model by GPTQ while it reads texts: each block of layers as soon as all texts have passed through it."""
+"""Encodes a model by GPTQ while it reads texts: each block as soon as all texts have passed it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...loading.checkpoint import Checkpoint
 from ...loading.weights import Progress
 from ...models.blockwise import BATCH, batches
 from ...nn.weights import Format, Quantized
-from ..calibrate.blockwise import Place, read_through
+from ..calibrate.blockwise import InputRecorder, read_through
 from ..calibrate.importance import Moments
 from ..encode.gptq import add_gram, matmul, to_numpy
 from ..plan.quantization_plan import is_planned
-from ..plan.weight_map import ConversionPlan, Output
+from ..plan.weight_map import ConversionPlan, OutputTensor
 from ..write.journal import Journal, JournalBookmarks, Values
 from ..write.reader import blocks
 from .affine import Parts, fit_parts, pack_codes
@@ -25,11 +25,11 @@ from .gptq import Factor, encode, factorize
 from .quantizer import Quantizer
 
 _ASIDE = 16
-"""One text of so many is kept aside, to judge by."""
+"""One text in `_ASIDE` is kept for validation."""
 _HELD_OUT = 512
-"""Inputs of these that are remembered."""
+"""Validation inputs that are stored."""
 _LEAST_SEEN = 4
-"""Tokens that an expert must have seen, for each of its columns: of fewer, H would remember the tokens, not what they have in common."""
+"""Tokens per column that an expert must have seen. With fewer, H would fit these tokens instead of what inputs have in common."""
 
 
 def encode_all(
@@ -42,11 +42,11 @@ def encode_all(
     *,
     batch: int = BATCH,
 ) -> Encodings:
-    """All matrices that are to be rounded to an affine format, encoded by error feedback while the model reads these texts.
+    """Encode all matrices with an affine target by error feedback while the model reads these texts.
 
-    `forward` is the same checkpoint, opened to compute with; `checkpoint` is read as it will be written. Where the inputs of texts kept
-    aside say that the weighted fit loses less, it stays; experts that saw few tokens have it too. An interrupted run goes on at the block
-    that it had begun. Raises `ConversionError` for inputs that became NaN, `MLXInferError` for what cannot be loaded, OSError.
+    `forward` is the same checkpoint opened for computing; `checkpoint` is read as it will be written. A matrix keeps the weighted fit if
+    that loses less on validation texts, and an expert if it saw few tokens. An interrupted run resumes at its block. Raises
+    `ConversionError` for NaN inputs, `MLXInferError` for a checkpoint that cannot be loaded, OSError.
     """
     done = journal.done("gptq")
     kept = {_unit(output) for output in planned.outputs if journal.done(_unit(output)) or journal.done(f"tensor {output.name}")}
@@ -62,7 +62,7 @@ def encode_all(
 
 
 class Encodings:
-    """Encoded tensors, kept in files until they are written."""
+    """Encoded tensors, stored in files until they are written."""
 
     def __init__(self, journal: Journal, planned: ConversionPlan) -> None:
         self._journal = journal
@@ -70,9 +70,11 @@ class Encodings:
         self.notes = _notes([each for each in values if each is not None])
         """Messages for the user."""
 
-    def pieces(self, output: Output) -> tuple[list[list[mx.array]], dict[str, Any]] | None:
-        """The arrays of one tensor, piece by piece, each in the order of `Output.parts`, and its relative errors; None where it was not
-        encoded."""
+    def pieces(self, output: OutputTensor) -> tuple[list[list[mx.array]], dict[str, Any]] | None:
+        """Return the arrays of one tensor in pieces, each in the order of `OutputTensor.parts`, and its relative errors.
+
+        None if it was not encoded.
+        """
         found = self._journal.load(_unit(output))
         if found is None:
             return None
@@ -80,12 +82,12 @@ class Encodings:
         pieces = [[arrays[f"{piece}.{part}"] for part in range(3)] for piece in range(len(arrays) // 3)]
         return pieces, {name: values.get(name) for name in ("error", "weighted_error")}
 
-    def forget(self, output: Output) -> None:
-        """It has been written."""
+    def forget(self, output: OutputTensor) -> None:
+        """Delete the stored arrays of a written tensor."""
         self._journal.forget(_unit(output))
 
 
-def _unit(output: Output) -> str:
+def _unit(output: OutputTensor) -> str:
     return f"gptq {output.name}"
 
 
@@ -100,25 +102,25 @@ def _notes(values: list[Values]) -> tuple[str, ...]:
 
 
 @dataclass(slots=True)
-class _Inputs:
-    """What came to one place: H, or for experts the inputs themselves, of which each expert makes its own."""
+class _PlaceInputs:
+    """Inputs of one place: H, or for experts the inputs themselves, from which each expert's H is made."""
 
     can_suffice: bool
-    """Whether an expert could see enough tokens."""
+    """True if an expert could see enough tokens."""
     moments: Moments = field(default_factory=Moments)
     """Sums over the inputs of experts."""
     sums: np.ndarray | None = None
     """float32 `[in, in]`: the sum of `x x^T`."""
     count: int = 0
-    """Inputs in it."""
+    """Number of inputs in `sums`."""
     rows: list[np.ndarray] = field(default_factory=list)
     """Inputs of experts, float32 `[n, in]`."""
     chosen: list[np.ndarray] = field(default_factory=list)
-    """The experts of each `[n, k]`."""
+    """Experts chosen for them `[n, k]`."""
     aside: list[np.ndarray] = field(default_factory=list)
-    """Inputs of texts kept aside, float32 `[n, in]`."""
+    """Validation inputs, float32 `[n, in]`."""
     chosen_aside: list[np.ndarray] = field(default_factory=list)
-    """The experts of these `[n, k]`."""
+    """Experts chosen for these `[n, k]`."""
 
     def add(self, x: mx.array, experts: mx.array | None, expert_count: int, held_out: bool) -> None:
         flat = x.reshape(-1, x.shape[-1]).astype(mx.float32)
@@ -139,33 +141,33 @@ class _Inputs:
             (self.chosen_aside if held_out else self.chosen).append(which)
 
     def of_expert(self, expert: int) -> tuple[np.ndarray, np.ndarray]:
-        """The inputs of one expert, and those kept aside, `[n, in]`."""
-        return _chosen(self.rows, self.chosen, expert), _chosen(self.aside, self.chosen_aside, expert)[:_HELD_OUT]
+        """Return the inputs of one expert, and its validation inputs, `[n, in]`."""
+        return _inputs_of_expert(self.rows, self.chosen, expert), _inputs_of_expert(self.aside, self.chosen_aside, expert)[:_HELD_OUT]
 
 
 def _thinned(rows: mx.array) -> np.ndarray:
     return to_numpy(rows[:: -(-rows.shape[0] // _HELD_OUT)])
 
 
-def _chosen(rows: list[np.ndarray], chosen: list[np.ndarray], expert: int) -> np.ndarray:
+def _inputs_of_expert(rows: list[np.ndarray], chosen: list[np.ndarray], expert: int) -> np.ndarray:
     found = [part[(which == expert).any(-1)] for part, which in zip(rows, chosen, strict=True)]
     return np.concatenate(found) if found else np.zeros((0, 0), np.float32)
 
 
 class _Encoder:
-    """A `Watcher` that encodes the matrices of each part of a model as soon as it has been read through."""
+    """A `Watcher` that encodes the matrices of each part after all texts passed it."""
 
     def __init__(self, checkpoint: Checkpoint, planned: ConversionPlan, journal: Journal, tokens: int) -> None:
         self._checkpoint, self._journal, self._tokens = checkpoint, journal, tokens
         self._outputs = {output.request.name: output for output in planned.outputs if is_planned(output)}
 
-    def place(self, names: list[str]) -> _Inputs | None:
+    def place(self, names: list[str]) -> _PlaceInputs | None:
         wanted = [self._outputs[name] for name in names if name in self._outputs]
-        return _Inputs(self._tokens >= _LEAST_SEEN * wanted[0].request.shape[-1]) if wanted else None
+        return _PlaceInputs(self._tokens >= _LEAST_SEEN * wanted[0].request.shape[-1]) if wanted else None
 
-    def done(self, places: list[tuple[list[str], Place]]) -> None:
+    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None:
         for names, inputs in places:
-            assert isinstance(inputs, _Inputs)
+            assert isinstance(inputs, _PlaceInputs)
             wanted = [self._outputs[name] for name in names if name in self._outputs]
             left = [output for output in wanted if self._journal.done(_unit(output)) is None]
             if not left:
@@ -176,7 +178,7 @@ class _Encoder:
                 self._encode(output, rounders)
             mx.clear_cache()
 
-    def _encode(self, output: Output, rounders: _Rounders) -> None:
+    def _encode(self, output: OutputTensor, rounders: _Rounders) -> None:
         rounding = _Rounding(output, rounders)
         quantizer = Quantizer(output, rounders.importance, encode=rounding)
         arrays = {}
@@ -190,31 +192,31 @@ class _Encoder:
 
 @dataclass(frozen=True, slots=True)
 class _Rounder:
-    """How the rows of one matrix are rounded."""
+    """Statistics for rounding the rows of one matrix."""
 
     importance: mx.array
     """For the weighted fit, float32 `[in]`."""
     factor: Factor | None
-    """For GPTQ; None where too few tokens were seen."""
+    """For GPTQ; None if too few tokens were seen."""
     aside: np.ndarray
-    """Inputs to judge by, float32 `[n, in]`."""
+    """Validation inputs, float32 `[n, in]`."""
 
 
 class _Rounders:
-    """The rounders of one place: a single one, or one for each expert, made when it is asked for."""
+    """The rounders of one place: a single one, or one per expert, made on request."""
 
-    def __init__(self, inputs: _Inputs, name: str) -> None:
+    def __init__(self, inputs: _PlaceInputs, name: str) -> None:
         self._inputs, self._name = inputs, name
         self._last: tuple[int, _Rounder] | None = None
         self._means = inputs.moments.mean()
         if inputs.sums is not None:
             inputs.sums /= max(inputs.count, 1)
             factor = factorize(inputs.sums, name)
-            self._last = 0, _Rounder(factor.importance, factor, _joined(inputs.aside))
+            self._last = 0, _Rounder(factor.importance, factor, _validation_inputs(inputs.aside))
 
     @property
     def importance(self) -> mx.array | None:
-        """Mean squares of the inputs, float32 `[in]` or `[experts, in]`; None where none came."""
+        """Mean squares of the inputs, float32 `[in]` or `[experts, in]`; None without inputs."""
         if self._means is not None:
             return self._means
         return self._last[1].importance if self._last else None
@@ -236,14 +238,14 @@ class _Rounders:
         return _Rounder(factor.importance, factor, aside)
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _validation_inputs(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)[:: -(-sum(map(len, parts)) // _HELD_OUT)] if parts else np.zeros((0, 0))
 
 
 class _Rounding:
-    """Rounds the rows of one tensor in turn, those of each expert by its own rounder, and counts what was done."""
+    """Rounds the rows of one tensor in order, each expert's with its own rounder, and counts the decisions."""
 
-    def __init__(self, output: Output, rounders: _Rounders) -> None:
+    def __init__(self, output: OutputTensor, rounders: _Rounders) -> None:
         assert isinstance(output.target, Format)
         self._form, self._rounders = output.target, rounders
         self._rows = output.request.shape[-2]
@@ -252,14 +254,14 @@ class _Rounding:
         self.pieces = self.fitted = self.unseen = 0
 
     def __call__(self, weight: mx.array, form: Format, importance: mx.array | None) -> Quantized:
-        """Implements `quantizer.Encode`. The importance is that of the rounders."""
+        """Round the next rows. Implements `quantizer.Encode`; the rounders have their own importance."""
         found = [self._rounded(weight[start:stop], expert) for expert, start, stop in self._runs(self._first, weight.shape[0])]
         self._first += weight.shape[0]
         codes, scales, biases = (mx.concatenate(list(parts)) for parts in zip(*found, strict=True))
         return Quantized(pack_codes(codes, self._form.bits), scales, biases, self._form)
 
     def _runs(self, first: int, count: int) -> Iterator[tuple[int, int, int]]:
-        """(expert, first row, end) of what belongs to one expert, in rows of this block."""
+        """Yield (expert, first row, end) of the rows of each expert in this block."""
         at = first
         while at < first + count:
             expert = at // self._rows
@@ -281,7 +283,7 @@ class _Rounding:
         return fed_back
 
     def _loss(self, weight: mx.array, parts: Parts, rounder: _Rounder) -> float:
-        """The squared error of the outputs for the inputs kept aside; 0 where there are none."""
+        """Return the squared error of the outputs for the validation inputs; 0 without any."""
         if not rounder.aside.size:
             return 0.0
         codes, scales, biases = (to_numpy(part) for part in parts)

@@ -1,4 +1,4 @@
-"""Transforms blocks of a tensor into the format in which they are written, and measures the error."""
+"""Transforms blocks of a tensor into their written format, and measures the error."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ...errors import WeightsError
 from ...loading.weights import cast, evaluate, is_finite, quantize
 from ...nn.weights import Dense, Format, Matrix, Quantized, numbers
 from ...util.device import is_gpu
-from ..plan.weight_map import Output
+from ..plan.weight_map import OutputTensor
 from .affine import fit
 
 Encode = Callable[[mx.array, Format, Union[mx.array, None]], Quantized]
-"""Rounds plain rows `[rows, in]` to a format, with the importance of their inputs (`[in]` or `[rows, in]`, None weighs nothing)."""
+"""Rounds plain rows `[rows, in]` to a format. The last argument is the importance of the inputs (`[in]` or `[rows, in]`), or None."""
 
 
 def encode(weight: mx.array, form: Format, importance: mx.array | None) -> Quantized:
@@ -26,10 +26,10 @@ def encode(weight: mx.array, form: Format, importance: mx.array | None) -> Quant
 
 
 class Quantizer:
-    """Transforms the blocks of one output, and accumulates the error."""
+    """Transforms the blocks of one output and accumulates the error."""
 
-    def __init__(self, output: Output, importance: mx.array | None = None, encode: Encode = encode) -> None:
-        """Create a quantizer; `importance` is that of the tensor in `importance.Importance`."""
+    def __init__(self, output: OutputTensor, importance: mx.array | None = None, encode: Encode = encode) -> None:
+        """Create a quantizer; `importance` is the tensor's in `importance.Importance`."""
         self._output = output
         self._importance = importance
         self._encode = encode
@@ -38,7 +38,7 @@ class Quantizer:
         self._squared_error = 0.0
         self._squared_norm = 0.0
         self._weighted = [0.0, 0.0]
-        """Squared error and squared norm, weighed with the importance."""
+        """Squared error and squared norm, weighted by the importance."""
 
     @property
     def error(self) -> float:
@@ -47,13 +47,13 @@ class Quantizer:
 
     @property
     def weighted_error(self) -> float | None:
-        """The same with every column weighed by the mean square of its inputs: nearly the relative error of the outputs. None without
-        an importance."""
+        """`error` with columns weighted by the mean square of their inputs, close to the relative error of the outputs; None without
+        importance."""
         error, norm = self._weighted
         return math.sqrt(error / norm) if norm else None
 
     def __call__(self, block: Matrix) -> list[mx.array]:
-        """The arrays to write, in the order of `Output.parts`. Raises `WeightsError` for NaN and infinities."""
+        """Return the arrays to write, in the order of `OutputTensor.parts`. Raises `WeightsError` for NaN and infinities."""
         if not is_finite(block):
             raise WeightsError(f"{self._output.name} holds NaN or infinite values")
         weights = self._importance_of(block)
@@ -69,7 +69,7 @@ class Quantizer:
         return [written.weight, written.scales, *([] if written.biases is None else [written.biases])]
 
     def _importance_of(self, block: Matrix) -> mx.array | None:
-        """That of the rows in a block: those of experts come one after another."""
+        """Return the importance of a block's rows; experts' rows follow each other."""
         if self._importance is None or self._importance.ndim == 1:
             return self._importance
         rows = self._output.request.shape[-2]
@@ -94,8 +94,10 @@ class Quantizer:
 
 
 def _squares(array: mx.array, weights: mx.array | None = None) -> float:
-    """The sum of squares, each weighed. On a CPU NumPy adds them: in a sixth of MLX's time, and MLX's sum of 4 million numbers was off by
-    4 in 1,000."""
+    """Return the sum of squares, weighted.
+
+    On a CPU, NumPy adds in a sixth of MLX's time, and more exactly: MLX's sum of 4 million numbers was off by 4 in 1,000.
+    """
     array = array.astype(mx.float32)
     if is_gpu():
         squares = mx.square(array)
@@ -105,6 +107,6 @@ def _squares(array: mx.array, weights: mx.array | None = None) -> float:
     return float(np.vdot(weighed, values))
 
 
-def _changes(output: Output) -> bool:
-    """Whether a value can differ from the source's. Scales that keep their format may still be cast, so those are measured."""
+def _changes(output: OutputTensor) -> bool:
+    """True if a value can differ from the source's. Formats that are kept count too, because their scales may be cast."""
     return isinstance(output.target, Format) or isinstance(output.stored, Format) or output.stored != output.target

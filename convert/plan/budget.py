@@ -1,4 +1,4 @@
-"""Which matrix gets which format, so that a model of a given size loses least, or one that loses so much is smallest."""
+"""Chooses a format per matrix: least loss for a size, or least size for a loss."""
 
 from __future__ import annotations
 
@@ -28,46 +28,48 @@ from ..write.reader import blocks
 from .head_cost import rounded
 from .quantization_plan import NAME, QuantizationPlan, is_planned, read_plan
 from .sensitivity import Sensitivities, Sensitivity, sensitivities
-from .weight_map import ConversionPlan, Output
+from .weight_map import ConversionPlan, OutputTensor
 
 FORMATS = tuple(
     Format(bits, group)
     for bits, groups in ((2, (64, 32)), (3, (128, 64, 32)), (4, (128, 64, 32)), (5, (128, 64, 32)), (6, (128, 64)), (8, (64,)))
     for group in groups
 )
-"""What a plan chooses from."""
+"""Formats to choose from."""
 _FED_BACK = 0.76
-"""What GPTQ leaves of the fit's cost in layers: measured, 0.765 for SmolLM2, 0.72 for Gemma 3 270M. On the few tokens that are read for a
-plan it could not be told for each matrix: wide ones would remember them."""
+"""GPTQ's cost in layers relative to the fit's: measured 0.765 for SmolLM2 and 0.72 for Gemma 3 270M.
+
+The few tokens of a plan cannot show it for each matrix: wide matrices would fit these tokens.
+"""
 SAMPLED = 512
-"""Rows of a matrix for which the error is computed."""
+"""Rows of a matrix whose error is computed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class FormatChoice:
     """A format for the matrices of an item."""
 
     form: Format
-    """The format."""
     nbytes: int
-    """What they take in it, scales included."""
+    """Size of the matrices in it, scales included."""
     cost: float
-    """The KL divergence that it causes, in nats."""
+    """KL divergence that it causes, in nats."""
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Matrices that have one format, because they are joined when the model is loaded."""
+    """Matrices that share a format because they are joined at load."""
 
-    outputs: tuple[Output, ...]
-    """The matrices."""
-    choices: tuple[Choice, ...]
-    """From the smallest on, each better than the one before it per byte that it adds: a convex hull."""
+    outputs: tuple[OutputTensor, ...]
+    choices: tuple[FormatChoice, ...]
+    """Smallest first; each adds less benefit per byte than the one before (a convex hull)."""
 
 
 def make_plan(planned: ConversionPlan, items: Sequence[Item], *, bpw: float | None, target_kl: float | None) -> QuantizationPlan:
-    """The plan that costs least within `bpw` bits per weight of all that is written, or the smallest that costs no more than `target_kl`.
-    Raises `ConversionError` where there is none."""
+    """Return the plan with the least cost within `bpw` bits per weight of everything written, or the smallest within `target_kl`.
+
+    Raises `ConversionError` if there is none.
+    """
     parameters = sum(math.prod(output.request.shape) for output in planned.outputs)
     fixed = planned.nbytes - sum(_nbytes(item.outputs, None) for item in items)
     budget = math.inf if bpw is None else bpw * parameters / 8 - fixed
@@ -93,13 +95,13 @@ def make_plan(planned: ConversionPlan, items: Sequence[Item], *, bpw: float | No
 
 
 def _gain(item: Item, at: int) -> float:
-    """What the next choice saves, per byte."""
+    """Return the cost that the next choice saves, per byte."""
     before, after = item.choices[at : at + 2]
     return (before.cost - after.cost) / (after.nbytes - before.nbytes)
 
 
 def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitivities, *, feedback: bool = False) -> list[Item]:
-    """What is to be decided, with the cost of every choice: by the weighted fit, or with `feedback` by GPTQ."""
+    """Return the items to decide, with the cost of each choice: by the weighted fit, or with `feedback` by GPTQ."""
     outputs = {output.request.name: output for output in planned.outputs if is_planned(output)}
     blocks_of_items: list[list[Item]] = []
     for places in found.places():  # the last block comes first
@@ -108,23 +110,25 @@ def items_of(checkpoint: Checkpoint, planned: ConversionPlan, found: Sensitiviti
             members = [outputs.pop(name) for sensitivity in place for name in sensitivity.names if name in outputs]
             if members:
                 forms = _forms(members)
-                together = np.sum([_costs(checkpoint, sensitivity, members, forms) for sensitivity in place], axis=0)
-                blocks_of_items[-1].append(_item(members, forms, (together * (_FED_BACK if feedback else 1)).tolist()))
+                together = np.sum([rounding_costs(checkpoint, sensitivity, members, forms) for sensitivity in place], axis=0)
+                blocks_of_items[-1].append(_hull_item(members, forms, (together * (_FED_BACK if feedback else 1)).tolist()))
     items = [item for block in reversed(blocks_of_items) for item in block]
     if found.final.name in outputs:
-        items.append(_head(checkpoint, outputs.pop(found.final.name), found, feedback))
+        items.append(_head_item(checkpoint, outputs.pop(found.final.name), found, feedback))
     for output in list(outputs.values()):
         if output.name.endswith(("embed_tokens.weight", "embeddings.weight")):
             del outputs[output.request.name]
             forms = _forms([output])
             alike = mx.ones((output.request.shape[-1],))
-            items.append(_item([output], forms, _embedding_costs(checkpoint, output, found, forms, alike)))
+            items.append(_hull_item([output], forms, _embedding_costs(checkpoint, output, found, forms, alike)))
     return items
 
 
-def _head(checkpoint: Checkpoint, output: Output, found: Sensitivities, feedback: bool) -> Item:
-    """The head, also where it is the embedding at the same time. What GPTQ changes is measured in 4 bits, and holds for other formats as
-    well: it is tenfold dearer than the fit."""
+def _head_item(checkpoint: Checkpoint, output: OutputTensor, found: Sensitivities, feedback: bool) -> Item:
+    """Return the item of the head, which may also be the embedding.
+
+    The gain of GPTQ is measured in 4 bits and applied to other formats, because GPTQ takes ten times as long as the fit.
+    """
     forms, final = _forms([output]), found.final
     factors = [None, final.factor()] if feedback else [None]
     at = min(range(len(forms)), key=lambda n: (abs(forms[n].bits - 4), abs(forms[n].group_size - 64)))
@@ -137,26 +141,26 @@ def _head(checkpoint: Checkpoint, output: Output, found: Sensitivities, feedback
     total = costs(lambda some, factor: final.costs(some, output.dtype, factor))
     if final.tied:
         total = total + costs(lambda some, factor: _embedding_costs(checkpoint, output, found, some, final.importance, factor))
-    return _item([output], forms, total.tolist())
+    return _hull_item([output], forms, total.tolist())
 
 
-def _forms(members: Sequence[Output]) -> list[Format]:
+def _forms(members: Sequence[OutputTensor]) -> list[Format]:
     return [form for form in FORMATS if all(can_quantize(output.request.shape, form) for output in members)]
 
 
-def _item(members: Sequence[Output], forms: Sequence[Format], costs: Sequence[float]) -> Item:
-    choices = [Choice(form, _nbytes(members, form), cost) for form, cost in zip(forms, costs, strict=True)]
+def _hull_item(members: Sequence[OutputTensor], forms: Sequence[Format], costs: Sequence[float]) -> Item:
+    choices = [FormatChoice(form, _nbytes(members, form), cost) for form, cost in zip(forms, costs, strict=True)]
     return Item(tuple(members), hull(choices))
 
 
-def _nbytes(members: Sequence[Output], form: Format | None) -> int:
+def _nbytes(members: Sequence[OutputTensor], form: Format | None) -> int:
     targets = [output if form is None else replace(output, target=form) for output in members]
     return sum(part.nbytes for output in targets for part in output.parts())
 
 
-def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
-    """Those that are best for some price of a byte, from the smallest on."""
-    kept: list[Choice] = []
+def hull(choices: Sequence[FormatChoice]) -> tuple[FormatChoice, ...]:
+    """Return the choices that are best for some price of a byte, smallest first."""
+    kept: list[FormatChoice] = []
     for choice in sorted(choices, key=lambda each: (each.nbytes, each.cost)):
         if kept and choice.cost >= kept[-1].cost:
             continue
@@ -166,12 +170,14 @@ def hull(choices: Sequence[Choice]) -> tuple[Choice, ...]:
     return tuple(kept)
 
 
-def _slope(before: Choice, after: Choice) -> float:
+def _slope(before: FormatChoice, after: FormatChoice) -> float:
     return (before.cost - after.cost) / max(after.nbytes - before.nbytes, 1)
 
 
-def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[Output], forms: Sequence[Format]) -> np.ndarray:
-    """The cost of rounding these tensors to each format by the weighted fit: half of `sum over rows r of w_r E_r C E_r^T`."""
+def rounding_costs(
+    checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[OutputTensor], forms: Sequence[Format]
+) -> np.ndarray:
+    """Return the cost of rounding these tensors to each format by the weighted fit: half of `sum over rows r of w_r E_r C E_r^T`."""
     total, first = np.zeros(len(forms)), 0
     by_name = {output.request.name: output for output in members}
     for name in sensitivity.names:
@@ -190,11 +196,12 @@ def _costs(checkpoint: Checkpoint, sensitivity: Sensitivity, members: Sequence[O
     return total
 
 
-def _samples(checkpoint: Checkpoint, output: Output) -> list[tuple[mx.array, np.ndarray, float]]:
-    """Some rows of a matrix, or of all experts; their numbers in the matrix of one, and for how many rows each stands, over the experts."""
+def _samples(checkpoint: Checkpoint, output: OutputTensor) -> list[tuple[mx.array, np.ndarray, float]]:
+    """Return some rows of a matrix or of all experts, their numbers within one expert, and the rows that each represents, divided by the
+    experts."""
     rows, experts = output.request.shape[-2], math.prod(output.request.shape[:-2])
     step = max(rows * experts // SAMPLED, 1)
-    step += step > 1 and rows % step == 0  # not the same rows of every expert
+    step += step > 1 and rows % step == 0  # different rows of each expert
     found, first = [], 0
     for block in blocks(checkpoint, output.request):
         count = block.shape[0]
@@ -208,13 +215,13 @@ def _samples(checkpoint: Checkpoint, output: Output) -> list[tuple[mx.array, np.
 
 def _embedding_costs(
     checkpoint: Checkpoint,
-    output: Output,
+    output: OutputTensor,
     found: Sensitivities,
     forms: Sequence[Format],
     importance: mx.array,
     factor: Factor | None = None,
 ) -> list[float]:
-    """The cost of rounding the embedding as far as it is an input: half the mean of the rows' squared gradients times squared errors."""
+    """Return the cost of rounding the embedding as an input: half the mean of the rows' squared gradients times squared errors."""
     ids, counts = np.unique(np.array(found.tokens), return_counts=True)
     costs, first = np.zeros(len(forms)), 0
     for block in blocks(checkpoint, output.request):
@@ -229,35 +236,35 @@ def _embedding_costs(
 
 
 TOKENS = 4096
-"""Read to find out what errors cost: few numbers are wanted, so few tokens do."""
+"""Tokens read to measure costs. Few numbers are wanted, so few tokens suffice."""
 
 
 @dataclass(slots=True)
-class Budget:
-    """What was asked for instead of bits."""
+class QuantizationBudget:
+    """A size, a loss or a plan, given instead of bits."""
 
     bpw: float | None
-    """Bits per weight of all that is written."""
+    """Bits per weight of everything written."""
     target_kl: float | None
-    """The KL divergence to stay below, in nats."""
+    """Largest KL divergence, in nats."""
     plan: QuantizationPlan | None
-    """A plan to replay; once it has been made, that of the conversion."""
+    """The given plan, or the one made by `decide`."""
     replayed: bool = field(default=False)
-    """Whether the plan was given."""
+    """True if the plan was given."""
 
     @classmethod
-    def of(cls, bpw: float | None, target_kl: float | None, plan: str | Path | None) -> Budget | None:
+    def of(cls, bpw: float | None, target_kl: float | None, plan: str | Path | None) -> QuantizationBudget | None:
         """Return the budget, None if nothing is given. Raises `ConversionError` for plans that cannot be read."""
         if bpw is None and target_kl is None and plan is None:
             return None
         return cls(bpw, target_kl, None if plan is None else read_plan(plan), plan is not None)
 
     def key(self) -> dict[str, Any]:
-        """What the result depends on."""
+        """Return everything that the result depends on."""
         return {"bpw": self.bpw, "target_kl": self.target_kl, "plan": self.plan.to_json() if self.plan and self.replayed else None}
 
     def replay(self, planned: ConversionPlan) -> ConversionPlan:
-        """The conversion in the formats of the plan that was given, if one was. Raises `ConversionError` where they do not fit."""
+        """Return the conversion in the formats of a given plan, otherwise unchanged. Raises `ConversionError` if they do not fit."""
         return self.plan.apply(planned) if self.plan else planned
 
     def decide(
@@ -270,8 +277,10 @@ class Budget:
         *,
         gptq: bool = False,
     ) -> ConversionPlan:
-        """The conversion in formats that suit what was asked for; with `gptq`, more texts will be needed afterwards. Raises
-        `ConversionError` where that cannot be had, `MLXInferError`."""
+        """Return the conversion in formats that meet the budget. With `gptq`, more texts will be needed afterwards.
+
+        Raises `ConversionError` if the budget cannot be met, `MLXInferError`.
+        """
         if self.replayed:
             return planned
         read = texts_to_read(checkpoint, texts, journal, None if gptq else TOKENS)
@@ -280,12 +289,12 @@ class Budget:
         return self.plan.apply(planned)
 
     def write(self, folder: Path) -> None:
-        """The plan as a file in this folder."""
+        """Write the plan as a file in this folder."""
         assert self.plan is not None
         (folder / NAME).write_text(self.plan.to_json(), encoding="utf-8")
 
     def notes(self, report: Report) -> list[str]:
-        """What was expected, and what came out."""
+        """Return notes on the expected and the measured loss."""
         assert self.plan is not None
         notes = [f"formats (bits/group): {self.plan.summary()}, in {NAME}"]
         if not math.isnan(self.plan.kl):
@@ -319,16 +328,16 @@ class Budget:
                 found = sensitivities(checkpoint, forward, read, progress)
             finally:
                 forward.close()
-            kept = {"items": [_entry(item) for item in items_of(checkpoint, planned, found, feedback=gptq)]}
+            kept = {"items": [_item_entry(item) for item in items_of(checkpoint, planned, found, feedback=gptq)]}
             journal.record("costs", json.loads(json.dumps(kept)))
         return [Item(tuple(outputs[name] for name in names), tuple(map(_choice, choices))) for names, choices in kept["items"]]
 
 
-def _choice(entry: list[Any]) -> Choice:
+def _choice(entry: list[Any]) -> FormatChoice:
     bits, group_size, nbytes, cost = entry
-    return Choice(Format(bits, group_size), nbytes, cost)
+    return FormatChoice(Format(bits, group_size), nbytes, cost)
 
 
-def _entry(item: Item) -> list[Any]:
+def _item_entry(item: Item) -> list[Any]:
     choices = [[each.form.bits, each.form.group_size, each.nbytes, each.cost] for each in item.choices]
     return [[output.name for output in item.outputs], choices]

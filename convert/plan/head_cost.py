@@ -1,4 +1,4 @@
-"""The last states of texts, and what the head makes of them: gradients of the predictions, and what rounding the head costs."""
+"""Gradients of the predictions with respect to the last states, and the cost of rounding the head."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ..encode.gptq import Factor, encode, factorize, matmul, to_numpy
 from ..write.reader import blocks
 
 _ROWS = 512
-"""States that are multiplied with the head at once."""
+"""States multiplied with the head at once."""
 _JUDGED = 256
 """States for which the cost of rounding the head is measured."""
 
 
 class FinalStates:
-    """The states after the last block, and the head that reads them: one block of its rows in memory at a time."""
+    """The states after the last block, and the head. One block of the head's rows is in memory at a time."""
 
     def __init__(self, checkpoint: Checkpoint, states: Sequence[mx.array]) -> None:
-        """`states` batch by batch, `[tokens, hidden]`."""
+        """Load the head; `states` are `[tokens, hidden]` per batch."""
         plan = architecture(checkpoint.config)
         part, weights = load_part(checkpoint, plan.sizes.layers + 1)
         assert isinstance(part, OutputLayer)
         self._norm = part.norm
         self._norm.in_plain_operations()
         self.tied = part.head is None
-        """Whether the embedding serves as the head."""
+        """True if the embedding is also the head."""
         self.name = weights.stored_name(plan.embedding if self.tied else "lm_head.weight")
-        """The head's tensor."""
+        """Name of the head's tensor."""
         self._checkpoint, self._request = checkpoint, weights.index.requests[self.name]
         self._scale, self._cap = plan.logit_scale, plan.logit_cap
         self._states = list(states)
@@ -43,7 +43,7 @@ class FinalStates:
         self._totals = np.zeros(0)
 
     def gradients(self) -> list[mx.array]:
-        """Gradients of the logarithm of a token's probability, drawn from the model, with respect to each state: batch by batch."""
+        """Return gradients of the log-probability of a token, drawn from the model, with respect to each state, per batch."""
         chosen = self._draw()
         total = np.zeros_like(self._rows)
         for first, block in self._blocks():
@@ -64,18 +64,21 @@ class FinalStates:
 
     @property
     def importance(self) -> mx.array:
-        """The mean square of each input of the head, float32 `[hidden]`."""
+        """Mean square of each input of the head, float32 `[hidden]`."""
         return mx.array(np.square(self._rows).mean(0))
 
     def factor(self) -> Factor:
-        """For error feedback in the head, of the states by which it is not judged."""
+        """Return a factor for error feedback in the head, from the states that `costs` does not judge by."""
         others = np.delete(self._rows, np.s_[:: self._step()], axis=0)
         others = others if len(others) else self._rows
         return factorize(others.T @ others / len(others), self.name)
 
     def costs(self, forms: Sequence[Format], dtype: mx.Dtype, factor: Factor | None = None) -> list[float]:
-        """The mean KL divergence, in nats, that rounding the head to each format causes, by the weighted fit or with `factor` by error
-        feedback. After `gradients`."""
+        """Return the mean KL divergence in nats from rounding the head to each format, by the weighted fit or with `factor` by error
+        feedback.
+
+        Call `gradients` first.
+        """
         rows, before, importance = self._rows[:: self._step()], self._totals[:: self._step(), None], self.importance
         shifts, totals = np.zeros((len(forms), len(rows))), [_Total(len(rows)) for _ in forms]
         for _, block in self._blocks():
@@ -88,10 +91,10 @@ class FinalStates:
         return [float((shift + total.value() - before[:, 0]).mean()) for shift, total in zip(shifts, totals, strict=True)]
 
     def _step(self) -> int:
-        return max(len(self._rows) // _JUDGED, 2)  # some are left that do not judge
+        return max(len(self._rows) // _JUDGED, 2)  # leaves states for `factor`
 
     def _draw(self) -> np.ndarray:
-        """A token for each state, drawn from its probabilities; notes the logarithms of their sums."""
+        """Draw a token for each state from its probabilities, and store the log of the sum of exponentials."""
         rng = np.random.default_rng(0)
         total, best, chosen = _Total(len(self._rows)), np.full(len(self._rows), -np.inf), np.zeros(len(self._rows), np.int64)
         for first, block in self._blocks():
@@ -110,7 +113,7 @@ class FinalStates:
         return chosen
 
     def _blocks(self) -> Iterator[tuple[int, np.ndarray]]:
-        """The head's rows, with the number of the first."""
+        """Yield the head's rows in blocks, each with the number of its first row."""
         first = 0
         for block in blocks(self._checkpoint, self._request):
             plain = to_numpy(numbers(block))
@@ -121,7 +124,7 @@ class FinalStates:
         return (slice(first, first + _ROWS) for first in range(0, len(self._rows), _ROWS))
 
     def _logits(self, rows: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray | float]:
-        """Logits, and what one changes by per change of the product."""
+        """Return logits and their derivative by the product."""
         found = matmul(rows, block.T) * self._scale
         if self._cap is None:
             return found, self._scale
@@ -130,7 +133,7 @@ class FinalStates:
 
 
 def rounded(plain: mx.array, form: Format, importance: mx.array, factor: Factor | None) -> np.ndarray:
-    """The numbers, float32 `[rows, in]`, that the weighted fit makes of rows, or with `factor` error feedback."""
+    """Return rows, float32 `[rows, in]`, as rounded by the weighted fit, or with `factor` by error feedback."""
     if factor is None:
         return to_numpy(fit(plain, form, importance).dequantize(mx.float32))
     codes, scales, biases = (to_numpy(part) for part in encode(plain, form, factor))
@@ -139,7 +142,7 @@ def rounded(plain: mx.array, form: Format, importance: mx.array, factor: Factor 
 
 
 class _Total:
-    """Logarithms of sums of exponentials, of numbers that come in pieces."""
+    """Logarithm of sums of exponentials over numbers that arrive in pieces."""
 
     def __init__(self, rows: int) -> None:
         self._high, self._sum = np.full(rows, -np.inf), np.zeros(rows)

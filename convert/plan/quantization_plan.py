@@ -1,4 +1,4 @@
-"""A plan of formats, tensor by tensor, as a JSON file to look at, edit and replay."""
+"""A format per tensor, as a JSON file to read, edit and replay."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ...errors import ConversionError, UnsupportedModelError, one_line
 from ...loading.formats import check_format
 from ...loading.weights import can_quantize
 from ...nn.weights import Format
-from .weight_map import ConversionPlan, Output
+from .weight_map import ConversionPlan, OutputTensor
 
 NAME = "quantization_plan.json"
-"""What it is called next to the weights."""
+"""Name of the file in the destination."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +25,15 @@ class QuantizationPlan:
     """A format for each matrix."""
 
     formats: Mapping[str, Format | None]
-    """By the tensor's name in the destination; None stays plain."""
+    """By the tensor's name in the destination; None leaves it unquantized."""
     bpw: float = math.nan
-    """Bits per weight of all that is written; NaN where that was not computed."""
+    """Bits per weight of everything written; NaN if unknown."""
     kl: float = math.nan
-    """The KL divergence that is expected of it with the encoder it was made for, in nats; NaN where nothing is."""
+    """Expected KL divergence with the encoder it was made for, in nats; NaN if unknown."""
 
     def to_json(self) -> str:
-        """As the file holds it; `read_plan` reads it."""
-        entries = {name.removesuffix(".weight"): _entry(form) for name, form in self.formats.items()}
+        """Return the text of the file, which `read_plan` reads."""
+        entries = {name.removesuffix(".weight"): _format_entry(form) for name, form in self.formats.items()}
         about = {"bits_per_weight": self.bpw, "predicted_kl": self.kl}
         about = {key: round(value, 6) for key, value in about.items() if not math.isnan(value)}
         lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(entry)}" for name, entry in entries.items())
@@ -41,31 +41,35 @@ class QuantizationPlan:
         return "{" + head + '"tensors": {\n' + lines + "\n}}\n"
 
     def apply(self, planned: ConversionPlan) -> ConversionPlan:
-        """The conversion in these formats. Raises `ConversionError` where they do not fit the model."""
+        """Return the conversion in these formats. Raises `ConversionError` if they do not fit the model."""
         matrices = {output.name: output for output in planned.outputs if is_planned(output)}
         unknown = [name for name in self.formats if name not in matrices]
         if unknown:
-            raise ConversionError(f"the plan names {_short(unknown)}, which the model does not have as a matrix to quantize")
+            raise ConversionError(f"the plan names {_few_names(unknown)}, which the model does not have as a matrix to quantize")
         missing = [name for name in matrices if name not in self.formats]
         if missing:
-            raise ConversionError(f"the plan says nothing about {_short(missing)}: add bits and group_size, or false to leave it as it is")
-        outputs = tuple(_with(output, self.formats.get(output.name)) if output.name in matrices else output for output in planned.outputs)
+            raise ConversionError(
+                f"the plan says nothing about {_few_names(missing)}: add bits and group_size, or false to leave it as it is"
+            )
+        outputs = tuple(
+            _with_target(output, self.formats.get(output.name)) if output.name in matrices else output for output in planned.outputs
+        )
         formats = [output.target for output in outputs if isinstance(output.target, Format)]
         return replace(planned, outputs=outputs, default=max(formats, key=formats.count, default=None))
 
     def summary(self) -> str:
-        """How many matrices have which format, in words."""
+        """Return the number of matrices by format, in words."""
         counts = Counter(f"{form.bits}/{form.group_size}" if form else "plain" for form in self.formats.values())
         return ", ".join(f"{count} of {form}" for form, count in sorted(counts.items()))
 
 
-def is_planned(output: Output) -> bool:
-    """Whether a plan decides on the tensor's format."""
+def is_planned(output: OutputTensor) -> bool:
+    """True if a plan decides the tensor's format."""
     return output.is_rounded and isinstance(output.target, Format) and output.target.mode == "affine"
 
 
 def read_plan(path: str | Path) -> QuantizationPlan:
-    """A plan that was written by a conversion, or by hand. Raises `ConversionError`."""
+    """Read a plan written by a conversion or by hand. Raises `ConversionError`."""
     try:
         found = json.loads(Path(path).expanduser().read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -73,16 +77,16 @@ def read_plan(path: str | Path) -> QuantizationPlan:
     tensors = found.get("tensors") if isinstance(found, dict) else None
     if not isinstance(tensors, dict) or not tensors:
         raise ConversionError(f'the plan {path} has no "tensors", an object of names with bits and group_size')
-    formats = {f"{name.removesuffix('.weight')}.weight": _form(name, entry) for name, entry in tensors.items()}
-    return QuantizationPlan(formats, _number(found, "bits_per_weight"), _number(found, "predicted_kl"))
+    formats = {f"{name.removesuffix('.weight')}.weight": _parse_format(name, entry) for name, entry in tensors.items()}
+    return QuantizationPlan(formats, _optional_float(found, "bits_per_weight"), _optional_float(found, "predicted_kl"))
 
 
-def _number(found: dict[str, Any], key: str) -> float:
+def _optional_float(found: dict[str, Any], key: str) -> float:
     value = found.get(key)
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _form(name: str, entry: object) -> Format | None:
+def _parse_format(name: str, entry: object) -> Format | None:
     if entry is False:
         return None
     bits, size = (entry.get(key) for key in ("bits", "group_size")) if isinstance(entry, dict) else (None, None)
@@ -94,7 +98,7 @@ def _form(name: str, entry: object) -> Format | None:
         raise ConversionError(f"the plan gives {name} a format that there is not: {error}") from None
 
 
-def _with(output: Output, form: Format | None) -> Output:
+def _with_target(output: OutputTensor, form: Format | None) -> OutputTensor:
     if form is None:
         plain = output.stored if not isinstance(output.stored, Format) and output.request.dtype is not None else output.dtype
         return replace(output, target=plain)
@@ -103,10 +107,10 @@ def _with(output: Output, form: Format | None) -> Output:
     return replace(output, target=form)
 
 
-def _entry(form: Format | None) -> dict[str, int] | bool:
+def _format_entry(form: Format | None) -> dict[str, int] | bool:
     return {"bits": form.bits, "group_size": form.group_size} if form else False
 
 
-def _short(names: list[str]) -> str:
+def _few_names(names: list[str]) -> str:
     more = f" and {len(names) - 2} more" if len(names) > 2 else ""
     return " and ".join(names[:2]) + more if not more else ", ".join(names[:2]) + more

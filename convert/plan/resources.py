@@ -15,41 +15,41 @@ from ...models import architecture
 from ...util.device import default_dtype
 from ..write import reader
 from ..write.reader import can_read_rows
-from .weight_map import ConversionPlan, Output
+from .weight_map import ConversionPlan, OutputTensor
 
 _BASE = 160_000_000
-"""Bytes that the program itself takes, libraries included."""
+"""Bytes of the program itself, libraries included."""
 _BYTES_PER_ELEMENT = 26
-"""What a block that is quantized takes: as read, in float32, its codes and what is written."""
+"""Bytes for quantizing an element: as read, in float32, as codes and as written."""
 _LEAST_BLOCK = 1 << 18
 _STATES = 20
-"""Bytes per token and inner dimension while a block of layers reads a batch: gate, up, their product, in float32, and one to spare."""
+"""Bytes per token and inner dimension while a block reads a batch: gate, up, their product in float32, and one in reserve."""
 _LEAST_BATCH = 512
 _FACTOR = 20
-"""Bytes per square of the widest input: sums in float32, of one more place, a factor in float64, and in float32."""
+"""Bytes per square of the widest input: sums in float32 for two places, factors in float64 and float32."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """What is in memory at a time."""
+    """Sizes of the pieces in memory at a time."""
 
     block: int
-    """Elements of a tensor that are quantized at once."""
+    """Elements of a tensor quantized at once."""
     batch: int
-    """Tokens that go through a block of layers at once."""
+    """Tokens that pass a block at once."""
     peak: int
-    """Bytes that are computed to be resident at most."""
+    """Computed peak of resident bytes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class ConversionEstimate:
     """Sizes of a conversion, computed before it starts."""
 
     nbytes: int
     """Bytes to be written."""
     peak: int
-    """As `Pieces.peak`."""
+    """Computed peak of resident bytes, as `Pieces.peak`."""
     bits_per_weight: float
     """Bits to be written per parameter."""
 
@@ -57,9 +57,11 @@ class Estimate:
 def pieces(
     checkpoint: Checkpoint, planned: ConversionPlan, *, tokens: int, batch: int, max_memory: float | None = None, factors: bool = False
 ) -> Pieces:
-    """The largest pieces with which a conversion stays below `max_memory` GB; the usual ones without a limit. `tokens` is what the model
-    reads for the encoder in all, 0 for none, `batch` how many of them at once; with `factors` it sums and factors `x x^T` of the inputs.
-    Raises `ConversionError` if it cannot stay below."""
+    """Return the largest pieces for which a conversion stays below `max_memory` GB; the default ones without a limit.
+
+    `tokens` is what the model reads for the encoder in total (0 for nothing), `batch` what it reads at once. With `factors`, it sums and
+    factors `x x^T` of the inputs. Raises `ConversionError` if the limit is too low.
+    """
     whole = max((math.prod(o.request.shape) * 4 for o in planned.outputs if not can_read_rows(checkpoint, o.request)), default=0)
     layers = _largest_layer(planned.outputs) if tokens else 0
     layers += _widest_inputs(planned.outputs) ** 2 * _FACTOR if factors else 0
@@ -88,12 +90,12 @@ def pieces(
 
 
 def needs_importance(planned: ConversionPlan) -> bool:
-    """Whether any matrix is rounded, so that it matters what it is multiplied with."""
+    """True if any matrix is rounded, so that the importance of its inputs matters."""
     return any(output.is_rounded for output in planned.outputs)
 
 
-def _largest_layer(outputs: tuple[Output, ...]) -> int:
-    """Bytes of a block of layers in memory: as it is read, and its largest tensor once more."""
+def _largest_layer(outputs: tuple[OutputTensor, ...]) -> int:
+    """Return the bytes of a block in memory: as read, and its largest tensor again."""
     sizes: dict[str, list[int]] = {}
     for output in outputs:
         if found := _LAYER.search(output.request.name):
@@ -102,15 +104,15 @@ def _largest_layer(outputs: tuple[Output, ...]) -> int:
     return max((sum(layer) + max(layer) for layer in sizes.values()), default=0)
 
 
-def _widest(outputs: tuple[Output, ...]) -> int:
-    """The largest number of rows or columns of a matrix of a layer, experts that are not chosen left out."""
+def _widest(outputs: tuple[OutputTensor, ...]) -> int:
+    """Return the largest number of rows or columns of a matrix in a layer, counting one expert."""
     return max((max(o.request.shape[-2:]) for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
 
 
-def _widest_inputs(outputs: tuple[Output, ...]) -> int:
+def _widest_inputs(outputs: tuple[OutputTensor, ...]) -> int:
     return max((o.request.shape[-1] for o in outputs if o.request.kind == "matrix" and _LAYER.search(o.request.name)), default=0)
 
 
-def _inputs_of_layers(outputs: tuple[Output, ...]) -> int:
-    """Numbers that each token brings to all layers, besides its row of the embedding (Gemma 4)."""
+def _inputs_of_layers(outputs: tuple[OutputTensor, ...]) -> int:
+    """Return the numbers that each token brings to all layers, besides its row of the embedding (Gemma 4)."""
     return max((o.request.shape[-1] for o in outputs if o.request.name.endswith("embed_tokens_per_layer.weight")), default=0)

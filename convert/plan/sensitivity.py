@@ -1,9 +1,9 @@
-"""What an error in each matrix costs the model's predictions: one pass forwards and one back over a text.
+"""Cost of an error in each matrix for the model's predictions, from one forward and one backward pass over a text.
 
-To second order, the KL divergence that an error E of a matrix causes is half the mean of `(g . E x)^2`: x is an input, g the gradient of
-the logarithm of a token's probability with respect to the output, for tokens drawn from the model itself (the Fisher information). Taken
-apart into what the inputs and what the outputs contribute, that is `sum over rows r of w_r E_r C E_r^T / 2`, with
-`C = mean(|g|^2 x x^T)` and w the share of each output in |g|^2. Costs of several matrices add up.
+To second order, an error E of a matrix causes a KL divergence of half the mean of `(g . E x)^2`. Here x is an input. g is the gradient of a
+token's log-probability with respect to the output, for tokens drawn from the model itself (the Fisher information). Separated into inputs
+and outputs, this is `sum over rows r of w_r E_r C E_r^T / 2`, with `C = mean(|g|^2 x x^T)` and w the share of each output in |g|^2. The
+costs of several matrices add up.
 """
 
 from __future__ import annotations
@@ -27,43 +27,43 @@ from ...nn.norms import RMSNorm
 from ...nn.packing import objects
 from ...nn.weights import Matrix, RawBlocks, numbers
 from ...util.device import default_dtype, is_gpu
-from ..calibrate.blockwise import Place, StandIn, StreamedWeights, load_part, places_of, read_through, tensors_of
-from ..calibrate.plain_step import PlainStep, linear
+from ..calibrate.blockwise import InputRecorder, StandIn, StreamedWeights, load_part, places_of, read_through, tensors_of
+from ..calibrate.differentiable_step import DifferentiableStep, linear
 from ..encode.gptq import add_gram, to_numpy
 from .head_cost import FinalStates
 
 
 @dataclass(slots=True)
 class Sensitivity:
-    """What is known of the matrices that read one input, in one product."""
+    """Statistics of matrices that read one input in one product."""
 
     names: list[str]
-    """Their tensors, in the order of the rows."""
+    """Names of the tensors, in row order."""
     curvature: np.ndarray
-    """C, float32 `[in, in]`, all experts together."""
+    """C, float32 `[in, in]`, of all experts together."""
     rows: np.ndarray
-    """The share of each output, float32 `[out of all tensors]`, sums to 1."""
+    """Share of each output, float32 `[out of all tensors]`; the sum is 1."""
     importance: mx.array
-    """The mean square of each input, float32 `[in]`, as the weighted fit takes it."""
+    """Mean square of each input for the weighted fit, float32 `[in]`."""
 
 
 class Sensitivities:
-    """The sensitivities of a whole model on some texts."""
+    """Sensitivities of a whole model on some texts."""
 
     def __init__(self, checkpoint: Checkpoint, states: list[list[mx.array]], texts: list[Batch]) -> None:
-        """`states` are those of the texts after every part of the model."""
+        """Create them from the `states` of the texts after every part of the model."""
         self.final = FinalStates(checkpoint, states.pop())
-        """What the head reads, from which its cost is measured rather than estimated."""
+        """Inputs of the head, whose cost is measured instead of estimated."""
         self.tokens = [token for batch in texts for token in batch.tokens]
-        """The tokens that were read."""
+        """Tokens of the texts."""
         self.embedding = np.zeros(0)
-        """Mean square of the gradient with respect to each channel of the embeddings, float32 `[hidden]`; once all places are known."""
+        """Mean square of the gradient with respect to each channel of the embeddings, float32 `[hidden]`; set after `places`."""
         self._checkpoint, self._states, self._texts = checkpoint, states, texts
 
     def places(self) -> Iterator[list[list[Sensitivity]]]:
-        """Block by block, from the last to the first: those that read one input together. Once only, as what a block needed is dropped."""
+        """Yield the sensitivities block by block, last block first, grouped by shared input. Works once, because states are dropped."""
         back, gradients = _Back(self._checkpoint, self._texts), self.final.gradients()
-        self._states.pop()  # those after the last block, which `final` has too
+        self._states.pop()  # after the last block: `final` has them
         for number in range(architecture(self._checkpoint.config).sizes.layers, 0, -1):
             gradients, found = back.through(number, self._states.pop(), gradients)
             yield found
@@ -75,8 +75,10 @@ class Sensitivities:
 def sensitivities(
     checkpoint: Checkpoint, forward: Checkpoint, texts: Sequence[Sequence[int]], progress: Progress | None = None
 ) -> Sensitivities:
-    """What an error in each matrix costs on these texts (token ids). `forward` is the checkpoint opened to compute with. One block of
-    layers is in memory at a time, with the states of the texts between all blocks. Raises `MLXInferError`."""
+    """Return the cost of errors in each matrix on these texts (token ids). `forward` is the checkpoint opened for computing.
+
+    Memory has one block, and the states of the texts between all blocks. Raises `MLXInferError`.
+    """
     _check_family(forward)
     read = batches(texts)
     kept = _States()
@@ -85,7 +87,7 @@ def sensitivities(
 
 
 def _check_family(checkpoint: Checkpoint) -> None:
-    """Raise `ConversionError` for a model that gradients are not taken back through: its blocks get more than the stream."""
+    """Raise `ConversionError` for a model without gradients here: its blocks get more than the residual stream."""
     plan = architecture(checkpoint.config)
     shares = any(isinstance(spec, AttentionSpec) and spec.shared for spec in plan.specs)
     if plan.inputs is not None or shares:
@@ -94,16 +96,16 @@ def _check_family(checkpoint: Checkpoint) -> None:
 
 
 class _Nothing:
-    """A `Watcher` of no place."""
+    """A `Watcher` that ignores all places."""
 
-    def place(self, names: list[str]) -> Place | None:
+    def place(self, names: list[str]) -> InputRecorder | None:
         return None
 
-    def done(self, places: list[tuple[list[str], Place]]) -> None: ...
+    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None: ...
 
 
 class _States:
-    """`Bookmarks` that keep the states after every part: the embedding, each block, and once more those after the last one."""
+    """`Bookmarks` that keep the states after every part: embedding, each block, and the states after the last block again."""
 
     def __init__(self) -> None:
         self.states: list[list[mx.array]] = []
@@ -116,20 +118,20 @@ class _States:
 
 
 class _Back:
-    """Takes gradients back through one block after another."""
+    """Propagates gradients back through one block after another."""
 
     def __init__(self, checkpoint: Checkpoint, texts: list[Batch]) -> None:
         self._checkpoint, self._texts = checkpoint, texts
         self._plan = architecture(checkpoint.config)
 
     def through(self, number: int, states: list[mx.array], gradients: list[mx.array]) -> tuple[list[mx.array], list[list[Sensitivity]]]:
-        """Gradients with respect to the inputs of part `number`, from those of its outputs, and the sensitivities of its matrices."""
+        """Return gradients by the inputs of part `number`, from those by its outputs, and the sensitivities of its matrices."""
         block, weights = load_part(self._checkpoint, number)
         assert isinstance(block, AnyBlock)
-        taps = _tap(block, weights)
+        taps = make_differentiable(block, weights)
         before = []
         for batch, x, gradient in zip(self._texts, states, gradients, strict=True):
-            step = PlainStep(self._plan.specs, [len(text) for text in batch.texts])
+            step = DifferentiableStep(self._plan.specs, [len(text) for text in batch.texts])
             rotations = {name: rope.at(step) for name, rope in self._plan.ropes.items()}
             _, found = mx.vjp(lambda x, step=step, rotations=rotations: block(x, step, rotations), [x], [gradient])
             mx.eval(found)
@@ -141,11 +143,10 @@ class _Back:
 
 
 @dataclass(slots=True)
-class _Record:
-    """What one product has shown, summed over batches."""
+class _ProductRecord:
+    """Statistics of one product, summed over batches."""
 
     names: list[str]
-    """Its tensors."""
     curvature: np.ndarray
     """float32 `[in, in]`."""
     rows: np.ndarray
@@ -153,14 +154,12 @@ class _Record:
     squares: np.ndarray
     """Squared inputs."""
     count: int = 0
-    """Inputs."""
+    """Number of inputs."""
     x: mx.array | None = None
-    """Inputs of this batch."""
     gradient: mx.array | None = None
-    """Gradients of its outputs."""
 
     def collect(self) -> None:
-        """Add what the last batch has shown."""
+        """Add the statistics of the last batch."""
         assert self.x is not None
         assert self.gradient is not None
         gradient, seen = self.gradient, self.x
@@ -173,30 +172,30 @@ class _Record:
         self.x = self.gradient = None
 
     def take(self, gradient: mx.array) -> mx.array:
-        """Called on the way back."""
+        """Store the gradient in the backward pass."""
         self.gradient = gradient
         return gradient
 
     def result(self, tokens: int) -> Sensitivity:
-        """What all batches have shown, `tokens` of them."""
+        """Return the sensitivity over all batches, with `tokens` tokens in total."""
         rows = self.rows / max(self.rows.sum(), 1e-30)
         importance = mx.array((self.squares / max(self.count, 1)).astype(np.float32))
         return Sensitivity(self.names, self.curvature / tokens, rows.astype(np.float32), importance)
 
 
-class _Tap(StandIn):
-    """A matrix whose products can be differentiated, and that remembers their inputs and the gradients of their outputs."""
+class _RecordedMatrix(StandIn):
+    """A matrix with differentiable products that records their inputs and the gradients of their outputs."""
 
     __slots__ = ("matrix", "plain", "record")
     matrix: mx.array
     plain: Callable[[mx.array], mx.array]
-    record: _Record
+    record: _ProductRecord
 
     def __init__(self, matrix: mx.array, names: list[str]) -> None:
         rows, size = matrix.shape[-2:]
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "plain", _product(matrix))
-        object.__setattr__(self, "record", _Record(names, np.zeros((size, size), np.float32), np.zeros(rows), np.zeros(size)))
+        object.__setattr__(self, "record", _ProductRecord(names, np.zeros((size, size), np.float32), np.zeros(rows), np.zeros(size)))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -222,14 +221,14 @@ def _product(matrix: mx.array) -> Callable[[mx.array], mx.array]:
     return linear(forward.multiply, back.multiply)
 
 
-def _tap(block: AnyBlock, weights: StreamedWeights) -> list[list[_Tap]]:
-    """Make a block one that can be differentiated."""
+def make_differentiable(block: AnyBlock, weights: StreamedWeights) -> list[list[_RecordedMatrix]]:
+    """Make a block differentiable, and return the recording matrices."""
     joined = list(places_of(block))
-    taps: list[list[_Tap]] = []
+    taps: list[list[_RecordedMatrix]] = []
     for linears in joined:
         taps.append([])
         for each in linears:
-            taps[-1].append(_Tap(_plain(each.matrix), [weights.stored_name(name) for name in tensors_of(each)]))
+            taps[-1].append(_RecordedMatrix(_dequantized(each.matrix), [weights.stored_name(name) for name in tensors_of(each)]))
             each.matrix = taps[-1][-1]
     for node in objects(block):
         if isinstance(node, RMSNorm):
@@ -237,7 +236,7 @@ def _tap(block: AnyBlock, weights: StreamedWeights) -> list[list[_Tap]]:
     return taps
 
 
-def _plain(matrix: Matrix | Packed) -> mx.array:
+def _dequantized(matrix: Matrix | Packed) -> mx.array:
     assert not isinstance(matrix, Packed)
     found = matrix.dequantize(default_dtype()) if isinstance(matrix, RawBlocks) else numbers(matrix).astype(default_dtype())
     mx.eval(found)

@@ -1,4 +1,4 @@
-"""From the headers of a source to the tensors of the destination: their names, shapes and formats, before any weight is read."""
+"""Maps the headers of a source to the tensors of the destination (names, shapes, formats) before any weight is read."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint3
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     """One tensor in the destination's safetensors files."""
 
     name: str
     """Name in the header."""
     dtype: str
-    """In safetensors' notation."""
+    """Dtype in safetensors' notation."""
     shape: tuple[int, ...]
     """Shape as stored."""
     nbytes: int
@@ -42,32 +42,32 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class OutputTensor:
     """One tensor of the graph, as read and as written."""
 
     request: TensorRequest
-    """What the graph asked for."""
+    """Request of the graph."""
     stored: Format | mx.Dtype
-    """How it is read: a format that MLX shares with the source, or the dtype of plain numbers."""
+    """Format as read: one that MLX shares with the source, or the dtype of plain numbers."""
     target: Format | mx.Dtype
-    """How it is written."""
+    """Format as written."""
     dtype: mx.Dtype
-    """Dtype of its floating parts as written: the numbers, or the scales of an affine format."""
+    """Dtype of the floating-point parts as written: the numbers, or the scales of an affine format."""
     kind: str = ""
-    """How the source stores it, by the name that its tool has for it."""
+    """Format in the source, as its tool calls it."""
     unpacked_from: str | None = None
-    """The source's quantized type where its numbers are read in float32, such as "Q6_K"."""
+    """Quantized type in the source if its numbers are read in float32, such as "Q6_K"."""
     codes_of: str | None = None
-    """The source's quantized type where codes are kept, and its scales may be rounded, such as "Q4_K"."""
+    """Quantized type in the source if codes are kept and scales may be rounded, such as "Q4_K"."""
 
     @property
     def name(self) -> str:
-        """Name in the text model alone, without the prefix it has inside a larger model."""
+        """Name in the text model, without the prefix inside a larger model."""
         return _TEXT_PREFIX.sub("", self.request.name)
 
     @property
     def action(self) -> Action:
-        """What the conversion does with the tensor."""
+        """Treatment of the tensor."""
         if isinstance(self.target, Format):
             if self.stored == self.target:
                 return "kept"
@@ -80,16 +80,16 @@ class Output:
 
     @property
     def is_rounded(self) -> bool:
-        """Whether codes and scales have to be found for it."""
+        """True if codes and scales must be found for it."""
         return isinstance(self.target, Format) and self.action in ("quantized", "requantized")
 
     @property
     def quantized_before(self) -> str | None:
-        """How the source quantizes it, in words; None where it does not."""
+        """Quantization in the source, in words; None for a plain tensor."""
         return self.codes_of or format_text(self.stored) if isinstance(self.stored, Format) else self.unpacked_from
 
-    def parts(self) -> list[Part]:
-        """The stored tensors that make it up: for a quantized matrix, codes, scales and biases."""
+    def parts(self) -> list[StoredPart]:
+        """Return the stored tensors: for a quantized matrix, codes, scales and biases."""
         shape = self.request.shape
         if not isinstance(self.target, Format):
             return [_part(self.name, self.target, shape)]
@@ -101,8 +101,8 @@ class Output:
         return [_part(self.name, mx.uint32, packed), *scales]
 
 
-def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> Part:
-    return Part(name, _ST_NAMES[dtype], shape, math.prod(shape) * dtype.size)
+def _part(name: str, dtype: mx.Dtype, shape: tuple[int, ...]) -> StoredPart:
+    return StoredPart(name, _ST_NAMES[dtype], shape, math.prod(shape) * dtype.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +111,14 @@ class ConversionPlan:
 
     config: dict[str, Any]
     """Config of the text model."""
-    outputs: tuple[Output, ...]
+    outputs: tuple[OutputTensor, ...]
     """Tensors in the order of writing."""
     skipped: dict[str, str]
     """Tensors of the source that are not written, with the reason."""
     dtype: mx.Dtype
     """Dtype of what is not quantized."""
     default: Format | None
-    """Format that the quantization block names first; None without quantization."""
+    """First format of the config's quantization block; None without quantization."""
     notes: tuple[str, ...]
     """Messages for the user."""
 
@@ -129,9 +129,11 @@ class ConversionPlan:
 
 
 def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> ConversionPlan:
-    """Plan a conversion from headers alone. `asked` is the format for matrices, None to keep what is stored; with `any_group`, matrices
-    stored in its bits and mode keep their own group size. `dtype` is that of what is not quantized, None for the source's. Raises
-    `MLXInferError`."""
+    """Plan a conversion from headers alone.
+
+    `asked` is the format for matrices, None to keep stored formats. With `any_group`, matrices stored in its bits and mode keep their group
+    size. `dtype` applies to unquantized tensors; None keeps the source's. Raises `MLXInferError`.
+    """
     architecture = model_type(checkpoint)
     if not supports(architecture):
         raise ConversionError(f"{architecture!r} has no graph here, so that its tensors cannot be accounted for: use mlx_lm.convert")
@@ -146,37 +148,41 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
 
 
 def natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:
-    """The stored dtype; for a GGUF file, whose plain tensors are norms in float32, 16 bits: float16, the dtype of its scales, or bfloat16
-    for Gemma, whose activations leave float16's range."""
+    """Return the stored dtype, or 16 bits for a GGUF file, whose plain tensors are norms in float32.
+
+    That is float16, the dtype of its scales, or bfloat16 for Gemma, whose activations exceed float16's range.
+    """
     main = main_dtype(checkpoint) or mx.bfloat16
     if main != mx.float32 or not isinstance(checkpoint, GGUFCheckpoint):
         return main
     return mx.bfloat16 if model_type(checkpoint).startswith("gemma") else mx.float16
 
 
-def _output(tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype, widen: bool) -> Output:
-    """`widen` gives types that MLX lacks the format of more bits that holds them."""
+def _output(
+    tensor: PlannedTensor, checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype, widen: bool
+) -> OutputTensor:
+    """Return the output of a tensor. `widen` gives types that MLX lacks a format with more bits that holds them."""
     request, stored = tensor.request, tensor.stored
     kind, packs = checkpoint.kind(request.sources[0]), isinstance(checkpoint, GGUFCheckpoint)
     if isinstance(stored, Format):
         keep = asked is None or _as_good(stored, asked, any_group)
         target = stored if keep else _fitting(request, asked) or stored
         again = kind in lossy(dtype) if packs else kind != format_text(stored) and stored.mode == "affine"
-        return Output(request, stored, target, dtype, kind, codes_of=kind if again else None)
+        return OutputTensor(request, stored, target, dtype, kind, codes_of=kind if again else None)
     own = stored if request.dtype is not None and stored in _ST_NAMES else request.dtype or dtype
     asked = PACKINGS[kind].format if packs and widen and kind in PACKINGS else asked
-    return Output(request, stored, _fitting(request, asked) or own, dtype, kind, checkpoint.unpacked_from(request.sources[0]))
+    return OutputTensor(request, stored, _fitting(request, asked) or own, dtype, kind, checkpoint.unpacked_from(request.sources[0]))
 
 
 def _as_good(stored: Format, asked: Format, any_group: bool) -> bool:
-    """Whether the stored format is kept: more bits would add size, but no precision."""
+    """True if the stored format is kept: more bits would add size, but no precision."""
     if stored.mode != asked.mode or stored.bits > asked.bits:
         return False
     return stored.bits < asked.bits or any_group or stored.group_size == asked.group_size
 
 
 def _fitting(request: TensorRequest, asked: Format | None) -> Format | None:
-    """The requested format, or the same with smaller groups if the rows cannot be divided into groups of that size."""
+    """Return the requested format, or the same with smaller groups if it does not divide the rows; None for plain tensors."""
     if asked is None or not request.quantizable or request.kind != "matrix" or not request.name.endswith(".weight"):
         return None
     if can_quantize(request.shape, asked):
@@ -185,12 +191,12 @@ def _fitting(request: TensorRequest, asked: Format | None) -> Format | None:
     return next((form for form in smaller if can_quantize(request.shape, form)), None)
 
 
-def _commonest(outputs: tuple[Output, ...]) -> Format | None:
+def _commonest(outputs: tuple[OutputTensor, ...]) -> Format | None:
     formats = [output.target for output in outputs if isinstance(output.target, Format)]
     return max(formats, key=formats.count, default=None)
 
 
-def _notes(outputs: tuple[Output, ...], asked: Format | None) -> list[str]:
+def _notes(outputs: tuple[OutputTensor, ...], asked: Format | None) -> list[str]:
     kept = [o for o in outputs if isinstance(o.stored, Format) and o.action == "kept" and o.target != asked]
     again = [o for o in outputs if o.action == "requantized"]
     alike = _counted([o for o in kept if not o.codes_of])
@@ -218,5 +224,5 @@ def _matrices(count: int, verb: str = "", verb_of_one: str = "") -> str:
     return counted(count, "matrix", "matrices") + (verb_of_one if count == 1 else verb)
 
 
-def _counted(outputs: list[Output]) -> list[tuple[str, int]]:
+def _counted(outputs: list[OutputTensor]) -> list[tuple[str, int]]:
     return Counter(str(output.quantized_before) for output in outputs).most_common()

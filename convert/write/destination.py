@@ -1,4 +1,4 @@
-"""The destination directory: it appears complete, by a rename, or not at all. What an interrupted run has done is kept next to it."""
+"""The destination directory appears complete, by a rename, or not at all. The progress of an interrupted run is kept in the same folder."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SLACK = 16 << 20
 
 
 def check_destination(destination: Path) -> None:
-    """Raise `DestinationError` if it exists or cannot be created. Parents that do not exist are created later."""
+    """Raise `DestinationError` if the destination exists or cannot be created. Missing parents are created later."""
     if os.path.lexists(destination):
         raise DestinationError(f"{destination} exists: choose another destination, or delete it")
     parent = _existing(destination)
@@ -28,13 +28,13 @@ def check_destination(destination: Path) -> None:
 
 
 def _existing(path: Path) -> Path:
-    """The nearest of a path's parents that exists."""
+    """Return the nearest existing parent of a path."""
     return next(parent for parent in path.parents if os.path.lexists(parent))
 
 
 @contextmanager
 def made_parents(destination: Path) -> Iterator[None]:
-    """The parents of the destination, created; those that are empty at the end are removed again. Raises `DestinationError`."""
+    """Create the parents of the destination, and remove those that are empty at the end. Raises `DestinationError`."""
     missing = [parent for parent in destination.parents if not os.path.lexists(parent)]
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
@@ -44,12 +44,12 @@ def made_parents(destination: Path) -> Iterator[None]:
         yield
     finally:
         for parent in missing:
-            with suppress(OSError):  # it holds something
+            with suppress(OSError):  # not empty
                 parent.rmdir()
 
 
 def check_room(destination: Path, nbytes: int) -> None:
-    """Raise `DestinationError` unless `nbytes` are free there, or taken already by what an interrupted run has written."""
+    """Raise `DestinationError` unless `nbytes` are free, counting the files of an interrupted run."""
     free = shutil.disk_usage(_existing(destination)).free
     needed = nbytes - _allocated(_staging(destination) / _FILES)
     if free < needed + _SLACK:
@@ -58,12 +58,12 @@ def check_room(destination: Path, nbytes: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Staging:
-    """Where a conversion writes."""
+    """Files and journal of a running conversion."""
 
     files: Path
     """The directory that becomes the destination."""
     journal: Journal
-    """What is done already."""
+    """Finished steps."""
 
 
 _FILES = "files"
@@ -71,11 +71,11 @@ _FILES = "files"
 
 @contextmanager
 def staged(destination: Path, key: Mapping[str, Any]) -> Iterator[Staging]:
-    """A directory to write into, which becomes the destination when the block ends.
+    """Yield a directory to write into, which becomes the destination when the block ends.
 
-    If it is interrupted, or the disk is full, what the journal has recorded stays in `.NAME.partial`, and a run with the same `key`, which
-    is everything that the result depends on, continues there. After a `MLXInferError`, which the same run would meet again, or where
-    nothing is recorded, nothing stays. Raises `DestinationError` for every OSError.
+    If the block is interrupted or the disk is full, the recorded steps stay in `.NAME.partial`. A run with the same `key` (everything that
+    the result depends on) resumes there. Nothing stays after an `MLXInferError`, which the same run would meet again, or without recorded
+    steps. Raises `DestinationError` for every OSError.
     """
     folder = _staging(destination)
     journal: Journal | None = None
@@ -124,7 +124,7 @@ def _delete(folder: Path) -> None:
 
 
 def _allocated(folder: Path) -> int:
-    """Bytes on the disk that the files take, holes not counted."""
+    """Return the bytes on disk that the files take, without holes."""
     return sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
 
 

@@ -1,22 +1,21 @@
-"""What of a conversion is done already, so that an interrupted one is continued instead of begun again.
+"""Records finished steps so that an interrupted conversion resumes.
 
-A *unit* is a step whose result never changes: a tensor that was written, a block of layers that was calibrated. Whoever does the step
-asks first, and notes it afterwards:
+A *unit* is a step with a fixed result: a written tensor, a calibrated block of layers. Ask before the step, and record it afterwards:
 
     if (values := journal.done("tensor model.norm.weight")) is None:
-        ...  # compute, and write through `Writer`
+        ...  # compute, and write through `ShardWriter`
         journal.record("tensor model.norm.weight", values, writer.spans(parts))
 
-What a step hands to the next ones, such as the hidden states between two blocks, is kept in files of its own, not part of the result:
+Arrays for later steps, such as the hidden states between two blocks, are kept in separate files, which are not part of the result:
 
     found = journal.load("states 7")       # (arrays, values), or None
     journal.save("states 7", {"x": x}, {"tokens": 4096})
-    journal.forget("states 6")             # once nobody continues from there
+    journal.forget("states 6")             # no longer needed
 
-The journal is a file of lines in the staging directory, one per unit. Each line begins with a digest of itself, so that one torn by a kill
-or a full disk counts as absent; bytes and arrays are recorded with their digests, and a unit is done only if they still have them. Nothing
-has to be synced to the disk for that: after a power failure, what was lost is done again. The first line holds the key, everything
-that the result depends on: options, versions, the source's files. A journal with another key is not continued.
+The journal is a file in the staging directory with one line per unit. Each line starts with its own digest: a line torn by a kill or a full
+disk counts as absent. A unit counts as done only while the bytes and arrays it wrote have their recorded digests. So nothing must be synced
+to disk: after a power failure, lost steps are repeated. The first line is the key, which is everything that the result depends on: options,
+versions, source files. A journal with another key is not continued.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from ...errors import DestinationError, one_line
 from ...util.dataclass import dataclass
 
 Values = dict[str, Any]
-"""What JSON holds; floats come back bit for bit."""
+"""JSON values; floats are restored bit for bit."""
 
 _CHUNK = 1 << 22
 _NAME = "journal"
@@ -59,11 +58,13 @@ class Span:
 
 
 class Journal:
-    """The journal in a staging directory; only one process at a time has it open. Raises OSError where the disk is full."""
+    """The journal in a staging directory, open in one process at a time. Raises OSError if the disk is full."""
 
     def __init__(self, folder: Path, key: Mapping[str, Any]) -> None:
-        """Continue the journal in this directory if it has this key, else begin one; `changed` then says what differs. Raises
-        `DestinationError` if another process has it open."""
+        """Open the journal in this directory if it has this key, otherwise start a new one. `changed` then says what differs.
+
+        Raises `DestinationError` if another process has it open.
+        """
         self._folder = folder
         self._file = (folder / _NAME).open("a+b")
         self._lock()
@@ -71,20 +72,20 @@ class Journal:
         self._units: dict[str, tuple[Values, list[Span]]] = {}
         self._checked: set[str] = set()
         self.changed: str | None = None
-        """Why what another run has left is not used; None where there is nothing, or it is."""
+        """Reason why an earlier run's steps are not used; None if they are, or if there are none."""
         self._begin()
         self.resumed = bool(self._units)
-        """Whether units of an earlier run are there."""
+        """True if steps of an earlier run are present."""
         self.found = len(self._units)
-        """How many."""
+        """Number of these steps."""
 
     @property
     def count(self) -> int:
-        """How many units are recorded."""
+        """Number of recorded steps."""
         return len(self._units)
 
     def done(self, unit: str) -> Values | None:
-        """The values recorded for a unit, if it is done and its bytes are still what they were."""
+        """Return the values recorded for a unit if it is done and its bytes are unchanged; None otherwise."""
         if unit not in self._units:
             return None
         values, spans = self._units[unit]
@@ -96,7 +97,7 @@ class Journal:
         return values
 
     def record(self, unit: str, values: Values | None = None, spans: Iterable[Span] = ()) -> None:
-        """Note that a unit is done, with what is worth knowing about it, and the bytes that it has written."""
+        """Record that a unit is done, with its values and the bytes that it wrote."""
         listed = list(spans)
         entry = {"unit": unit, "values": values or {}, "spans": [[s.file, s.start, s.stop, s.digest] for s in listed]}
         self._append(entry)
@@ -104,18 +105,18 @@ class Journal:
         self._checked.add(unit)
 
     def save(self, unit: str, arrays: Mapping[str, mx.array], values: Values | None = None) -> None:
-        """As `record`, with arrays that `load` gives back bit for bit."""
+        """Record a unit with arrays, which `load` returns bit for bit."""
         path = self._path(unit)
         path.parent.mkdir(exist_ok=True)
         try:
             mx.save_safetensors(str(path), dict(arrays) or {"": mx.zeros(1)})
-        except RuntimeError as error:  # MLX's only one; a full disk is the only reason to expect
+        except RuntimeError as error:  # MLX raises nothing else; expect a full disk
             raise OSError(errno.EIO, one_line(error)) from None
         size = path.stat().st_size
         self.record(unit, values, [Span(str(path.relative_to(self._folder)), 0, size, digest_of(path, 0, size))])
 
     def load(self, unit: str) -> tuple[dict[str, mx.array], Values] | None:
-        """The arrays and values of a unit that was saved; None where it was not, or its file is damaged."""
+        """Return the arrays and values of a saved unit; None if it was not saved or its file is damaged."""
         values = self.done(unit)
         if values is None:
             return None
@@ -125,7 +126,7 @@ class Journal:
         return arrays, values
 
     def forget(self, unit: str) -> None:
-        """Delete what `save` has kept; the unit is not done any more. Nothing happens where there is no such unit."""
+        """Delete a saved unit, which then counts as not done. Unknown units are ignored."""
         self._units.pop(unit, None)
         self._path(unit).unlink(missing_ok=True)
 
@@ -146,7 +147,7 @@ class Journal:
             ) from None
 
     def _begin(self) -> None:
-        """Read the lines up to the first that is not whole, which is cut off, and compare the key."""
+        """Read the complete lines, cut off the rest, and compare the key."""
         self._file.seek(0)
         lines, end = [], 0
         for line in self._file:
@@ -168,7 +169,7 @@ class Journal:
     def _append(self, entry: Mapping[str, Any]) -> None:
         text = json.dumps(entry).encode()
         line = _digest(text).encode() + b" " + text + b"\n"
-        while line:  # opened for appending, and unbuffered in effect: a kill loses nothing that was recorded
+        while line:  # appended without a buffer: a kill loses no recorded unit
             line = line[os.write(self._file.fileno(), line) :]
 
     def _holds(self, span: Span) -> bool:
@@ -180,7 +181,7 @@ class Journal:
 
 
 def digest_of(path: Path, start: int, stop: int) -> str:
-    """The digest of the bytes `start .. stop` of a file, read in pieces. Raises OSError."""
+    """Return the digest of the bytes `start .. stop` of a file, read in pieces. Raises OSError."""
     digest = new_digest()
     with path.open("rb", buffering=0) as file:
         file.seek(start)
@@ -194,7 +195,7 @@ def digest_of(path: Path, start: int, stop: int) -> str:
 
 
 def new_digest() -> hashlib.blake2b:
-    """What `Span.digest` is computed with."""
+    """Return an empty digest of the kind in `Span.digest`."""
     return hashlib.blake2b(digest_size=16)
 
 
@@ -211,7 +212,7 @@ def _read_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """The first thing in which two keys differ, as "bits was 3 and is 4"; of files, which one."""
+    """Return the first difference of two keys, such as "bits was 3 and is 4", or the name of a changed file."""
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if old == new:
@@ -226,11 +227,13 @@ def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
 
 
 class JournalBookmarks:
-    """Implements `stream.Bookmarks`."""
+    """Implements `blockwise.Bookmarks` with the journal of a conversion."""
 
     def __init__(self, journal: Journal, name: str, found: dict[str, mx.array] | None = None) -> None:
-        """`name` tells this reading from others. `found`, by name, is what the reading has found so far: kept with the states, and filled
-        by `load`."""
+        """Create bookmarks for the reading called `name`.
+
+        `found` has the arrays found so far by name; it is saved with the states and filled by `load`.
+        """
         self._journal, self._name, self._last = journal, name, 0
         self._found = {} if found is None else found
 
@@ -252,7 +255,7 @@ class JournalBookmarks:
         self._last = parts
 
     def forget(self) -> None:
-        """Delete what was saved last."""
+        """Delete the last saved states."""
         self._journal.forget(self._unit(self._last))
 
     def _unit(self, parts: int) -> str:

@@ -1,4 +1,4 @@
-"""A checkpoint with an adapter merged into it: what is read is the model's own tensor, plus the adapter's update of it."""
+"""A checkpoint with an adapter merged into it: tensors are the model's own plus the adapter's updates."""
 
 from __future__ import annotations
 
@@ -17,13 +17,15 @@ from ...nn.weights import Dense, Format, Matrix, numbers
 
 
 def open_merged(path: Path, adapter: str | Path, dtype: mx.Dtype | None) -> MergedDirectory | MergedGGUF:
-    """The checkpoint at a resolved path with an adapter's updates in it, merged in float32 and rounded to `dtype`; None: the checkpoint's.
-    Raises `MLXInferError` for an adapter that does not fit."""
+    """Open the checkpoint at a resolved path with an adapter merged in float32 and rounded to `dtype`, or the checkpoint's dtype if None.
+
+    Raises `MLXInferError` for an adapter that does not fit.
+    """
     return MergedDirectory(path, adapter, dtype) if path.is_dir() else MergedGGUF(path, adapter)
 
 
 class Merge:
-    """The updates of an adapter by the names of a checkpoint's tensors. Projections that were quantized become plain."""
+    """The updates of an adapter by the checkpoint's tensor names. Quantized projections become plain."""
 
     def __init__(self, adapter: Adapter, names: Any, shape: Callable[[str], tuple[int, ...]], dtype: mx.Dtype) -> None:
         self.adapter = adapter
@@ -40,7 +42,7 @@ class Merge:
             self.updates[name] = update
 
     def rows(self, name: str, own: Matrix, first: int, last: int) -> Dense:
-        """Rows of the merged matrix, of which `own` has those of the model."""
+        """Return rows of the merged matrix; `own` has the model's rows."""
         update = self.updates[name]
         if self._factors is None or self._factors[0] != name:
             self._factors = name, update.read()
@@ -54,7 +56,7 @@ class Merge:
 
 
 class MergedDirectory(SafetensorsCheckpoint):
-    """Implements `Checkpoint`."""
+    """Implements `Checkpoint` for a directory."""
 
     def __init__(self, path: Path, adapter: str | Path, dtype: mx.Dtype | None) -> None:
         super().__init__(path)
@@ -64,7 +66,7 @@ class MergedDirectory(SafetensorsCheckpoint):
 
     @property
     def adapter(self) -> Adapter:
-        """The adapter."""
+        """The merged adapter."""
         assert self._merge is not None
         return self._merge.adapter
 
@@ -92,7 +94,7 @@ class MergedDirectory(SafetensorsCheckpoint):
 
 
 class MergedGGUF(GGUFCheckpoint):
-    """Implements `Checkpoint`."""
+    """Implements `Checkpoint` for a GGUF file."""
 
     def __init__(self, path: Path, adapter: str | Path) -> None:
         super().__init__(path)
@@ -100,7 +102,7 @@ class MergedGGUF(GGUFCheckpoint):
 
     @property
     def adapter(self) -> Adapter:
-        """The adapter."""
+        """The merged adapter."""
         return self._merge.adapter
 
     def stored(self, name: str) -> Format | mx.Dtype:

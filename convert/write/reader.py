@@ -1,4 +1,4 @@
-"""The source of a conversion, read in blocks of rows."""
+"""Reads the source of a conversion in blocks of rows, and notices if its files change."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from ...loading.weights import TensorRequest, evaluate
 from ...nn.weights import Matrix, map_rows, stack
 
 BLOCK = 1 << 24
-"""Elements per block; a single row, or expert, may be larger."""
+"""Elements per block; a single row or expert may be larger."""
 
 
 def can_read_rows(checkpoint: Checkpoint, request: TensorRequest) -> bool:
-    """Whether it need not be read whole: a safetensors tensor, or several that are stacked."""
+    """True if the tensor can be read in parts: a safetensors tensor, or several that are stacked."""
     plain = request.recipe is None or request.recipe.make is stack
     return plain and isinstance(checkpoint, SafetensorsCheckpoint) and bool(request.shape)
 
 
 def blocks(checkpoint: Checkpoint, request: TensorRequest, size: int | None = None) -> Iterator[Matrix]:
-    """The tensor in blocks `[rows, in]` (one axis for a vector) of about `size` elements, in order, `BLOCK` where that is None.
+    """Yield the tensor in order in blocks `[rows, in]` (one axis for a vector) of about `size` elements, by default `BLOCK`.
 
-    Only one block is in memory at a time, unless the tensor has to be read whole.
+    One block is in memory at a time, unless the tensor must be read whole.
     """
     size = BLOCK if size is None else size
     if can_read_rows(checkpoint, request):
@@ -66,24 +66,24 @@ def _ranges(rows: int, row: int, size: int) -> Iterator[tuple[int, int]]:
 
 
 _HEAD = 1 << 22
-"""Bytes of a file that is no safetensors file which stand for its header: GGUF's metadata, all of a config."""
+"""Bytes that count as the header of other files than safetensors: GGUF's metadata, all of a config."""
 Stamp = tuple[int, int, int, str]
-"""Size, time of the last change in nanoseconds, inode, digest of the header."""
+"""Size, modification time in nanoseconds, inode, and digest of the header."""
 
 
 class SourceFiles:
-    """The weights and the JSON files at a resolved path, as they are now. Raises `CheckpointError` if one cannot be read."""
+    """State of the weights and JSON files at a resolved path. Raises `CheckpointError` if one cannot be read."""
 
     def __init__(self, path: Path) -> None:
         self._files = model_files(path)
         self._stamps = [_stamp(file) for file in self._files]
 
     def key(self) -> dict[str, list[int | str]]:
-        """By name: size, time and header; for a journal's key."""
+        """Return size, time and header digest by name, for a journal's key."""
         return {file.name: [size, time, head] for file, (size, time, _, head) in zip(self._files, self._stamps, strict=True)}
 
     def check(self, *, headers: bool = False) -> None:
-        """Raise `CheckpointError` if a file has changed; `headers` are read again too."""
+        """Raise `CheckpointError` if a file has changed; with `headers`, headers are read again too."""
         for file, stamp in zip(self._files, self._stamps, strict=True):
             try:
                 same = _stamp(file) == stamp if headers else _status(file) == stamp[:3]

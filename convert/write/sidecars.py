@@ -1,4 +1,8 @@
-"""The files next to the weights: tokenizer, chat template, licence, the recipe of vectors. Copied byte for byte; code is never copied."""
+"""Files of a destination besides its shards: config, copied files (tokenizer, template, licence), and towers.
+
+Copies are byte for byte; code is never copied. Vision and audio towers are kept in `towers.safetensors`, never quantized, with the source's
+names and dtypes and its whole config in the metadata. Text models ignore it: loaders read `model*.safetensors`, or the files of the index.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +30,14 @@ from .journal import Journal, Span, digest_of
 _WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx", ".npz", ".tflite", ".ot"}
 _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json"}
 _OF_OTHER_TOOLS = {"hf_quant_config.json", "quantize_config.json", "quant_config.json"}
-"""What the source's quantization was, which would be read as the destination's."""
+"""Quantization configs of the source, which would be read as the destination's."""
 _MODULE = re.compile(r"\d+_[A-Z][a-z]+")
 """Folders of sentence-transformers, such as 1_Pooling."""
 _OF_MODULES = ("config.json", "model.safetensors")
 
 
 def write_sidecars(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: ConversionPlan, directory: Path) -> tuple[list[str], list[str]]:
-    """Write the config and the files that come with it. Returns the names of the latter, and notes for the user. Raises OSError."""
+    """Write the config and the files that belong to it. Return the names of these files, and notes for the user. Raises OSError."""
     config = directory / "config.json"
     config.write_text(to_json(destination_config(planned)), encoding="utf-8")
     if isinstance(checkpoint, GGUFCheckpoint):
@@ -47,8 +51,10 @@ def write_sidecars(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: Conver
 
 
 def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
-    """The files to copy, and those left out with the reason; hidden files are ignored. The only folders that are copied are that of
-    additional chat templates and those of sentence-transformers."""
+    """Return the files to copy, and the names of others with the reason. Hidden files are ignored.
+
+    Only folders of additional chat templates and of sentence-transformers are copied.
+    """
     copied, left = [], {}
     for path in sorted(source.glob("[!.]*")):
         reason = _reason_to_leave(path)
@@ -63,7 +69,7 @@ def sidecars(source: Path) -> tuple[list[Path], dict[str, str]]:
 
 
 def copy_sidecars(files: list[Path], source: Path, destination: Path) -> list[str]:
-    """Copy the bytes; returns the names, relative to the source."""
+    """Copy files byte for byte, and return their names relative to the source."""
     names = []
     for path in files:
         target = destination / path.relative_to(source)
@@ -85,7 +91,7 @@ _DROPPED = ("_name_or_path", "quantization", "quantization_config", "compression
 
 
 def destination_config(plan: ConversionPlan) -> dict[str, Any]:
-    """The config to write. Key order does not matter: `loading.files.to_json` sorts."""
+    """Return the config to write. Key order does not matter: `loading.files.to_json` sorts."""
     written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
     tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
     for owner in (written, written.get("text_config")):
@@ -98,12 +104,12 @@ def destination_config(plan: ConversionPlan) -> dict[str, Any]:
     if "dtype" in written:
         written["dtype"] = written["torch_dtype"]
     if plan.default:
-        written["quantization"] = written["quantization_config"] = _quantization(plan, plan.default)
+        written["quantization"] = written["quantization_config"] = _quantization_block(plan, plan.default)
     return written
 
 
 def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
-    """Where mlx-lm is known to compute other logits for this config than the model's authors and this program."""
+    """Return notes on logits that mlx-lm is known to compute differently for this config."""
     notes = [f"mlx-lm cannot be told of {what}, so that it gives other logits" for what in lost_in_old_style(config)]
     window = config.get("sliding_window")
     if window and config.get("model_type") in ("mistral", "gemma2"):
@@ -113,16 +119,16 @@ def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _quantization(plan: ConversionPlan, default: Format) -> dict[str, Any]:
-    block: dict[str, Any] = _entry(default)
+def _quantization_block(plan: ConversionPlan, default: Format) -> dict[str, Any]:
+    block: dict[str, Any] = _quantization_entry(default)
     for output in plan.outputs:
         if output.request.kind == "matrix" and output.target != default:
             path = output.name.removesuffix(".weight")
-            block[path] = _entry(output.target) if isinstance(output.target, Format) else False
+            block[path] = _quantization_entry(output.target) if isinstance(output.target, Format) else False
     return block
 
 
-def _entry(form: Format) -> dict[str, Any]:
+def _quantization_entry(form: Format) -> dict[str, Any]:
     return {"group_size": form.group_size, "bits": form.bits, "mode": form.mode}
 
 
@@ -134,32 +140,32 @@ _CHUNK = 1 << 24
 
 
 def tower_parts(checkpoint: Checkpoint, skipped: dict[str, str]) -> list[str]:
-    """The stored tensors that make up towers; `skipped` says why tensors are not part of the text model, as `MetaWeights.skipped`."""
+    """Return the stored tensors of towers; `skipped` has the reasons of `MetaWeights.skipped`."""
     if not isinstance(checkpoint, SafetensorsCheckpoint):
         return []
     return [part for name, reason in skipped.items() if reason == OF_TOWERS for part in checkpoint.parts(name)]
 
 
 def tower_bytes(checkpoint: Checkpoint, skipped: dict[str, str]) -> int:
-    """Bytes of the file that `write_towers` writes, its header left out."""
+    """Return the bytes of the towers' file without its header."""
     return sum(checkpoint.nbytes(name) for name, reason in skipped.items() if reason == OF_TOWERS)
 
 
 def write_towers(checkpoint: Checkpoint, skipped: dict[str, str], directory: Path, journal: Journal) -> dict[str, str]:
-    """Copy them; returns `skipped` with the reasons changed. Raises OSError."""
+    """Copy the towers, and return `skipped` with changed reasons. Raises OSError."""
     parts = tower_parts(checkpoint, skipped)
     if not parts:
         return skipped
     assert isinstance(checkpoint, SafetensorsCheckpoint)
     path = directory / FILE
     if journal.done(_UNIT) is None:
-        _copy(checkpoint.tensors, parts, path, checkpoint.config)
+        _copy_towers(checkpoint.tensors, parts, path, checkpoint.config)
         size = path.stat().st_size
         journal.record(_UNIT, {}, [Span(f"{directory.name}/{FILE}", 0, size, digest_of(path, 0, size))])
     return {name: _KEPT if reason == OF_TOWERS else reason for name, reason in skipped.items()}
 
 
-def _copy(tensors: StoredTensors, names: list[str], path: Path, config: dict[str, Any]) -> None:
+def _copy_towers(tensors: StoredTensors, names: list[str], path: Path, config: dict[str, Any]) -> None:
     header: dict[str, Any] = {"__metadata__": {"format": "pt", "config": json.dumps(config, sort_keys=True)}}
     end = 0
     for name in names:

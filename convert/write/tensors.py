@@ -1,4 +1,4 @@
-"""Writes the tensors of a plan one by one, those that an interrupted run has not written yet."""
+"""Writes the tensors of a plan that an interrupted run has not written yet, and verifies the result."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from ...models import build
 from ..calibrate.importance import Importance
 from ..encode.gptq_pipeline import Encodings
 from ..encode.quantizer import Quantizer
-from ..plan.weight_map import ConversionPlan, Output
+from ..plan.weight_map import ConversionPlan, OutputTensor
 from ..report import Action, TensorReport
 from .journal import Journal
 from .reader import SourceFiles, blocks
-from .writer import Writer
+from .writer import ShardWriter
 
 Progress = Callable[[int, int], None]
 
@@ -30,16 +30,18 @@ def write_tensors(
     checkpoint: Checkpoint,
     planned: ConversionPlan,
     importance: Importance,
-    writer: Writer,
+    writer: ShardWriter,
     journal: Journal,
     files: SourceFiles,
     progress: Progress | None,
     block: int | None = None,
     encoded: Encodings | None = None,
 ) -> list[TensorReport]:
-    """What was done with each tensor, in the order of the plan. `progress` is called with (bytes written, bytes in all), those of earlier
-    runs included; `block` is the size in `reader.blocks`. Raises `WeightsError` for NaN, `CheckpointError` if the source changes
-    meanwhile, OSError."""
+    """Write all tensors, and return what was done with each in the order of the plan.
+
+    `progress` gets (bytes written, total bytes), earlier runs included; `block` is the size of `reader.blocks`. Raises `WeightsError` for
+    NaN, `CheckpointError` if the source changes, OSError.
+    """
     reports = []
     done = 0
     for output in planned.outputs:
@@ -63,8 +65,10 @@ def write_tensors(
     return reports
 
 
-def _write(checkpoint: Checkpoint, output: Output, importance: mx.array | None, writer: Writer, size: int | None) -> dict[str, Any]:
-    """The relative errors, for the journal."""
+def _write(
+    checkpoint: Checkpoint, output: OutputTensor, importance: mx.array | None, writer: ShardWriter, size: int | None
+) -> dict[str, Any]:
+    """Encode and write a tensor; return its relative errors for the journal."""
     quantizer, parts = Quantizer(output, importance), output.parts()
     for block in blocks(checkpoint, output.request, size):
         for part, array in zip(parts, quantizer(block), strict=True):
@@ -72,8 +76,8 @@ def _write(checkpoint: Checkpoint, output: Output, importance: mx.array | None, 
     return {"error": quantizer.error, "weighted_error": quantizer.weighted_error}
 
 
-def _write_encoded(encoded: Encodings, output: Output, writer: Writer) -> dict[str, Any] | None:
-    """The relative errors, for the journal; None where it was not encoded before."""
+def _write_encoded(encoded: Encodings, output: OutputTensor, writer: ShardWriter) -> dict[str, Any] | None:
+    """Write a tensor that was encoded before, and return its relative errors; None if it was not."""
     found = encoded.pieces(output)
     if found is None:
         return None
@@ -84,7 +88,7 @@ def _write_encoded(encoded: Encodings, output: Output, writer: Writer) -> dict[s
     return errors
 
 
-def _report(output: Output, values: dict[str, Any]) -> TensorReport:
+def _report(output: OutputTensor, values: dict[str, Any]) -> TensorReport:
     request, error = output.request, float(values["error"])
     action: Action = "cast" if output.action == "kept" and error else output.action
     nbytes = sum(part.nbytes for part in output.parts())

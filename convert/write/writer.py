@@ -1,4 +1,4 @@
-"""Safetensors shards: headers are written first, from known shapes, and tensors then arrive in pieces, in any order."""
+"""Writes safetensors shards. Headers are written first, from known shapes; tensors arrive in pieces, in any order."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import numpy as np
 
 from ...loading.directory import INDEX
 from ..args import SHARD_BYTES
-from ..plan.weight_map import Part
+from ..plan.weight_map import StoredPart
 from .journal import Span, new_digest
 
 
 class _Open:
-    """A tensor that is being written."""
+    """A tensor being written."""
 
     __slots__ = ("at", "digest")
 
@@ -27,13 +27,13 @@ class _Open:
         self.digest = new_digest()
 
 
-class Writer:
-    """Writes parts (a matrix, its scales) into the shards that `groups`, in their order, make up. Raises OSError.
+class ShardWriter:
+    """Writes parts (a matrix, its scales) into shards in the order of `groups`. Raises OSError.
 
-    Shards that are there already, from a run that was interrupted, are written into.
+    Shards left by an interrupted run are continued.
     """
 
-    def __init__(self, directory: Path, groups: Sequence[Sequence[Part]], *, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(self, directory: Path, groups: Sequence[Sequence[StoredPart]], *, shard_bytes: int = SHARD_BYTES) -> None:
         self._directory = directory
         self._shards = _shards(groups, shard_bytes)
         self._shard_of = {part.name: number for number, shard in enumerate(self._shards) for part in shard}
@@ -43,7 +43,7 @@ class Writer:
         self._open: dict[str, _Open] = {}
         self._complete: set[str] = set()
 
-    def append(self, part: Part, array: mx.array) -> None:
+    def append(self, part: StoredPart, array: mx.array) -> None:
         """Write the next piece of a tensor. Pieces of several parts may alternate."""
         start, end = self._place(part)
         piece = self._open.setdefault(part.name, _Open(start))
@@ -53,8 +53,8 @@ class Writer:
         piece.digest.update(data)
         piece.at += len(data)
 
-    def spans(self, parts: Iterable[Part]) -> list[Span]:
-        """Where these parts, which are written completely, lie in their files, for a journal next to the directory."""
+    def spans(self, parts: Iterable[StoredPart]) -> list[Span]:
+        """Return the bytes of these complete parts in their files, for a journal in the same folder."""
         found = []
         for part in parts:
             start, end = self._place(part)
@@ -66,8 +66,8 @@ class Writer:
             self._complete.add(part.name)
         return found
 
-    def skip(self, parts: Iterable[Part]) -> None:
-        """These parts were written by an earlier run."""
+    def skip(self, parts: Iterable[StoredPart]) -> None:
+        """Count these parts as written by an earlier run."""
         self._complete.update(part.name for part in parts)
 
     def finish(self, parameters: int) -> None:
@@ -88,7 +88,7 @@ class Writer:
             self._file = None
             self._number = -1
 
-    def _place(self, part: Part) -> tuple[int, int]:
+    def _place(self, part: StoredPart) -> tuple[int, int]:
         return self._headers[self._shard_of[part.name]][1][part.name]
 
     def _shard_name(self, number: int) -> str:
@@ -96,7 +96,7 @@ class Writer:
         return "model.safetensors" if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
 
     def _shard(self, number: int) -> IO[bytes]:
-        """The open file of a shard: its header is in place, and it has its final length."""
+        """Return the open file of a shard, with its header in place and its final length."""
         if self._file is None or number != self._number:
             self.close()
             header, places = self._headers[number]
@@ -108,8 +108,8 @@ class Writer:
         return self._file
 
 
-def _shards(groups: Sequence[Sequence[Part]], limit: int) -> list[list[Part]]:
-    shards: list[list[Part]] = [[]]
+def _shards(groups: Sequence[Sequence[StoredPart]], limit: int) -> list[list[StoredPart]]:
+    shards: list[list[StoredPart]] = [[]]
     size = 0
     for group in groups:
         nbytes = sum(part.nbytes for part in group)
@@ -121,8 +121,8 @@ def _shards(groups: Sequence[Sequence[Part]], limit: int) -> list[list[Part]]:
     return shards
 
 
-def _header(parts: Sequence[Part]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """The bytes before the tensors, and where each of them begins and ends in the file."""
+def _header(parts: Sequence[StoredPart]) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Return the bytes before the tensors, and each tensor's first and last offset in the file."""
     entries: dict[str, Any] = {"__metadata__": {"format": "mlx"}}
     end = 0
     for part in parts:

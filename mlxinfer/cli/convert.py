@@ -15,7 +15,7 @@ from .common.options import complete_model, options_of
 from .common.stages import stages
 
 if TYPE_CHECKING:
-    from ..convert.plan.resources import Estimate
+    from ..convert.plan.resources import ConversionEstimate
     from ..convert.report import Quality, Report
 
 _ANNOUNCED_BYTES = 50_000_000
@@ -40,15 +40,15 @@ def convert(source: str, destination: Path, **settings: Any) -> None:
             weighing=shown.of("reading texts, block by block"),
             progress=shown.of(f"converting {source}"),
             measuring=shown.of(f"measuring the loss before {destination.name} appears", "positions"),
-            estimated=partial(_say, destination=destination),
+            estimated=partial(_announce, destination=destination),
             **settings,
         )
-    click.echo("\n".join(_lines(report)))
+    click.echo("\n".join(_report_lines(report)))
     if report.quality:
         _tell_verdict(report.quality)
 
 
-def _say(estimate: Estimate, destination: Path) -> None:
+def _announce(estimate: ConversionEstimate, destination: Path) -> None:
     """Print the sizes before the conversion starts, unless it takes a moment only. The progress bar shows the time."""
     if estimate.nbytes >= _ANNOUNCED_BYTES:
         size = f"{human_bytes(estimate.nbytes)} at {estimate.bits_per_weight:.2f} bits per weight"
@@ -58,7 +58,7 @@ def _say(estimate: Estimate, destination: Path) -> None:
         )
 
 
-def _lines(report: Report) -> list[str]:
+def _report_lines(report: Report) -> list[str]:
     lines = [f"{report.destination}", f"{human_bytes(report.nbytes)}, {report.bits_per_weight:.2f} bits per weight"]
     lines[1] += f" (from {human_bytes(report.source_nbytes)})"
     lines.append(", ".join(f"{counted(count, 'tensor')} {action}" for action, count in report.actions.items()))

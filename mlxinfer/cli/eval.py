@@ -75,7 +75,7 @@ def kl(teacher: str, student: str, as_json: bool, **options: Any) -> None:
     """Compare STUDENT with TEACHER, which is the model it was made of: KL divergence in nats, and the share of equal likeliest tokens."""
     found = _compared(teacher, [student], options)
     if as_json:
-        click.echo(json.dumps(_without_nan({"teacher": found.teacher.model, **asdict(found.students[0]), **_about(found.text)})))
+        click.echo(json.dumps(_without_nan({"teacher": found.teacher.model, **asdict(found.students[0]), **_text_object(found.text)})))
         return
     _heading(found)
     click.echo("\n".join(_kl_lines(found.students[0])))
@@ -93,9 +93,9 @@ def ppl(model: str, as_json: bool, **options: Any) -> None:
     _tell(notes)
     if as_json:
         kept = {name: value for name, value in asdict(found).items() if not name.startswith(("kl_", "top1", "ppl_ratio"))}
-        click.echo(json.dumps(_without_nan({**kept, **_about(text)})))
+        click.echo(json.dumps(_without_nan({**kept, **_text_object(text)})))
         return
-    click.echo(f"{found.model}: {_size(found)}\n{_what(text)}\nperplexity {_plus_minus(found.ppl, found.ppl_stderr, 3)}")
+    click.echo(f"{found.model}: {_size_text(found)}\n{_text_line(text)}\nperplexity {_plus_minus(found.ppl, found.ppl_stderr, 3)}")
 
 
 @eval.command(short_help="Compare several models, in a table.")
@@ -133,10 +133,10 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
     limit = LIMIT if limit is None else limit
     with _ignoring([model], options), stages() as shown:
         found, text = evaluate_kv(model, _reading(options), limit, layers=layers, tell=partial(shown.tell, unit="windows"))
-    kept = {"formats": [asdict(each) for each in found.formats], **_about(text)}
+    kept = {"formats": [asdict(each) for each in found.formats], **_text_object(text)}
     save_choice(resolve(model).path, found.auto, limit, found.kl_auto, _without_nan(kept))
     if as_json:
-        click.echo(json.dumps(_without_nan({**asdict(found), "limit": limit, **_about(text)})))
+        click.echo(json.dumps(_without_nan({**asdict(found), "limit": limit, **_text_object(text)})))
         return
     click.echo(f"{found.model}: {found.positions:,} positions, {text.name}")
     _kv_table(found)
@@ -185,7 +185,7 @@ def _tell(notes: tuple[str, ...]) -> None:
         tell(f"note: {note}")
 
 
-def _about(text: Windows) -> dict[str, Any]:
+def _text_object(text: Windows) -> dict[str, Any]:
     return {"text": {"name": text.name, "positions": text.positions, "sha256": text.digest}, "version": __version__}
 
 
@@ -194,11 +194,11 @@ def _without_nan(found: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(found), parse_constant=lambda _: None)  # type: ignore[no-any-return]
 
 
-def _what(text: Windows) -> str:
+def _text_line(text: Windows) -> str:
     return f"{text.positions:,} positions in {counted(len(text.windows), 'window')}: {text.name}"
 
 
-def _size(found: Figures) -> str:
+def _size_text(found: Figures) -> str:
     return f"{human_bytes(found.nbytes)}, {found.bpw:.2f} bits per weight"
 
 
@@ -206,11 +206,11 @@ def _plus_minus(value: float, stderr: float | None, digits: int) -> str:
     return f"{value:.{digits}f}" + ("" if stderr is None or math.isnan(stderr) else f" ± {stderr:.{digits}f}")
 
 
-def _share(value: float, stderr: float | None, sign: str = "") -> str:
+def _share_text(value: float, stderr: float | None, sign: str = "") -> str:
     return f"{value:{sign}.1%}" + ("" if stderr is None or math.isnan(stderr) else f" ± {stderr:.1%}")
 
 
-def _kl(value: float | None, stderr: float | None) -> str:
+def _kl_text(value: float | None, stderr: float | None) -> str:
     """Format a KL divergence with four decimals, or two significant digits if small."""
     value = value or 0.0
     if value >= 0.005:
@@ -222,7 +222,9 @@ def _show_comparison(found: Comparison, as_json: bool) -> None:
     if as_json:
         everything = {"teacher": asdict(found.teacher), "models": [asdict(each) for each in found.students]}
         click.echo(
-            json.dumps(_without_nan({**everything, "differences": [asdict(each) for each in found.differences], **_about(found.text)}))
+            json.dumps(
+                _without_nan({**everything, "differences": [asdict(each) for each in found.differences], **_text_object(found.text)})
+            )
         )
         return
     _heading(found)
@@ -232,17 +234,17 @@ def _show_comparison(found: Comparison, as_json: bool) -> None:
 
 def _heading(found: Comparison) -> None:
     teacher = found.teacher
-    click.echo(f"teacher {teacher.model}: {_size(teacher)}, perplexity {_plus_minus(teacher.ppl, teacher.ppl_stderr, 2)}")
-    click.echo(_what(found.text))
+    click.echo(f"teacher {teacher.model}: {_size_text(teacher)}, perplexity {_plus_minus(teacher.ppl, teacher.ppl_stderr, 2)}")
+    click.echo(_text_line(found.text))
 
 
 def _kl_lines(found: Figures) -> list[str]:
     from ..evaluation.verdict import verdict
 
     return [
-        f"{found.model}: {_size(found)}",
-        f"KL divergence     {_kl(found.kl_mean, found.kl_stderr)} nats; 99 % below {found.kl_p99:.3g}",
-        f"same top token    {_share(found.top1 or 0.0, found.top1_stderr)}",
+        f"{found.model}: {_size_text(found)}",
+        f"KL divergence     {_kl_text(found.kl_mean, found.kl_stderr)} nats; 99 % below {found.kl_p99:.3g}",
+        f"same top token    {_share_text(found.top1 or 0.0, found.top1_stderr)}",
         f"perplexity        {found.ppl:.2f}, x{_plus_minus(found.ppl_ratio or 0.0, found.ppl_ratio_stderr, 3)} the teacher's",
         verdict(found.kl_mean or 0.0, found.top1 or 0.0),
     ]
@@ -252,7 +254,7 @@ def _table(students: tuple[Figures, ...]) -> None:
     rows: list[tuple[str, ...]] = [("", "bits/weight", "size", "KL", "99 % below", "same top", "perplexity")]
     for each in students:
         ratio = f"x{_plus_minus(each.ppl_ratio or 0.0, each.ppl_ratio_stderr, 3)}"
-        kl = _kl(each.kl_mean, each.kl_stderr)
+        kl = _kl_text(each.kl_mean, each.kl_stderr)
         rows.append((each.model, f"{each.bpw:.2f}", human_bytes(each.nbytes), kl, f"{each.kl_p99:.3g}", f"{each.top1:.1%}", ratio))
     _echo_columns(rows)
 
@@ -267,7 +269,7 @@ def _kv_table(found: KVEvaluation) -> None:
 
 
 def _kv_cells(each: KVLoss) -> tuple[str, str, str]:
-    return _kl(each.kl_mean, each.kl_stderr), f"{each.kl_p99:.2g}", f"{each.top1:.1%}"
+    return _kl_text(each.kl_mean, each.kl_stderr), f"{each.kl_p99:.2g}", f"{each.top1:.1%}"
 
 
 def _kv_name(kv: str) -> str:
@@ -284,5 +286,5 @@ def _echo_columns(rows: list[tuple[str, ...]]) -> None:
 
 def _difference_line(each: Difference) -> str:
     sign = "+" if each.kl_mean >= 0 else "-"
-    top1 = _share(each.top1, each.top1_stderr, "+")
-    return f"{each.model} against {each.against}: KL {sign}{_kl(abs(each.kl_mean), each.kl_stderr)}, same top token {top1}"
+    top1 = _share_text(each.top1, each.top1_stderr, "+")
+    return f"{each.model} against {each.against}: KL {sign}{_kl_text(abs(each.kl_mean), each.kl_stderr)}, same top token {top1}"

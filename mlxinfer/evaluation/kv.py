@@ -17,7 +17,7 @@ from ..engine.llm import LLM
 from ..errors import EvaluationError
 from ..models import Model
 from .figures import Scores, estimate
-from .measure import Reading, Source, Tell, open_model, windows_of
+from .measure import EvaluatedModel, Reading, Tell, open_model, windows_of
 from .probabilities import kl_divergence, logprobs_of
 from .texts import Window, Windows
 
@@ -80,9 +80,9 @@ def evaluate_kv(
     `limit` is the largest mean KL divergence of `auto`, in nats. `tell` gets the number of windows read and of all. Raises `MLXInferError`,
     and `EvaluationError` for models with a cache of their own.
     """
-    source = Source.of(model)
+    source = EvaluatedModel.of(model)
     windows, _ = windows_of(source, reading)
-    short = Windows(_first(windows, LAYER_POSITIONS), windows.name)
+    short = Windows(_first_windows(windows, LAYER_POSITIONS), windows.name)
     with open_model(source, windows, reading.settings) as llm:
         graph = llm.loaded.model
         kept = [index for index, spec in enumerate(graph.layers) if isinstance(spec, AttentionSpec)]
@@ -93,9 +93,9 @@ def evaluate_kv(
         single: _Tried = [(each, layer) for layer in kept for bits in LAYER_BITS for each in (KVFormat(bits, 16), KVFormat(16, bits))]
         turns = [(windows, every), (short, single)][: 2 if layers else 1]
         read = _Counted(tell, source.name, sum(len(each.windows) * (len(tried) + 1) for each, tried in turns))
-        formats, found = [_formats(llm, each, tried, read) for each, tried in turns] + ([] if layers else [()])
+        formats, found = [_measure_formats(llm, each, tried, read) for each, tried in turns] + ([] if layers else [()])
     auto, kl = choose(formats, limit)
-    return KVEvaluation(source.name, formats, found, auto, kl, _compared(windows)), windows
+    return KVEvaluation(source.name, formats, found, auto, kl, _positions_compared(windows)), windows
 
 
 def choose(formats: Sequence[KVLoss], limit: float) -> tuple[str, float]:
@@ -110,7 +110,7 @@ def _bits(kv: str) -> int:
     return form.k_bits + form.v_bits
 
 
-def _first(windows: Windows, positions: int) -> tuple[Window, ...]:
+def _first_windows(windows: Windows, positions: int) -> tuple[Window, ...]:
     chosen, count = [], 0
     for window in windows.windows:
         if count >= positions:
@@ -120,7 +120,7 @@ def _first(windows: Windows, positions: int) -> tuple[Window, ...]:
     return tuple(chosen)
 
 
-def _compared(windows: Windows) -> int:
+def _positions_compared(windows: Windows) -> int:
     return sum(len(window.ids) - _OPEN for window in windows.windows)
 
 
@@ -140,18 +140,18 @@ class _Counted:
             self._tell(self._what, self._done, self._total)
 
 
-def _formats(llm: LLM, windows: Windows, tried: _Tried, read: Callable[[], None]) -> tuple[KVLoss, ...]:
+def _measure_formats(llm: LLM, windows: Windows, tried: _Tried, read: Callable[[], None]) -> tuple[KVLoss, ...]:
     """Read each window with 16 bits, then with each setting."""
-    positions, graph = _compared(windows), llm.loaded.model
+    positions, graph = _positions_compared(windows), llm.loaded.model
     kl, same = np.zeros((len(tried), positions)), np.zeros((len(tried), positions), np.bool_)
     number, first = np.zeros(positions, np.int32), 0
     for index, window in enumerate(windows.windows):
-        exact = _read(graph, llm.dtype, window.ids, KVFormat(), None)
+        exact = _logprobs_with(graph, llm.dtype, window.ids, KVFormat(), None)
         read()
         rows = slice(first, first + exact.shape[0])
         number[rows] = index
         for turn, (form, layer) in enumerate(tried):
-            other = _read(graph, llm.dtype, window.ids, form, layer)
+            other = _logprobs_with(graph, llm.dtype, window.ids, form, layer)
             kl[turn, rows] = np.array(kl_divergence(exact, other))
             same[turn, rows] = np.array(mx.argmax(exact, axis=-1) == mx.argmax(other, axis=-1))
             read()
@@ -160,7 +160,7 @@ def _formats(llm: LLM, windows: Windows, tried: _Tried, read: Callable[[], None]
     return tuple(_loss(form, layer, each) for (form, layer), each in zip(tried, scores, strict=True))
 
 
-def _read(graph: Model, dtype: mx.Dtype, ids: Sequence[int], form: KVFormat, layer: int | None) -> mx.array:
+def _logprobs_with(graph: Model, dtype: mx.Dtype, ids: Sequence[int], form: KVFormat, layer: int | None) -> mx.array:
     """Return float32 log-probabilities `[positions after the first page, vocab]`, evaluated."""
     formats = {} if layer is None else {layer: form}
     room = len(ids) + _OPEN

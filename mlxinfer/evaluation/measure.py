@@ -92,7 +92,7 @@ def compare(teacher: str | Path, students: Sequence[str | Path], reading: Readin
     One model is loaded at a time. The teacher's log-probabilities stay in memory, or on disk if they are large. Raises `MLXInferError`, and
     `EvaluationError` for models of different vocabularies.
     """
-    sources = [Source.of(name) for name in (teacher, *students)]
+    sources = [EvaluatedModel.of(name) for name in (teacher, *students)]
     windows, notes = windows_of(sources[0], reading)
     for source in sources[1:]:
         _check_vocabulary(sources[0], source, windows, reading)
@@ -108,17 +108,19 @@ def compare(teacher: str | Path, students: Sequence[str | Path], reading: Readin
 
 def perplexity(model: str | Path, reading: Reading, tell: Tell | None = None) -> tuple[Figures, Windows, tuple[str, ...]]:
     """Return a model's figures on a text, the text, and messages for the user. Raises `MLXInferError`."""
-    source = Source.of(model)
+    source = EvaluatedModel.of(model)
     windows, notes = windows_of(source, reading)
     surprise, number = np.full(windows.positions, np.nan), np.zeros(windows.positions, np.int32)
-    for index, first, ids, logprobs in _read(source, windows, reading.settings, partial(_say, tell, f"reading {source.name}")):
+    for index, first, ids, logprobs in _read_windows(
+        source, windows, reading.settings, partial(_tell_progress, tell, f"reading {source.name}")
+    ):
         surprise[first : first + len(ids)] = _surprise(logprobs, ids)
         number[first : first + len(ids)] = index
     return figures(source.name, source.size(), Scores(number, surprise)), windows, notes
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class EvaluatedModel:
     """A model on this machine."""
 
     path: Path
@@ -127,7 +129,7 @@ class Source:
     """Name to show."""
 
     @classmethod
-    def of(cls, what: str | Path) -> Source:
+    def of(cls, what: str | Path) -> EvaluatedModel:
         """Resolve a model that a user names. Raises `ModelNotFoundError` and others."""
         found = resolve(what)
         return cls(found.path, found.name)
@@ -159,7 +161,7 @@ def _texts(reading: Reading) -> tuple[list[str], str]:
     return read_texts(reading.text, reading.positions), str(reading.text)
 
 
-def windows_of(source: Source, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
+def windows_of(source: EvaluatedModel, reading: Reading) -> tuple[Windows, tuple[str, ...]]:
     """Return the windows to read, and messages for the user. Raises `TextError`, `TokenizerError`."""
     windows = source.windows(reading, *_texts(reading))
     short = windows.positions < min(reading.positions, POSITIONS) - reading.length // 2
@@ -167,7 +169,7 @@ def windows_of(source: Source, reading: Reading) -> tuple[Windows, tuple[str, ..
     return windows, (note,) if short else ()
 
 
-def _check_vocabulary(teacher: Source, student: Source, windows: Windows, reading: Reading) -> None:
+def _check_vocabulary(teacher: EvaluatedModel, student: EvaluatedModel, windows: Windows, reading: Reading) -> None:
     if student.windows(reading, *_texts(reading)).digest != windows.digest:
         raise EvaluationError(
             f"{student.name} splits text into other tokens than {teacher.name}, so that their probabilities cannot be compared: "
@@ -176,7 +178,7 @@ def _check_vocabulary(teacher: Source, student: Source, windows: Windows, readin
 
 
 @contextmanager
-def open_model(source: Source, windows: Windows, settings: dict[str, Any]) -> Iterator[LLM]:
+def open_model(source: EvaluatedModel, windows: Windows, settings: dict[str, Any]) -> Iterator[LLM]:
     """Yield the model, loaded for these windows. Raises `MLXInferError`."""
     plain = {"dtype": "float32", "prefix_cache": False, "speculate": False, "max_num_seqs": 1}
     longest = max(len(window.ids) for window in windows.windows)
@@ -188,7 +190,7 @@ Read = tuple[int, int, tuple[int, ...], mx.array]
 """Number of a window, its first position, its token ids, and float32 log-probabilities `[positions, vocab]` after each token."""
 
 
-def _read(source: Source, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
+def _read_windows(source: EvaluatedModel, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
     """Read each window with the whole model or, if that does not fit in memory, with one block of layers at a time."""
     try:
         opened = ExitStack()
@@ -199,14 +201,14 @@ def _read(source: Source, windows: Windows, settings: dict[str, Any], done: Call
         yield from _read_in_blocks(source, windows, settings, done)
         return
     with opened:
-        for number, first, ids in _ranges(windows):
+        for number, first, ids in _numbered_windows(windows):
             yield number, first, ids, logprobs_of(llm.logits(list(ids)))
             done(first + len(ids), windows.positions)
 
 
-def _read_in_blocks(source: Source, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
+def _read_in_blocks(source: EvaluatedModel, windows: Windows, settings: dict[str, Any], done: Callable[[int, int], None]) -> Iterator[Read]:
     rows = streamed_logits(source.path, windows, parse_dtype(settings.get("dtype") or "float32"))
-    for number, first, ids in _ranges(windows):
+    for number, first, ids in _numbered_windows(windows):
         found, count = [], 0
         while count < len(ids):
             found.append(next(rows))
@@ -215,7 +217,7 @@ def _read_in_blocks(source: Source, windows: Windows, settings: dict[str, Any], 
         done(first + len(ids), windows.positions)
 
 
-def _ranges(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+def _numbered_windows(windows: Windows) -> Iterator[tuple[int, int, tuple[int, ...]]]:
     """Yield number, first position and token ids of each window."""
     first = 0
     for number, window in enumerate(windows.windows):
@@ -230,7 +232,7 @@ def _surprise(logprobs: mx.array, ids: Sequence[int]) -> NDArray[np.float64]:
     return np.append(found, np.nan)
 
 
-def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStack, tell: Tell | None) -> Teacher:
+def _teacher(source: EvaluatedModel, windows: Windows, reading: Reading, stack: ExitStack, tell: Tell | None) -> Teacher:
     """Return the teacher's log-probabilities, from an earlier run if `reading.cache` has them."""
     about = {"model": fingerprint(source.path, sorted(map(str, reading.settings.items()))), "text": windows.digest}
     folder = None if reading.cache is None else reading.cache / f"{about['model'][:16]}-{windows.digest[:16]}"
@@ -238,17 +240,19 @@ def _teacher(source: Source, windows: Windows, reading: Reading, stack: ExitStac
     if found is not None:
         return found
     record = None
-    for number, first, ids, logprobs in _read(source, windows, reading.settings, partial(_say, tell, f"reading {source.name}")):
+    for number, first, ids, logprobs in _read_windows(
+        source, windows, reading.settings, partial(_tell_progress, tell, f"reading {source.name}")
+    ):
         if record is None:
             vocab = logprobs.shape[-1]
-            record = Teacher(windows.positions, vocab, _place(folder, windows.positions * vocab * 2, reading, stack), about)
+            record = Teacher(windows.positions, vocab, _record_folder(folder, windows.positions * vocab * 2, reading, stack), about)
         record.write(first, number, logprobs, _surprise(logprobs, ids))
     assert record is not None
     record.finish()
     return record
 
 
-def _place(folder: Path | None, nbytes: int, reading: Reading, stack: ExitStack) -> Path | None:
+def _record_folder(folder: Path | None, nbytes: int, reading: Reading, stack: ExitStack) -> Path | None:
     """Return the folder for `nbytes`: the given one, None for memory, or a temporary one."""
     memory = min(reading.settings.get("memory_gb", math.inf) * 1e9, device_memory().usable)
     if folder is not None or nbytes <= _IN_MEMORY * memory:
@@ -260,26 +264,26 @@ def _place(folder: Path | None, nbytes: int, reading: Reading, stack: ExitStack)
         raise EvaluationError(f"cannot write {cache_dir()}: {error.strerror or error}") from None
 
 
-def _score(source: Source, windows: Windows, teacher: Teacher, reading: Reading, tell: Tell | None) -> Scores:
+def _score(source: EvaluatedModel, windows: Windows, teacher: Teacher, reading: Reading, tell: Tell | None) -> Scores:
     kl, same, surprise = np.zeros(windows.positions), np.zeros(windows.positions, np.bool_), np.full(windows.positions, np.nan)
     settings = reading.settings | reading.students
-    for _, first, ids, logprobs in _read(source, windows, settings, partial(_say, tell, f"comparing {source.name}")):
+    for _, first, ids, logprobs in _read_windows(source, windows, settings, partial(_tell_progress, tell, f"comparing {source.name}")):
         if logprobs.shape[-1] != teacher.vocab:
             ids_of = f"{source.name} has {logprobs.shape[-1]} token ids, its teacher {teacher.vocab}"
             raise EvaluationError(f"{ids_of}: models of different vocabularies cannot be compared")
         surprise[first : first + len(ids)] = _surprise(logprobs, ids)
         for begin, end in teacher.pieces(first, first + len(ids), _PIECE):
-            kl[begin:end], same[begin:end] = _against(teacher, begin, end, logprobs[begin - first : end - first])
+            kl[begin:end], same[begin:end] = _compare_rows(teacher, begin, end, logprobs[begin - first : end - first])
     return Scores(teacher.window, surprise, kl, same)
 
 
-def _against(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def _compare_rows(teacher: Teacher, begin: int, end: int, logprobs: mx.array) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Return KL divergences in nats, and True where the most likely token is the same, `[positions]` each."""
     kl = kl_divergence(teacher.read(begin, end), logprobs)
     return np.array(kl), np.array(mx.argmax(logprobs, axis=-1)) == teacher.top[begin:end]
 
 
-def _say(tell: Tell | None, what: str, done: int, total: int) -> None:
+def _tell_progress(tell: Tell | None, what: str, done: int, total: int) -> None:
     if tell:
         tell(what, done, total)
 

@@ -41,7 +41,7 @@ class Teacher:
         if folder is None:
             self._codes = np.zeros(shape, np.uint16)
         else:
-            self._codes = np.memmap(_made(folder, positions * vocab * 2) / _ROWS, np.uint16, "w+", shape=shape)
+            self._codes = np.memmap(_make_folder(folder, positions * vocab * 2) / _ROWS, np.uint16, "w+", shape=shape)
         self._steps = np.zeros((positions, 1), np.float32)
         self.top = np.zeros(positions, np.int32)
         self.surprise = np.full(positions, np.nan)
@@ -102,7 +102,7 @@ class Teacher:
         return ((start, min(start + most, last)) for start in range(first, last, most))
 
 
-def _made(folder: Path, nbytes: int) -> Path:
+def _make_folder(folder: Path, nbytes: int) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / _ABOUT).unlink(missing_ok=True)  # not whole until it is finished

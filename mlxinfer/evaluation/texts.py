@@ -106,7 +106,7 @@ def read_texts(what: str | Path, tokens: int) -> list[str]:
         if reader is None:
             raise TextError(f"{file.name} is of no known kind: give plain text (.txt, .md), JSON lines (.jsonl) or Parquet (.parquet)")
         try:
-            found += list(_until(reader(file), share))
+            found += list(_up_to(reader(file), share))
         except OSError as error:
             raise TextError(f"cannot read {file}: {error.strerror or error}") from None
         except UnicodeDecodeError as error:
@@ -116,7 +116,7 @@ def read_texts(what: str | Path, tokens: int) -> list[str]:
     return [text for text in found if text.strip()]
 
 
-def _until(texts: Iterable[str], characters: int) -> Iterator[str]:
+def _up_to(texts: Iterable[str], characters: int) -> Iterator[str]:
     for text in texts:
         yield text[:characters]
         characters -= len(text)
@@ -132,19 +132,19 @@ def _reader(path: Path) -> Reader | None:
     if path.is_dir() or path.name.startswith("."):
         return None
     if path.suffix in _LINES:
-        return _records
+        return _json_lines
     if path.suffix == _TABLE:
-        return _table
-    return _plain if path.suffix in _TEXT or not path.suffix else None
+        return _parquet_file
+    return _text_file if path.suffix in _TEXT or not path.suffix else None
 
 
-def _plain(path: Path) -> Iterator[str]:
+def _text_file(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8") as file:
         text = file.read(1 << 26)
     yield from text.split("\f")
 
 
-def _records(path: Path) -> Iterator[str]:
+def _json_lines(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
@@ -153,10 +153,10 @@ def _records(path: Path) -> Iterator[str]:
                 record = json.loads(line)
             except json.JSONDecodeError:
                 raise TextError(f"line {number} of {path} is not JSON") from None
-            yield _field(record, f"line {number} of {path}")
+            yield _text_of_record(record, f"line {number} of {path}")
 
 
-def _field(record: Any, where: str) -> str:
+def _text_of_record(record: Any, where: str) -> str:
     text = (
         record if isinstance(record, str) else next((record[name] for name in _FIELDS if isinstance(record, dict) and name in record), None)
     )
@@ -165,14 +165,14 @@ def _field(record: Any, where: str) -> str:
     return text
 
 
-def _table(path: Path) -> Iterator[str]:
+def _parquet_file(path: Path) -> Iterator[str]:
     try:
         from pyarrow import parquet
     except ImportError:
         raise TextError(f"{path.name} is Parquet, which needs pyarrow: pip install pyarrow") from None
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(256):
-            yield from (_field(record, str(path)) for record in batch.to_pylist())
+            yield from (_text_of_record(record, str(path)) for record in batch.to_pylist())
 
 
 def _cached_dataset(what: str) -> Path:

@@ -16,12 +16,12 @@ from support.models.families import GOLDEN, NAMES
 from mlxinfer import LLM
 from mlxinfer.convert import convert
 from mlxinfer.convert.calibrate.blockwise import load_part
-from mlxinfer.convert.calibrate.plain_step import PlainStep
+from mlxinfer.convert.calibrate.differentiable_step import DifferentiableStep
 from mlxinfer.convert.calibrate.texts import Calibration
 from mlxinfer.convert.plan import sensitivity
-from mlxinfer.convert.plan.budget import FORMATS, Choice, Item, hull, items_of, make_plan
+from mlxinfer.convert.plan.budget import FORMATS, FormatChoice, Item, hull, items_of, make_plan
 from mlxinfer.convert.plan.quantization_plan import NAME, QuantizationPlan, read_plan
-from mlxinfer.convert.plan.sensitivity import _tap, sensitivities
+from mlxinfer.convert.plan.sensitivity import make_differentiable, sensitivities
 from mlxinfer.convert.plan.weight_map import plan
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
@@ -59,8 +59,8 @@ def test_gradients_are_those_of_differences(name: str, number: int) -> None:
     checkpoint = open_checkpoint(GOLDEN / name)
     graph, rng = architecture(checkpoint.config), np.random.default_rng(1)
     block, loaded = load_part(checkpoint, min(number, graph.sizes.layers))
-    _tap(block, loaded)
-    step, little, errors = PlainStep(graph.specs, [7, 5]), 2e-3, []
+    make_differentiable(block, loaded)
+    step, little, errors = DifferentiableStep(graph.specs, [7, 5]), 2e-3, []
     rotations = {key: rope.at(step) for key, rope in graph.ropes.items()}
     for _ in range(3):
         x, along, weights = (mx.array(rng.standard_normal((12, graph.sizes.hidden)).astype(np.float32)) for _ in range(3))
@@ -212,7 +212,7 @@ def test_a_layer_may_stay_plain(tmp_path: Path) -> None:
 
 
 def test_hulls_hold_what_is_best_for_some_price() -> None:
-    choices = [Choice(Format(4, 64), nbytes, cost) for nbytes, cost in ((1, 10.0), (2, 8.0), (3, 3.0), (4, 4.0), (5, 2.5), (6, 1.0))]
+    choices = [FormatChoice(Format(4, 64), nbytes, cost) for nbytes, cost in ((1, 10.0), (2, 8.0), (3, 3.0), (4, 4.0), (5, 2.5), (6, 1.0))]
     assert [(each.nbytes, each.cost) for each in hull(choices)] == [(1, 10.0), (3, 3.0), (6, 1.0)]
 
 
@@ -226,7 +226,8 @@ def test_plans_are_as_good_as_trying_everything(tmp_path: Path) -> None:
         costs = np.sort(rng.random(4))[::-1] * np.array([8.0, 4, 2, 1])
         items.append(
             Item(
-                (output,), hull([Choice(form, 100 * (n + 1), float(c)) for n, (form, c) in enumerate(zip(FORMATS[:4], costs, strict=True))])
+                (output,),
+                hull([FormatChoice(form, 100 * (n + 1), float(c)) for n, (form, c) in enumerate(zip(FORMATS[:4], costs, strict=True))]),
             )
         )
     fixed = planned.nbytes - sum(part.nbytes for output in outputs for part in output.parts())

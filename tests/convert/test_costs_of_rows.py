@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.models.checkpoints import config_of, random_checkpoint
 
-from mlxinfer.convert.plan.budget import _costs
+from mlxinfer.convert.plan.budget import rounding_costs
 from mlxinfer.convert.plan.sensitivity import sensitivities
 from mlxinfer.convert.plan.weight_map import plan
 from mlxinfer.loading.load import open_checkpoint
@@ -30,6 +30,8 @@ def test_a_matrix_is_charged_for_its_own_rows(tmp_path: Path) -> None:
     queries, *others = (outputs[name] for name in found.names)
     rows = found.rows.copy()
     rows[: queries.request.shape[-2]] = 0
-    assert _costs(checkpoint, found, others, [FORM]) == pytest.approx(_costs(checkpoint, replace(found, rows=rows), others, [FORM]))
-    both = _costs(checkpoint, found, [queries], [FORM]) + _costs(checkpoint, found, others, [FORM])
-    assert both == pytest.approx(_costs(checkpoint, found, [queries, *others], [FORM]))
+    assert rounding_costs(checkpoint, found, others, [FORM]) == pytest.approx(
+        rounding_costs(checkpoint, replace(found, rows=rows), others, [FORM])
+    )
+    both = rounding_costs(checkpoint, found, [queries], [FORM]) + rounding_costs(checkpoint, found, others, [FORM])
+    assert both == pytest.approx(rounding_costs(checkpoint, found, [queries, *others], [FORM]))

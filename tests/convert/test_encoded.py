@@ -13,7 +13,7 @@ from support.models.checkpoints import GOLDEN, config_of, random_checkpoint
 from mlxinfer.convert import convert
 from mlxinfer.convert.calibrate.texts import Calibration
 from mlxinfer.convert.encode import gptq_pipeline as encoded
-from mlxinfer.convert.encode.gptq_pipeline import _Inputs
+from mlxinfer.convert.encode.gptq_pipeline import _PlaceInputs
 from mlxinfer.convert.write.journal import Journal
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.directory import SafetensorsCheckpoint
@@ -148,7 +148,7 @@ def test_inputs_of_experts_are_told_apart(tmp_path: Path) -> None:
     """Whether they come token by token, or once for each choice."""
     rng = np.random.default_rng(0)
     x, chosen = mx.array(rng.standard_normal((20, 8)).astype(np.float32)), mx.array(rng.integers(0, 4, (20, 2)))
-    by_token, by_choice = _Inputs(True), _Inputs(True)
+    by_token, by_choice = _PlaceInputs(True), _PlaceInputs(True)
     by_token.add(x[:, None, None], chosen, 4, False)
     by_choice.add(mx.repeat(x[:, None, None], 2, axis=1), chosen, 4, False)
     for expert in range(4):

@@ -12,7 +12,7 @@ from mlxinfer import kernels_cpu
 from mlxinfer.convert.encode import affine as encoders
 from mlxinfer.convert.encode.affine import check_encoder, fit, pack_codes
 from mlxinfer.convert.encode.quantizer import Quantizer
-from mlxinfer.convert.plan.weight_map import Output
+from mlxinfer.convert.plan.weight_map import OutputTensor
 from mlxinfer.errors import ConversionError
 from mlxinfer.loading.weights import TensorRequest, quantize
 from mlxinfer.nn.weights import Dense, Format, Quantized
@@ -117,7 +117,7 @@ def test_experts_are_fitted_to_what_each_reads():
     weight = mx.array(np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32))
     importance = mx.stack([matrix(1, 1, 64, mx.float32)[1], matrix(2, 1, 64, mx.float32)[1]])
     request = TensorRequest("experts.weight", (2, 3, 64), "matrix", True, None, ("experts.weight",), None)
-    quantizer = Quantizer(Output(request, mx.float32, Format(4, 32), mx.float32), importance)
+    quantizer = Quantizer(OutputTensor(request, mx.float32, Format(4, 32), mx.float32), importance)
     rows = weight.reshape(6, 64)
     parts = [quantizer(Dense(rows[first:last])) for first, last in ((0, 4), (4, 6))]
     alone = [fit(weight[expert], Format(4, 32), importance[expert]) for expert in range(2)]

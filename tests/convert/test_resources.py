@@ -10,11 +10,11 @@ import pytest
 from support.models.checkpoints import config_of, random_checkpoint
 from support.processes.peak_rss import peak_rss
 
-from mlxinfer.cli.convert import _say
+from mlxinfer.cli.convert import _announce
 from mlxinfer.convert import convert
 from mlxinfer.convert.calibrate.importance import measure
 from mlxinfer.convert.encode import quantizer
-from mlxinfer.convert.plan.resources import Estimate, pieces
+from mlxinfer.convert.plan.resources import ConversionEstimate, pieces
 from mlxinfer.convert.plan.weight_map import plan
 from mlxinfer.convert.write import reader
 from mlxinfer.errors import ConversionError
@@ -33,9 +33,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 def test_an_estimate_comes_before_a_weight_is_written(source: Path, tmp_path: Path) -> None:
-    said: list[Estimate] = []
+    said: list[ConversionEstimate] = []
 
-    def note(estimate: Estimate) -> None:
+    def note(estimate: ConversionEstimate) -> None:
         assert list(tmp_path.iterdir()) == []
         said.append(estimate)
 
@@ -77,9 +77,9 @@ def test_what_the_command_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr("mlxinfer.cli.convert.tell", said.append)
     out = Path("models/out")
-    _say(Estimate(nbytes=10**7, peak=10**9, bits_per_weight=4.5), out)
+    _announce(ConversionEstimate(nbytes=10**7, peak=10**9, bits_per_weight=4.5), out)
     assert said == []
-    _say(Estimate(nbytes=10**9, peak=2 * 10**9, bits_per_weight=4.5), out)
+    _announce(ConversionEstimate(nbytes=10**9, peak=2 * 10**9, bits_per_weight=4.5), out)
     assert "GB of memory. out appears at the end" in said[0]
     assert "4.50 bits per weight" in said[0]
 

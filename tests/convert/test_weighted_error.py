@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from mlxinfer.convert.encode.quantizer import Quantizer, _squares
-from mlxinfer.convert.plan.weight_map import Output
+from mlxinfer.convert.plan.weight_map import OutputTensor
 from mlxinfer.loading.weights import TensorRequest
 from mlxinfer.nn.weights import Dense, Format
 
@@ -18,7 +18,7 @@ def test_it_is_that_of_the_definition(experts: int) -> None:
     rows, form = 8, Format(4, 32)
     shape = (rows, 64) if experts == 1 else (experts, rows, 64)
     weight, importance = mx.random.normal((experts * rows, 64)), mx.random.uniform(0.01, 4.0, (experts, 64))
-    output = Output(TensorRequest("w.weight", shape, "matrix", True, None, ("w.weight",), None), mx.float32, form, mx.float32)
+    output = OutputTensor(TensorRequest("w.weight", shape, "matrix", True, None, ("w.weight",), None), mx.float32, form, mx.float32)
     quantizer, plain = Quantizer(output, importance[0] if experts == 1 else importance), Quantizer(output)
     found = [mx.concatenate(parts) for parts in zip(quantizer(Dense(weight[:5])), quantizer(Dense(weight[5:])), strict=True)]
     decoded = mx.dequantize(*found, group_size=32, bits=4)

@@ -9,15 +9,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.processes.examples import examples
 
-from mlxinfer.convert.plan.weight_map import Part
-from mlxinfer.convert.write.writer import Writer
+from mlxinfer.convert.plan.weight_map import StoredPart
+from mlxinfer.convert.write.writer import ShardWriter
 from mlxinfer.loading.directory import INDEX, SafetensorsCheckpoint
 
 NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
 
 
-def part(name: str, array: mx.array) -> Part:
-    return Part(name, NAMES[array.dtype], tuple(array.shape), array.nbytes)
+def part(name: str, array: mx.array) -> StoredPart:
+    return StoredPart(name, NAMES[array.dtype], tuple(array.shape), array.nbytes)
 
 
 def opened(directory: Path) -> SafetensorsCheckpoint:
@@ -27,7 +27,7 @@ def opened(directory: Path) -> SafetensorsCheckpoint:
 
 def test_pieces_of_several_tensors_in_turn(tmp_path: Path) -> None:
     a, b = mx.arange(12, dtype=mx.float32).reshape(4, 3), mx.arange(8).astype(mx.bfloat16).reshape(4, 2)
-    writer = Writer(tmp_path, [[part("a", a), part("b", b)]])
+    writer = ShardWriter(tmp_path, [[part("a", a), part("b", b)]])
     for row in range(4):
         writer.append(part("a", a), a[row : row + 1])
         writer.append(part("b", b), b[row : row + 1])
@@ -42,7 +42,7 @@ def test_pieces_of_several_tensors_in_turn(tmp_path: Path) -> None:
 def test_shards(tmp_path: Path) -> None:
     arrays = [mx.full((10,), float(i)) for i in range(5)]
     groups = [[part(f"{i}.x", array), part(f"{i}.y", array)] for i, array in enumerate(arrays)]
-    writer = Writer(tmp_path, groups, shard_bytes=170)
+    writer = ShardWriter(tmp_path, groups, shard_bytes=170)
     for group, array in zip(groups, arrays, strict=True):
         for piece in group:
             writer.append(piece, array)
@@ -57,7 +57,7 @@ def test_shards(tmp_path: Path) -> None:
 
 def test_a_tensor_larger_than_a_shard_has_one_to_itself(tmp_path: Path) -> None:
     small, large = mx.ones((2,)), mx.ones((100,))
-    writer = Writer(tmp_path, [[part("a", small)], [part("b", large)], [part("c", small)]], shard_bytes=50)
+    writer = ShardWriter(tmp_path, [[part("a", small)], [part("b", large)], [part("c", small)]], shard_bytes=50)
     for name, array in (("a", small), ("b", large), ("c", small)):
         writer.append(part(name, array), array)
     writer.finish(104)
@@ -66,7 +66,7 @@ def test_a_tensor_larger_than_a_shard_has_one_to_itself(tmp_path: Path) -> None:
 
 def test_what_was_planned_must_come(tmp_path: Path) -> None:
     a = mx.ones((4,))
-    writer = Writer(tmp_path, [[part("a", a)]])
+    writer = ShardWriter(tmp_path, [[part("a", a)]])
     writer.append(part("a", a), a[:3])
     with pytest.raises(AssertionError, match="a was not written completely"):
         writer.finish(4)
@@ -83,7 +83,7 @@ ARRAYS = st.tuples(st.lists(st.integers(0, 4), max_size=3), st.sampled_from(sort
 def test_any_tensors(tmp_path_factory: pytest.TempPathFactory, kinds: list[tuple[list[int], mx.Dtype]], shard_bytes: int) -> None:
     directory = tmp_path_factory.mktemp("any")
     arrays = {f"t{i}": mx.random.randint(0, 9, shape).astype(dtype) for i, (shape, dtype) in enumerate(kinds)}
-    writer = Writer(directory, [[part(name, array)] for name, array in arrays.items()], shard_bytes=shard_bytes)
+    writer = ShardWriter(directory, [[part(name, array)] for name, array in arrays.items()], shard_bytes=shard_bytes)
     for name, array in arrays.items():
         writer.append(part(name, array), array)
     writer.finish(1)

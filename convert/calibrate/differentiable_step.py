@@ -1,4 +1,4 @@
-"""A step over whole texts in plain operations that can be differentiated: `cache.base.Step` without a cache."""
+"""A differentiable step over whole texts: implements `cache.base.Step` without a cache, in plain operations."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from ...kernels_cpu import Blocks
 from ...util.device import is_gpu
 
 
-class PlainStep:
-    """Several texts, each from its beginning."""
+class DifferentiableStep:
+    """A step over several texts, each from its beginning."""
 
     runs_blocks = False
 
@@ -37,7 +37,7 @@ class PlainStep:
         self.positions = mx.concatenate([mx.arange(count, dtype=mx.int32) for count in lengths])
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
-        """`[T, Hq, Dk]`, `[T, Hkv, Dk]` and `[T, Hkv, Dv]` to `[T, Hq, Dv]`."""
+        """Map `[T, Hq, Dk]`, `[T, Hkv, Dk]` and `[T, Hkv, Dv]` to `[T, Hq, Dv]`."""
         spec = self._specs[layer]
         assert isinstance(spec, AttentionSpec)
         parts = []
@@ -47,14 +47,14 @@ class PlainStep:
         return mx.concatenate(parts)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
-        """As `Step.attend_rows`."""
+        """Attend as `Step.attend_rows`."""
         spec = self._specs[layer]
         assert isinstance(spec, AttentionSpec)
         y = self.attend(layer, *separate(rows, spec, heads), params)
         return y.reshape(y.shape[0], -1)
 
     def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
-        """Never called: no plan is made where layers share their pages."""
+        """Never called: models whose layers share pages are not planned."""
         raise AssertionError
 
     def run_blocks(
@@ -66,11 +66,11 @@ class PlainStep:
         recurrent: Sequence[int] = (),
         given: mx.array | None = None,
     ) -> mx.array:
-        """Never called, as `runs_blocks` says."""
+        """Never called, because `runs_blocks` is False."""
         raise AssertionError
 
     def recur(self, layer: int, inputs: mx.array, update: RecurrentUpdate) -> mx.array:
-        """As `Step.recur`, from states that are zero."""
+        """Run the recurrence as `Step.recur`, from zero states."""
         spec = self._specs[layer]
         assert isinstance(spec, RecurrentSpec)
         parts = []
@@ -80,12 +80,12 @@ class PlainStep:
         return mx.concatenate(parts)
 
     def opaque(self, segment: Segment) -> OpaqueState:
-        """Never called for an architecture that has a graph here."""
+        """Never called: architectures with a graph here have no opaque state."""
         raise ConversionError("this architecture cannot be planned for: give --bits")
 
 
 def product(a: mx.array, b: mx.array) -> mx.array:
-    """`a @ b`, which can be differentiated; on a CPU by NumPy, which has no bfloat16 and is ten times as quick as MLX there."""
+    """Return a differentiable `a @ b`. On a CPU, NumPy computes it, ten times as fast as MLX; it has no bfloat16."""
     if is_gpu() or mx.bfloat16 in (a.dtype, b.dtype):
         return a @ b
     return cast(mx.array, _product(a, b))
@@ -107,7 +107,7 @@ def _(primals: Any, cotangent: mx.array, _: Any) -> tuple[mx.array, mx.array]:
 
 
 def linear(forward: Callable[[mx.array], mx.array], back: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
-    """A linear function with the one that takes its gradient back."""
+    """Return a linear function with its own gradient."""
     function = mx.custom_function(lambda x: forward(x))
     function.vjp(lambda primals, cotangent, outputs: back(cotangent))
     return cast("Callable[[mx.array], mx.array]", function)
