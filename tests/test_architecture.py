@@ -187,9 +187,7 @@ def _folders() -> Iterator[Path]:
 
 
 # Folders that still have to be divided.
-KNOWN_LONG = {
-    "tests/convert",
-}
+KNOWN_LONG: set[str] = set()
 
 
 def test_folders_have_few_entries() -> None:

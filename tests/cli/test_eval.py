@@ -111,7 +111,7 @@ def test_kv_auto_uses_what_kv_found(call, pair, monkeypatch):
 
 def test_an_interrupt_leaves_nothing_behind(call, pair, own_home, monkeypatch):
     monkeypatch.setattr("mlxinfer.evaluation.measure._IN_MEMORY", 0.0)
-    monkeypatch.setattr("mlxinfer.evaluation.measure._against", _interrupted)
+    monkeypatch.setattr("mlxinfer.evaluation.measure._compare_rows", _interrupted)
     result = call("eval", "kl", *pair, *QUICK)
     assert (result.code, result.out) == (130, "")
     assert not list(own_home.rglob("teacher-*"))

@@ -49,8 +49,8 @@ def test_progress_counts_every_window_that_is_read(model: Path, monkeypatch: pyt
     monkeypatch.setattr(kv, "FORMATS", ("8", "3"))
     monkeypatch.setattr(kv, "LAYER_BITS", (3,))
     reads, told = [], []
-    read = kv._read
-    monkeypatch.setattr(kv, "_read", lambda *given: reads.append(given) or read(*given))
+    read = kv._logprobs_with
+    monkeypatch.setattr(kv, "_logprobs_with", lambda *given: reads.append(given) or read(*given))
     evaluate_kv(model, READING, 0.005, layers=layers, tell=lambda _, done, total: told.append((done, total)))
     assert told == [(number, len(reads)) for number in range(1, len(reads) + 1)]
     assert len(reads) == 2 * (2 + 1) + layers * 2 * (3 * 2 + 1)
@@ -71,9 +71,9 @@ def test_formats_of_layers_are_those_of_all_where_all_have_the_same(model: Path)
     with LLM(model, dtype="float32") as llm:
         graph = llm.loaded.model
         ids = list(range(3, 90))
-        whole = kv._read(graph, llm.dtype, ids, form, None)
-        one = kv._read(graph, llm.dtype, ids, form, 1)
-        exact = kv._read(graph, llm.dtype, ids, KVFormat(), None)
+        whole = kv._logprobs_with(graph, llm.dtype, ids, form, None)
+        one = kv._logprobs_with(graph, llm.dtype, ids, form, 1)
+        exact = kv._logprobs_with(graph, llm.dtype, ids, KVFormat(), None)
     assert mx.abs(one - exact).max().item() > 0
     assert mx.abs(whole - one).max().item() > 0
 

@@ -90,8 +90,8 @@ def test_a_large_teacher_waits_on_disk(models: Path, tmp_path: Path, monkeypatch
     in_memory = compare(models / "exact", [models / "near"], QUICK)
     monkeypatch.setattr(measure, "_IN_MEMORY", 0.0)
     folders = []
-    made = teacher._made
-    monkeypatch.setattr(teacher, "_made", lambda folder, nbytes: folders.append(folder) or made(folder, nbytes))
+    made = teacher._make_folder
+    monkeypatch.setattr(teacher, "_make_folder", lambda folder, nbytes: folders.append(folder) or made(folder, nbytes))
     assert compare(models / "exact", [models / "near"], QUICK).students == in_memory.students
     assert len(folders) == 1
     assert not list(tmp_path.glob("teacher-*"))

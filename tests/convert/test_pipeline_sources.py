@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.formats.foreign import CASES, Case, StoredPart, write_safetensors
+from support.formats.foreign import CASES, Case, Part, write_safetensors
 from support.models.checkpoints import config_of, random_checkpoint
 from support.oracles.plain_step import PlainCache
 from support.processes.optional import Later
@@ -44,7 +44,7 @@ def foreign(directory: Path, case: Case, dtype: str = "F16") -> tuple[Path, dict
     """A tiny Llama whose linear layers are quantized; the rest is in `dtype`. With the numbers that the layers stand for."""
     plain = random_checkpoint(directory / "plain", config_of("llama", **CONFIG))
     rng = np.random.default_rng(2)
-    stored: dict[str, StoredPart] = {}
+    stored: dict[str, Part] = {}
     truths = {}
     for name, array in mx.load(str(plain / "model.safetensors")).items():
         if "_proj" in name:
@@ -154,7 +154,7 @@ def test_a_graph_of_mlx_lm_cannot_read_it(tmp_path: Path) -> None:
 def test_towers_are_kept_byte_for_byte(tmp_path: Path) -> None:
     """Also one that is stored packed; the text model alone is quantized."""
     source, _ = foreign(tmp_path, CASES["compressed-int4"], "F32")
-    tensors: dict[str, StoredPart] = {}
+    tensors: dict[str, Part] = {}
     checkpoint = SafetensorsCheckpoint(source)
     for name in checkpoint.tensors.names():
         tensors[name] = (checkpoint.tensors.info(name).dtype, checkpoint.tensors.codes(name).reshape(checkpoint.tensors.info(name).shape))

@@ -53,7 +53,7 @@ def killed(source: Path, target: Path, place: str, count: int, **options: Any) -
         str(count),
         json.dumps(OPTIONS | options),
     ]
-    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode != 0
@@ -153,15 +153,15 @@ def test_what_was_weighed_is_not_weighed_again(
     source: Path, expected: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[int] = []
-    original = stream._Reader._pass
+    original = stream._WatchedReader._pass
 
-    def read_block(self: stream._Reader, *rest: Any) -> None:
+    def read_block(self: stream._WatchedReader, *rest: Any) -> None:
         read.append(self.parts)
         if len(read) == 2:
             raise KeyboardInterrupt
         original(self, *rest)
 
-    monkeypatch.setattr(stream._Reader, "_pass", read_block)
+    monkeypatch.setattr(stream._WatchedReader, "_pass", read_block)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "out", **OPTIONS)
     convert(source, tmp_path / "out", **OPTIONS)
