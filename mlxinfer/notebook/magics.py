@@ -38,7 +38,7 @@ def _options(magic: str) -> _Options:
     return parser
 
 
-class Conversation:
+class CellConversation:
     """Conversation of a notebook, with its model."""
 
     def __init__(self) -> None:
@@ -118,7 +118,7 @@ def load(shell: Any) -> None:
     """Add the magics and the HTML display to an IPython shell."""
     from .formats import register
 
-    conversation = Conversation()
+    conversation = CellConversation()
 
     def chat(line: str, cell: str | None = None) -> None:
         """Ask the model: `%chat How are you?`, or `%%chat --system "Answer in French." --temperature 0` above the text.

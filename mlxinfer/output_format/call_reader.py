@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ..tools import Tools
 from .format import CallFormat, EventKind
-from .streaming_json import JSON, PYTHON, Dialect, ValueReader
+from .streaming_json import JSON, PYTHON, ValueReader, ValueSyntax
 from .streaming_match import MISS, MORE, literal, skip_whitespace
 
 Emit = Callable[[EventKind, str], None]
@@ -73,9 +73,9 @@ class NamedCallReader(CallReader):
         super().__init__(calls, tools, emit)
         self._name_end = literal(calls.name_end)
         opened = calls.kind == "pythonic"
-        dialect = PYTHON if opened else JSON if calls.kind == "json" else Dialect((calls.quote,), "none", loose=True)
+        syntax = PYTHON if opened else JSON if calls.kind == "json" else ValueSyntax((calls.quote,), "none", loose=True)
         self._opener = "" if opened else "{"
-        self._value = ValueReader(dialect, opened=opened)
+        self._value = ValueReader(syntax, opened=opened)
 
     def read(self, text: str, at: int, final: bool) -> int:
         if not self.begun:

@@ -1,4 +1,4 @@
-"""Converts a value in JSON or a dialect of JSON to JSON text while it is generated."""
+"""Converts a value in JSON or a similar syntax to JSON text while it is generated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 
 
 @dataclass(frozen=True, slots=True)
-class Dialect:
+class ValueSyntax:
     """Differences from JSON."""
 
     quotes: tuple[str, ...] = ('"',)
@@ -34,8 +34,8 @@ class Dialect:
     """True if bare keys and Python's words are accepted and whitespace is normalised."""
 
 
-JSON = Dialect()
-PYTHON = Dialect(("'", '"'), "python", loose=True)
+JSON = ValueSyntax()
+PYTHON = ValueSyntax(("'", '"'), "python", loose=True)
 
 
 def escaped(text: str) -> str:
@@ -44,14 +44,14 @@ def escaped(text: str) -> str:
 
 
 class ValueReader:
-    """Reads one value of a dialect. `opened`: the "(" before keyword arguments has been read already."""
+    """Reads one value of a syntax. `opened`: the "(" before keyword arguments has been read already."""
 
-    def __init__(self, dialect: Dialect = JSON, *, opened: bool = False) -> None:
+    def __init__(self, syntax: ValueSyntax = JSON, *, opened: bool = False) -> None:
         self.done = False
         """True once the value is complete."""
         self.broken = False
         """True if the value is invalid: the text so far is valid, the next character is not."""
-        self._dialect = dialect
+        self._syntax = syntax
         self._opened = opened
         self._stack: list[str] = [")"] if opened else []
         self._expect = "key or end" if opened else "value"
@@ -78,7 +78,7 @@ class ValueReader:
         """Read whitespace or one token. Returns the new position, or -1 if more text is needed."""
         end = _WHITESPACE.match(text, at).end()  # type: ignore[union-attr]  # it matches anything
         if end > at:
-            self._space += "" if self._dialect.loose else text[at:end]
+            self._space += "" if self._syntax.loose else text[at:end]
             return end
         if at == len(text):
             return -1
@@ -110,7 +110,7 @@ class ValueReader:
         if character != ("=" if self._named() else ":"):
             self.broken = True
             return at
-        self._out.append(": " if self._dialect.loose else space + ":")
+        self._out.append(": " if self._syntax.loose else space + ":")
         self._expect = "value"
         return at + 1
 
@@ -132,13 +132,13 @@ class ValueReader:
 
     def _separate(self, space: str) -> None:
         """Write the pending comma, now that a value follows it."""
-        self._out.append((", " if self._dialect.loose and self._comma else self._comma) + space)
+        self._out.append((", " if self._syntax.loose and self._comma else self._comma) + space)
         self._comma = ""
 
     def _begin(self, text: str, at: int, space: str, final: bool) -> int:
         """Read the start of a key or a value."""
         is_key = self._expect.startswith("key")
-        for quote in self._dialect.quotes:
+        for quote in self._syntax.quotes:
             if text.startswith(quote, at):
                 self._separate(space)
                 self._out.append('"')
@@ -147,9 +147,9 @@ class ValueReader:
             if not final and len(text) - at < len(quote) and quote.startswith(text[at:]):
                 return -1
         if is_key:
-            return self._bare(text, at, space, final, is_key=True) if self._dialect.loose else self._break(at)
+            return self._bare(text, at, space, final, is_key=True) if self._syntax.loose else self._break(at)
         character = text[at]
-        if character in "[{" or (character == "(" and self._dialect.loose):
+        if character in "[{" or (character == "(" and self._syntax.loose):
             if len(self._stack) == _DEEPEST:
                 return self._break(at)
             self._separate(space)
@@ -176,7 +176,7 @@ class ValueReader:
             self._out.append(json.dumps(bare, ensure_ascii=False))
             self._expect = "colon"
             return end
-        known = (_PYTHON_WORDS if self._dialect.loose else _WORDS).get(bare)
+        known = (_PYTHON_WORDS if self._syntax.loose else _WORDS).get(bare)
         if known is None and not _NUMBER.fullmatch(bare):
             return self._break(at)
         self._separate(space)
@@ -187,7 +187,7 @@ class ValueReader:
     def _text(self, text: str, at: int) -> int:
         """Read the inside of a text, to its end or to a character that needs more text."""
         end = text.find(self._quote, at)
-        slash = -1 if self._dialect.escapes == "none" else text.find("\\", at, None if end < 0 else end)
+        slash = -1 if self._syntax.escapes == "none" else text.find("\\", at, None if end < 0 else end)
         if slash >= 0:
             self._write(text[at:slash])
             return self._escape(text, slash) if slash == at else slash
@@ -204,7 +204,7 @@ class ValueReader:
         return end if end > at else -1
 
     def _write(self, text: str) -> None:
-        if self._dialect.escapes == "json":
+        if self._syntax.escapes == "json":
             self._out.append(_CONTROL.sub(lambda found: escaped(found[0]), text) if _CONTROL.search(text) else text)
         else:
             self._out.append(escaped(text))
@@ -213,7 +213,7 @@ class ValueReader:
         """Read an escape sequence. Returns the new position, or -1 if more text is needed."""
         if at + 1 == len(text):
             return -1
-        kind, json_escapes = text[at + 1], self._dialect.escapes == "json"
+        kind, json_escapes = text[at + 1], self._syntax.escapes == "json"
         digits = _HEX_DIGITS.get(kind, 0) if not json_escapes or kind == "u" else 0
         code = text[at + 2 : at + 2 + digits]
         if re.fullmatch("[0-9a-fA-F]*", code) and len(code) < digits and at + 2 + len(code) == len(text):

@@ -11,7 +11,7 @@ from .constraint import Constraint
 from .grammar import GrammarCompiler
 from .phase_constraints import CallsInText, Preamble, Reasoning
 from .tool_grammar import ToolGrammars
-from .vocabulary import Vocabulary
+from .vocabulary import GrammarVocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AnswerRules:
 
         Raises `PromptError` and `SamplingError` for requirements that are not supported.
         """
-        vocabulary, reasoning = Vocabulary.of(compiler, vocab_size), self.output_format.reasoning
+        vocabulary, reasoning = GrammarVocabulary.of(compiler, vocab_size), self.output_format.reasoning
         first = self._after_reasoning(compiler, vocabulary, self.begun.rstrip())
         if reasoning is None or (first is None and self.budget is None):
             return first
@@ -48,7 +48,7 @@ class AnswerRules:
         spaced, thinks = not self.output_format.answer, begun.endswith(begin)
         return Reasoning(vocabulary, begin, end, after, first=first, budget=self.budget, begun=thinks, spaced=spaced)
 
-    def _after_reasoning(self, compiler: GrammarCompiler, vocabulary: Vocabulary, begun: str) -> Constraint | None:
+    def _after_reasoning(self, compiler: GrammarCompiler, vocabulary: GrammarVocabulary, begun: str) -> Constraint | None:
         """Return the constraint after the reasoning. `begun` is the text before it, perhaps the start of a call or of the answer."""
         calls, choice, tools, header = self.output_format.calls, self.choice, self.tools, self.output_format.answer
         header = header[len(_common(begun, header)) :]

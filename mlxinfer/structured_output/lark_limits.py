@@ -33,7 +33,7 @@ _SPACE = re.compile(r"[ \t\r\n]*")
 
 
 @dataclass(slots=True)
-class _Rule:
+class _LarkRule:
     size: int = 0
     """Number of characters of texts and expressions."""
     names: list[str] = field(default_factory=list)
@@ -46,7 +46,7 @@ class _Rule:
 class LarkText:
     """A grammar's properties known without compilation."""
 
-    rules: dict[str, _Rule]
+    rules: dict[str, _LarkRule]
     text: str
     """The grammar with normalized schemas."""
     text_size: int
@@ -54,12 +54,12 @@ class LarkText:
     tokens: int
 
 
-class _Reader:
+class _LarkReader:
     """Reads the tokens of a grammar in one pass."""
 
     def __init__(self, grammar: str) -> None:
         self._grammar = grammar
-        self.rules: dict[str, _Rule] = {"": _Rule()}
+        self.rules: dict[str, _LarkRule] = {"": _LarkRule()}
         self.text_size = 0
         self.tokens = 0
         self._rule, self._depth = self.rules[""], 1
@@ -68,7 +68,7 @@ class _Reader:
         self._written = 0
         self._defined: tuple[str, int] | None = None
         """(last name of this line, number of references before it); a colon would define that name."""
-        self._outside: list[tuple[_Rule, int]] = []
+        self._outside: list[tuple[_LarkRule, int]] = []
         """(rule, nesting) around each open brace: of a nested grammar, or of the same rule for plain braces."""
 
     def read(self) -> None:
@@ -129,7 +129,7 @@ class _Reader:
         if sign == ":" and self._defined is not None and not self._square:
             name, before = self._defined
             del self._rule.names[before:]
-            self._rule, self._depth, self._defined = self.rules.setdefault(name, _Rule()), 1, None
+            self._rule, self._depth, self._defined = self.rules.setdefault(name, _LarkRule()), 1, None
         elif sign in "()":
             self._deeper(1 if sign == "(" else -1)
         elif sign in "[]":
@@ -149,7 +149,7 @@ class _Reader:
 
 def read_lark(grammar: str) -> LarkText:
     """Read a grammar, valid or not, in linear time. Raises `SamplingError` for an unsupported schema in it."""
-    reader = _Reader(grammar)
+    reader = _LarkReader(grammar)
     reader.read()
     return LarkText(reader.rules, reader.text, reader.text_size, reader.tokens)
 
@@ -176,7 +176,7 @@ def check_lark(grammar: str) -> LarkText:
     return lark
 
 
-def _written_out(name: str, rules: dict[str, _Rule], sizes: dict[str, int], most: int) -> int:
+def _written_out(name: str, rules: dict[str, _LarkRule], sizes: dict[str, int], most: int) -> int:
     """Return the characters of a terminal with each reference expanded, or a number above `most`. `LONGEST_CHAIN` bounds the recursion."""
     if name not in sizes:
         sizes[name] = 0  # a self-reference is refused later

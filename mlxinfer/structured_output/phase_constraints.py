@@ -9,7 +9,7 @@ import numpy as np
 
 from .constraint import CERTAIN, Constraint, GrammarConstraint
 from .tool_grammar import CallGrammar
-from .vocabulary import Vocabulary, is_cut, overlap
+from .vocabulary import GrammarVocabulary, is_cut, overlap
 
 _MOST_TO_COMPLETE = 3
 """Tokens by which a reasoning budget may be exceeded to complete a UTF-8 character."""
@@ -84,7 +84,7 @@ def has(row: np.ndarray, token: int) -> bool:
 class CallsInText(Phased):
     """Free text until a call starts; the call is constrained by the offered tools. Text that only starts like a call stays free."""
 
-    def __init__(self, vocabulary: Vocabulary, grammar: CallGrammar, *, parallel: bool) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, grammar: CallGrammar, *, parallel: bool) -> None:
         """Create a constraint; with `parallel`, further text and calls may follow the first call."""
         self._vocabulary = vocabulary
         self._grammar = grammar
@@ -187,7 +187,7 @@ class Reasoning(Phased):
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: GrammarVocabulary,
         begin: str,
         end: str,
         after: Constraint | None,
@@ -356,7 +356,7 @@ class Reasoning(Phased):
 class Preamble(Phased):
     """A fixed text, such as a channel's header, before a constrained answer."""
 
-    def __init__(self, vocabulary: Vocabulary, tokens: list[int], after: Constraint) -> None:
+    def __init__(self, vocabulary: GrammarVocabulary, tokens: list[int], after: Constraint) -> None:
         """Create a constraint that forces `tokens` and continues with `after`."""
         self._vocabulary = vocabulary
         self._left = tokens

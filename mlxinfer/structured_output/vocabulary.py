@@ -13,7 +13,7 @@ from ..tokenizer.tokenizer import Tokenizer
 from .grammar import GrammarCompiler
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """Tokens of one model. Thread-safe."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -22,7 +22,7 @@ class Vocabulary:
         self._running_on: dict[tuple[bytes, int], np.ndarray] = {}
 
     @classmethod
-    def of(cls, compiler: GrammarCompiler, vocab_size: int) -> Vocabulary:
+    def of(cls, compiler: GrammarCompiler, vocab_size: int) -> GrammarVocabulary:
         """Return the vocabulary of a compiler, created once; `vocab_size` is the number of logits."""
         with _lock:
             found = _vocabularies.get(compiler)
@@ -84,7 +84,7 @@ class Vocabulary:
         return (self._vocab_size + 31) // 32
 
 
-_vocabularies: WeakKeyDictionary[GrammarCompiler, Vocabulary] = WeakKeyDictionary()
+_vocabularies: WeakKeyDictionary[GrammarCompiler, GrammarVocabulary] = WeakKeyDictionary()
 _lock = Lock()
 
 

@@ -21,7 +21,7 @@ from .pagefile import Entry, Name, shown
 Job = Callable[[], None]
 
 
-class Worker:
+class BackgroundWorker:
     """Daemon thread that runs jobs in order until closed; the process may exit during a job without harm."""
 
     def __init__(self, name: str, *, nice: int = 0) -> None:
@@ -81,7 +81,7 @@ class PageSource:
         self._arrived_bytes = 0
         self._closed = False
         self._events: DiskEvents | None = None
-        self._reader = Worker(reader)
+        self._reader = BackgroundWorker(reader)
 
     @property
     def off(self) -> bool:

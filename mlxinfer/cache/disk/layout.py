@@ -14,7 +14,7 @@ from ..pages import AttentionGroup
 from ..prefix_tree import ITEM, Node, Snapshot
 from ..state import RecurrentStore, Rows
 from ..store import Filled, LayerStore
-from .pagefile import Entry, Layout, Name, Tensor, shown
+from .pagefile import DataLayout, Entry, Name, Tensor, shown
 
 _STATE = "state"
 _STATE_PART = re.compile(_STATE + "([0-9]{1,3})")
@@ -32,7 +32,7 @@ class CacheLayout:
         self._firsts = [page_layout(of, first=True) if g.first else None for of, g in zip(self._of_group, groups, strict=True)]
         self.parts = ["full" if group.window is None else f"window{group.window}" for group in groups]
         """Names of the groups in file names, in order."""
-        self._states: dict[int, Layout] = {}
+        self._states: dict[int, DataLayout] = {}
 
     # --- pages
 
@@ -68,7 +68,7 @@ class CacheLayout:
         """Store pages under these ids. No step may be in flight."""
         put_pages(list(self._of_group[group].values()), pages, data, entries[0].layout)
 
-    def _page_layout(self, depth: int, group: int) -> Layout:
+    def _page_layout(self, depth: int, group: int) -> DataLayout:
         first = self._firsts[group]
         return first if depth == 1 and first else self._pages[group]
 
@@ -98,7 +98,7 @@ class CacheLayout:
             found[kind].setdefault(int(layer), []).append(values)
         return Rows(found["open"], found[_STATE])
 
-    def _state_layout(self, count: int) -> Layout:
+    def _state_layout(self, count: int) -> DataLayout:
         if count not in self._states:
             rows = {i: [mx.zeros((a.shape[1], count, a.shape[3]), a.dtype) for a in store.open] for i, store in self._stores.items()}
             states = {i: [mx.zeros((1, *shape), mx.float32) for shape in store.shapes] for i, store in self._recurrent.items()}
@@ -137,10 +137,10 @@ _HOST = {"F32": np.float32, "U32": np.uint32, "F16": np.float16, "BF16": np.uint
 """Numpy dtypes of the files' dtypes; numpy does not have bfloat16."""
 
 
-def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout:
+def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> DataLayout:
     """Return the layout of a page in these layers, or in their pools of first pages: tensors `layers.<layer>.<i>`, `[Hkv, ...]` as in
     `LayerStore.sealed[i]`."""
-    return Layout(
+    return DataLayout(
         [
             Tensor(f"layers.{layer}.{i}", _NAMES[pool.dtype], (pool.shape[0], *pool.shape[2:]))
             for layer, store in layers.items()
@@ -149,24 +149,24 @@ def page_layout(layers: dict[int, LayerStore], *, first: bool = False) -> Layout
     )
 
 
-def arrays_layout(arrays: dict[str, mx.array]) -> Layout:
+def arrays_layout(arrays: dict[str, mx.array]) -> DataLayout:
     """Return the layout of named arrays in this order."""
-    return Layout([Tensor(name, _NAMES[array.dtype], tuple(array.shape)) for name, array in arrays.items()])
+    return DataLayout([Tensor(name, _NAMES[array.dtype], tuple(array.shape)) for name, array in arrays.items()])
 
 
-def copy_page(layers: Sequence[LayerStore], page: int, layout: Layout) -> np.ndarray:
+def copy_page(layers: Sequence[LayerStore], page: int, layout: DataLayout) -> np.ndarray:
     """Return the bytes of a page, uint8 `[layout.nbytes]`. The pools must be evaluated."""
     pools = [pool for store in layers for pool in (store.first if page < 0 else store.sealed)]
     place = ~page if page < 0 else page
     return _joined([memory[:, place] for memory in _host(pools)], layout)
 
 
-def copy_arrays(arrays: dict[str, mx.array], layout: Layout) -> np.ndarray:
+def copy_arrays(arrays: dict[str, mx.array], layout: DataLayout) -> np.ndarray:
     """Return the bytes of the arrays, uint8 `[layout.nbytes]`."""
     return _joined(_host(list(arrays.values())), layout)
 
 
-def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, layout: Layout) -> None:
+def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, layout: DataLayout) -> None:
     """Store the pages of `data`, uint8 `[pages, layout.nbytes]`, under these ids, evaluated.
 
     The pools must be large enough, and no step may be in flight.
@@ -184,7 +184,7 @@ def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, 
     mx.eval([a for store in layers for a in store.arrays])
 
 
-def arrays_from(data: np.ndarray, layout: Layout) -> dict[str, mx.array]:
+def arrays_from(data: np.ndarray, layout: DataLayout) -> dict[str, mx.array]:
     """Return the arrays given to `copy_arrays`, evaluated."""
     found = {}
     for start, tensor in zip(layout.offsets, layout.tensors, strict=False):
@@ -201,7 +201,7 @@ def _host(arrays: Sequence[mx.array]) -> list[np.ndarray]:
     return [np.asarray(a) for a in viewed]
 
 
-def _joined(arrays: Sequence[np.ndarray], layout: Layout) -> np.ndarray:
+def _joined(arrays: Sequence[np.ndarray], layout: DataLayout) -> np.ndarray:
     data = np.empty(layout.nbytes, np.uint8)
     for source, start, tensor in zip(arrays, layout.offsets, layout.tensors, strict=False):
         data[start : start + tensor.nbytes].view(_HOST[tensor.dtype]).reshape(tensor.shape)[...] = source

@@ -47,7 +47,7 @@ class Tensor:
         return math.prod(self.shape) * SIZES[self.dtype]
 
 
-class Layout:
+class DataLayout:
     """Consecutive tensors of a file."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -95,7 +95,7 @@ class Entry:
     """Group of layers or snapshot: lower-case letters, then digits."""
     tokens: tuple[int, ...]
     """Tokens of the page or the open page."""
-    layout: Layout
+    layout: DataLayout
     """Tensors of the data."""
 
     @property

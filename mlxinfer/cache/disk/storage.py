@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from .backend import PageSource, Worker
+from .backend import BackgroundWorker, PageSource
 from .page_dir import PageDir
 from .pagefile import Entry, Name
 
@@ -37,7 +37,7 @@ class DiskStorage(PageSource):
         self._looked_up: set[bytes] = set()
         self._writing = 0
         self._abandoned = False
-        self._writer = Worker("mlxinfer-prefix-writer", nice=_LOWER)
+        self._writer = BackgroundWorker("mlxinfer-prefix-writer", nice=_LOWER)
         self._writer.add(lambda: self._do(self._folder.prepare))
 
     @property

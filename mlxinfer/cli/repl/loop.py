@@ -16,7 +16,7 @@ from .commands import COMMANDS, Leave, Session, is_command, obey
 from .reader import PipeReader, Reader, TerminalReader
 from .saved import state_folder
 from .shown import Shown
-from .terminal import Keyboard, Writer, bar, writer
+from .terminal import AnswerWriter, Keyboard, bar, writer
 
 FAILED = 2
 """Exit code of a piped chat in which a message or a command failed."""
@@ -59,7 +59,7 @@ def _reader(session: Session, interactive: bool) -> Reader:
 class Chat:
     """Loop that reads a line, runs the command or answers the message, and reports errors."""
 
-    def __init__(self, session: Session, reader: Reader, out: Writer, interactive: bool) -> None:
+    def __init__(self, session: Session, reader: Reader, out: AnswerWriter, interactive: bool) -> None:
         self.session = session
         self.keyboard = Keyboard()
         self._reader = reader

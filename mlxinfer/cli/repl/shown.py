@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .pastes import folded
-from .terminal import Writer
+from .terminal import AnswerWriter
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Shown:
     asked: bool = False
     """True if the user requested the turns, so that a pipe gets them too."""
 
-    def write(self, out: Writer) -> None:
+    def write(self, out: AnswerWriter) -> None:
         """Write messages after a prompt, long ones folded, and answers in their original form."""
         for turn in self.turns:
             text = turn["content"]

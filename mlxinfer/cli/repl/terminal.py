@@ -24,7 +24,7 @@ _WIDEST = 100
 _THINKING = "thinking… "
 
 
-class Writer(Protocol):
+class AnswerWriter(Protocol):
     """Output of answers."""
 
     def begin(self, note: Callable[[], str]) -> None:
@@ -153,7 +153,7 @@ def newest_words(text: str, width: int) -> str:
     return shown
 
 
-def writer(folded: Callable[[], bool]) -> Writer:
+def writer(folded: Callable[[], bool]) -> AnswerWriter:
     """Return the writer for standard output; `folded` returns True for one-line reasoning."""
     if not sys.stdout.isatty():
         return PlainWriter()

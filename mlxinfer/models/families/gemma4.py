@@ -42,7 +42,7 @@ GEMMA4 = {
 def gemma4_text(config: dict[str, Any]) -> Architecture:
     reader = ConfigReader(config)
     sizes = read_sizes(reader, GEMMA4, activation_key="hidden_activation")
-    plan = _Plan.read(reader, sizes)
+    plan = _AttentionPlan.read(reader, sizes)
     ropes = read_ropes(reader, plan.kinds, sizes, partial=reader.optional_number("partial_rotary_factor") or 0.25)
     cap = reader.optional_number("final_logit_softcapping")
     experts = _ExpertSizes.read(reader, sizes)
@@ -132,7 +132,7 @@ def read_ropes(reader: ConfigReader, kinds: Kinds, sizes: Sizes, *, partial: flo
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
+class _AttentionPlan:
     """Sources of the pages that layers read."""
 
     kinds: Kinds
@@ -142,7 +142,7 @@ class _Plan:
     """True if layers without keys and values have an MLP of twice the channels."""
 
     @classmethod
-    def read(cls, reader: ConfigReader, sizes: Sizes) -> _Plan:
+    def read(cls, reader: ConfigReader, sizes: Sizes) -> _AttentionPlan:
         kinds = Kinds.read(reader, sizes)
         types, first = kinds.types, sizes.layers - reader.integer("num_kv_shared_layers", 0, low=0)
         if first < sizes.layers and not set(types[first:]) <= set(types[: max(first, 0)]):

@@ -32,7 +32,7 @@ class PagesElsewhere(NotNative):
 
 
 @runtime_checkable
-class Native(Protocol):
+class NativePart(Protocol):
     """A family's part that adds its own instructions for the CPU kernels."""
 
     def natively(self, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
@@ -137,7 +137,7 @@ class ProgramBuilder:
             self._short_conv(mixer, x, norm, sink)
         elif isinstance(mixer, LatentAttention):
             _add_latent(mixer, self, x, norm, sink, rope)
-        elif isinstance(mixer, Native):
+        elif isinstance(mixer, NativePart):
             mixer.natively(self, x, norm, sink, rope)
         else:
             raise NotNative

@@ -13,7 +13,7 @@ from support.engines.disk_entries import LAYOUT, content, digest, entry, path_of
 from support.processes.examples import examples
 
 from mlxinfer.cache.disk.page_dir import PageDir
-from mlxinfer.cache.disk.pagefile import Layout, Tensor, parsed
+from mlxinfer.cache.disk.pagefile import DataLayout, Tensor, parsed
 
 ONE = entry(1)
 
@@ -109,9 +109,9 @@ def test_foreign_bytes(folder, foreign):
         replace(ONE, digest=digest(9)),
         replace(ONE, tokens=(*range(1, 64), 0)),
         replace(ONE, part="window7"),
-        replace(ONE, layout=Layout([*LAYOUT.tensors[:2], Tensor("layers.1.0", "F32", (3,))])),
-        replace(ONE, layout=Layout([*LAYOUT.tensors[:2], Tensor("layers.1.1", "U32", (3,))])),
-        replace(ONE, layout=Layout([Tensor("layers.0.0", "F32", (3, 2, 4)), *LAYOUT.tensors[1:]])),
+        replace(ONE, layout=DataLayout([*LAYOUT.tensors[:2], Tensor("layers.1.0", "F32", (3,))])),
+        replace(ONE, layout=DataLayout([*LAYOUT.tensors[:2], Tensor("layers.1.1", "U32", (3,))])),
+        replace(ONE, layout=DataLayout([Tensor("layers.0.0", "F32", (3, 2, 4)), *LAYOUT.tensors[1:]])),
     ],
     ids=["root", "parent", "digest", "tokens", "part", "dtype", "name", "shape"],
 )

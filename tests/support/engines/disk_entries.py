@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from mlxinfer.cache.disk.pagefile import Entry, Layout, Tensor
+from mlxinfer.cache.disk.pagefile import DataLayout, Entry, Tensor
 
 ROOT = hashlib.blake2b(b"root", digest_size=32).digest()
-LAYOUT = Layout([Tensor("layers.0.0", "F32", (2, 3, 4)), Tensor("layers.0.1", "BF16", (2, 5)), Tensor("layers.1.0", "U32", (3,))])
-BIG = Layout([Tensor("layers.0.0", "U32", (4096,))])
+LAYOUT = DataLayout([Tensor("layers.0.0", "F32", (2, 3, 4)), Tensor("layers.0.1", "BF16", (2, 5)), Tensor("layers.1.0", "U32", (3,))])
+BIG = DataLayout([Tensor("layers.0.0", "U32", (4096,))])
 
 
-def entry(number: int, *, root: bytes = ROOT, layout: Layout = LAYOUT, part: str = "full") -> Entry:
+def entry(number: int, *, root: bytes = ROOT, layout: DataLayout = LAYOUT, part: str = "full") -> Entry:
     """The page `number` of a chain."""
     return Entry(root, digest(number), digest(number - 1), part, tuple(range(number, number + 64)), layout)
 

@@ -1,4 +1,4 @@
-"""Falcon-H1 (arXiv:2507.22448): parallel attention and Mamba 2 in every block, with many constant factors."""
+"""Falcon-H1 (arXiv:2507.22448): parallel attention and Mamba 2 in every block, with many constant multipliers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def falcon_h1(config: dict[str, Any]) -> Architecture:
         "norm_first": reader.boolean("mamba_norm_before_gate", True),
         "gains": mx.array(_gains(reader, mamba), mx.float32),
     }
-    factors = Factors.read(reader)
+    multipliers = Multipliers.read(reader)
     gate = _gate(sizes.activation, *_numbers(reader, "mlp_multipliers", 2))
     rope = read_rope(reader, heads.dim, sizes.positions)
     embedding_scale, logit_scale = reader.number("embedding_multiplier", 1.0), reader.number("lm_head_multiplier", 1.0)
@@ -59,12 +59,12 @@ def falcon_h1(config: dict[str, Any]) -> Architecture:
         name, hidden = f"model.layers.{layer}", sizes.hidden
         qkv, output = load_qkv(weights, f"{name}.self_attn", heads), load_output(weights, f"{name}.self_attn", heads)
         return FalconBlock(
-            Attention(2 * layer + 1, heads, qkv, output, rope=rope, scale=heads.dim**-0.5 * factors.scores),
+            Attention(2 * layer + 1, heads, qkv, output, rope=rope, scale=heads.dim**-0.5 * multipliers.scores),
             Mamba2.load(weights, f"{name}.mamba", 2 * layer, mamba, bias=False, eps=sizes.eps, **how),
             GatedMLP.load(weights, f"{name}.feed_forward", hidden, sizes.inner, gate),
             RMSNorm.load(weights, f"{name}.input_layernorm", hidden, sizes.eps),
             RMSNorm.load(weights, f"{name}.pre_ff_layernorm", hidden, sizes.eps),
-            factors,
+            multipliers,
         )
 
     specs: tuple[LayerSpec, ...] = (mamba.spec, AttentionSpec(heads.kv, heads.dim, heads.dim, query_heads=heads.count))
@@ -80,8 +80,8 @@ def falcon_h1(config: dict[str, Any]) -> Architecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Factors:
-    """Constant factors of a block."""
+class Multipliers:
+    """Constant multipliers of a block."""
 
     scores: float
     """Additional factor of the attention scores."""
@@ -91,8 +91,8 @@ class Factors:
     """Factor of the Mamba layer's result."""
 
     @classmethod
-    def read(cls, reader: ConfigReader) -> Factors:
-        """Read the factors. The factor of the attention's input applies to queries, keys and values."""
+    def read(cls, reader: ConfigReader) -> Multipliers:
+        """Read the multipliers. The factor of the attention's input applies to queries, keys and values."""
         read = reader.number("attention_in_multiplier", 1.0)
         return cls(
             read**2 * reader.number("key_multiplier", 1.0),
@@ -110,7 +110,7 @@ class FalconBlock:
     mlp: GatedMLP
     before: RMSNorm
     before_mlp: RMSNorm
-    factors: Factors
+    multipliers: Multipliers
 
     @property
     def norms(self) -> Norms:
@@ -119,14 +119,14 @@ class FalconBlock:
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
         row, rotation = self.before(x), rotations["rope"]
         attended, mixed = self.attention(row, step, rotation), self.mamba(row, step, rotation)
-        x = _sum(x, attended, mixed, mx.array(self.factors.attention), mx.array(self.factors.mamba))
+        x = _sum(x, attended, mixed, mx.array(self.multipliers.attention), mx.array(self.multipliers.mamba))
         return self.mlp(x, norm=self.before_mlp, onto=x)
 
     def as_native(self, builder: ProgramBuilder) -> None:
         """Add the instructions for the CPU kernels."""
         stream = builder.program.stream
         row = builder.normed(stream, self.before)
-        for mixer, factor in ((self.attention, self.factors.attention), (self.mamba, self.factors.mamba)):
+        for mixer, factor in ((self.attention, self.multipliers.attention), (self.mamba, self.multipliers.mamba)):
             sink = builder.sink(factor=factor)
             builder.mix(mixer, row, None, sink, "rope")
             sink.finish()
@@ -166,7 +166,7 @@ def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:
 
 
 def _gains(reader: ConfigReader, mamba: MambaSizes) -> list[float]:
-    """Return the factors of gate, heads, B, C and steps, each multiplied by the input's."""
+    """Return the multipliers of gate, heads, B, C and steps, each multiplied by the input's."""
     parts = _numbers(reader, "ssm_multipliers", 5)
     sizes = [mamba.inner, mamba.inner, mamba.groups * mamba.state, mamba.groups * mamba.state, mamba.heads]
     read = reader.number("ssm_in_multiplier", 1.0)
