@@ -115,14 +115,21 @@ def _chosen() -> Maker | None:
     if mx.metal.is_available():
         return cast(Maker, mx.fast.metal_kernel)
     if os.environ.get("MLXINFER_KERNELS") == "emulator":
-        from . import emulator  # only imported on request
-
-        return emulator.metal_kernel
+        return _emulated()
     if mx.cuda.is_available():
         from .cuda import CudaKernel
 
         return CudaKernel
     return None
+
+
+def _emulated() -> Maker:
+    """The emulator, imported on request only. Raises RuntimeError where the package has none: wheels leave it out."""
+    try:
+        from . import emulator
+    except ImportError as error:
+        raise RuntimeError("MLXINFER_KERNELS=emulator needs a checkout of mlxinfer (pip install -e .): wheels have no emulator") from error
+    return emulator.metal_kernel
 
 
 @cache

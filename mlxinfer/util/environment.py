@@ -66,7 +66,7 @@ VARIABLES = (
         "int16",
         *_one_of("int8", "int16", "float32"),
     ),
-    Variable("MLXINFER_KERNELS", "`emulator` runs the Metal kernels in the emulator, for tests"),
+    Variable("MLXINFER_KERNELS", "`emulator` runs the Metal kernels in the emulator, for tests; needs a checkout"),
     Variable("MLXINFER_EMULATOR_CACHE", "Folder of kernels that the emulator compiled", "`~/.cache/mlxinfer/emulator`"),
     Variable("MLXINFER_EMULATOR_CLANG", "Compiler of the emulator", "the first clang++ that works"),
     Variable("MLXINFER_EXACT_MLX", "When building a wheel, 1 makes it require the version of MLX in use", "0"),

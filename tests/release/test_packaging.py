@@ -1,4 +1,4 @@
-"""Folders that are links in the repository are packages in the sdist, and in the wheel made from it."""
+"""Folders that are links in the repository are packages in the sdist, and in the wheel made from it; the Metal emulator is in neither."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tarfile
 import zipfile
 from pathlib import Path
 
+import mlx.core as mx
 import pytest
 from support.processes.once_per_run import once_per_run
 
@@ -17,6 +18,7 @@ from mlxinfer._version import __version__
 
 ROOT = Path(__file__).parents[2]
 LINKED = ["convert", "kernels_cpu", "kernels_metal"]
+EMULATOR = "mlxinfer/kernels_metal/emulator"
 
 
 @pytest.mark.parametrize("name", LINKED)
@@ -52,10 +54,10 @@ def _build(tree: Path, out: Path) -> Path:
 def _modules_of_the_tree() -> set[str]:
     names = {f"mlxinfer/{path.relative_to(ROOT / 'mlxinfer')}" for path in (ROOT / "mlxinfer").rglob("*.py")}
     for folder in LINKED:
-        files = [path for suffix in ("py", "metal", "h", "cpp", "txt") for path in (ROOT / folder).rglob(f"*.{suffix}")]
+        files = [path for suffix in ("py", "pyi", "metal", "h", "cpp", "txt") for path in (ROOT / folder).rglob(f"*.{suffix}")]
         names |= {f"mlxinfer/{path.relative_to(ROOT)}" for path in files}
     names |= {f"mlxinfer/{path.relative_to(ROOT / 'mlxinfer')}" for path in (ROOT / "mlxinfer" / "server" / "page" / "static").iterdir()}
-    return names
+    return {name for name in names if not name.startswith(f"{EMULATOR}/")}
 
 
 @pytest.mark.long
@@ -65,6 +67,7 @@ def test_sdist_holds_every_module(built: Path) -> None:
         names = {name.partition("/")[2] for name in tar.getnames()}
     assert _modules_of_the_tree() <= names
     assert {"LICENSE", "README.md", "pyproject.toml", "setup.py"} <= names
+    assert not [name for name in names if name.startswith(EMULATOR)]
 
 
 @pytest.mark.long
@@ -74,7 +77,7 @@ def test_wheel_holds_every_module(built: Path) -> None:
         names = set(wheel.namelist())
     assert _modules_of_the_tree() <= names
     assert "mlxinfer/py.typed" in names
-    assert not [name for name in names if name.startswith((*(f"{name}/" for name in LINKED), "tests/"))]
+    assert not [name for name in names if name.startswith((*(f"{name}/" for name in LINKED), "tests/", EMULATOR))]
 
 
 @pytest.mark.long
@@ -97,3 +100,18 @@ def test_wheel_imports_outside_the_checkout(built: Path, tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     for line, name in zip(done.stdout.split(), LINKED, strict=True):
         assert line == str(tmp_path / "mlxinfer" / name / "__init__.py")
+
+
+@pytest.mark.long
+@pytest.mark.skipif(mx.metal.is_available(), reason="an Apple GPU runs the kernels whatever the variable says")
+def test_the_emulator_needs_a_checkout(built: Path, tmp_path: Path) -> None:
+    (archive,) = built.glob("*.whl")
+    with zipfile.ZipFile(archive) as wheel:
+        wheel.extractall(tmp_path)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path), "MLXINFER_KERNELS": "emulator"}
+    script = "from mlxinfer.kernels_metal.executors import available; available()"
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith(
+        "RuntimeError: MLXINFER_KERNELS=emulator needs a checkout of mlxinfer (pip install -e .): wheels have no emulator"
+    )
