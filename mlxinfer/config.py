@@ -1,7 +1,7 @@
 """Settings of an engine: `EngineArgs` has those of callers, `EngineConfig` those derived for the running engine.
 
-Command line options, the keywords of `LLM` and `AsyncLLM`, and the table in docs/settings.md are generated from `EngineArgs`. To add a
-setting, add a field here and a keyword in `engine/model_base.py`.
+Command line options, the keywords of `LLM` and `AsyncLLM`, and the table in docs/settings.md are generated from `EngineArgs`. To add
+a setting, add a field there.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, field, fields, replace
+from dataclasses import KW_ONLY, MISSING, Field, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +93,7 @@ class EngineArgs:
         default=None, metadata=about("Compute in float32, bfloat16 or float16", automatic="what suits the device", metavar="DTYPE")
     )
     kv: str = field(default="16", metadata=about("Bits of cached keys and values: 16, 8, 6, 5, 4, 3, 2, as k8v4, or auto", unit="bits"))
+    _: KW_ONLY
     kv_first16: bool = field(default=False, metadata=about("Keep the first page of each sequence at 16 bits, with kv"))
     bits: int | None = field(
         default=None, metadata=about("Quantize the weights while loading", unit="bits", automatic="as they are stored", least=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
@@ -13,28 +13,28 @@ from functools import partial
 from pathlib import Path
 from threading import Thread
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from ..config import EngineArgs
-from ..errors import MLXInferError
+from ..errors import DeadlineError, MLXInferError
 from ..loading.load import LoadedModel
-from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .adapter_set import load_into
 from .client.async_request import Piece, Request
 from .client.engine_thread import EngineThread, Progress
 from .core.sequence import Sequence
-from .model_base import FrontDoor, check_process, prompt_logprobs
+from .model_base import ModelBase, check_process, prompt_logprobs
 from .open_model import OpenModel
-from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
-from .text.async_pooled_requests import AsyncPooledRequests, prepared, size
+from .request_keywords import ChatKeywords, ChatRequestKeywords, GenerateKeywords, RequestKeywords, RequestOptions, chatting, generating
 from .text.chat_prompt import ChatPrompt
-from .text.hooked_requests import Tracing
+from .text.embedding import Embedder, check_texts
+from .text.hooks import Tracing
 from .text.input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, as_prompts
 from .text.output_processor import FEED, check_unbroken
+from .text.reranking import Pair, Ranked, check_pairs, ranked, score_pairs, scorer
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -48,10 +48,12 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 _COMPILING = ThreadPoolExecutor(2, "mlxinfer structures")
 """Threads that check and compile grammars. Slow grammars wait for one another, and delay no other request."""
+_SHORT = 2000
+"""Characters or token ids that are prepared in the event loop: another thread would take longer."""
 Preparing = Callable[[InputProcessor], Awaitable[PreparedPrompt]]
 
 
-class AsyncLLM(FrontDoor, AsyncPooledRequests):
+class AsyncLLM(ModelBase):
     """A model shared by any number of asyncio tasks, on any event loop or thread.
 
         async with AsyncLLM("smollm2") as llm:
@@ -149,48 +151,22 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         """`stream`, with those pieces in one list that came together: for programs that pass them on."""
         return self._bursts(partial(_sequences, partial(_prompt, prompt), *generating("bursts", params, options)))
 
-    async def chat_prompt(
-        self,
-        messages: Messages,
-        *,
-        tools: Iterable[OfferedTool] | None = None,
-        tool_choice: str | ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_vars: Mapping[str, Any] | None = None,
-    ) -> ChatPrompt:
-        """What `chat` asks the model, for `generate` and `stream`, as `LLM.chat_prompt`."""
-        return await _chat(messages, tools, tool_choice, parallel_tool_calls, template_vars, (await self._opened()).inputs)
+    async def chat_prompt(self, messages: Messages, **chat: Unpack[ChatKeywords]) -> ChatPrompt:
+        """The prompt that `chat` would use, for `generate` and `stream`, as `LLM.chat_prompt`."""
+        return await _chat(messages, chat, (await self._opened()).inputs)
 
-    async def chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        tools: Iterable[OfferedTool] | None = None,
-        tool_choice: str | ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerateKeywords],
-    ) -> Completion:
-        """The assistant's next turn, one `Completion` (the first, if `n` is above 1), as `LLM.chat`."""
-        params, terms = generating("chat", params, options)
-        chat = partial(_chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
-        return (await self._generate([await chat((await self._opened()).inputs)], params, terms))[0]
+    async def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatRequestKeywords]) -> Completion:
+        """The assistant's next turn, one `Completion` (the first, if `n` is above 1). Takes `tools`, `tool_choice`, `parallel_tool_calls`,
+        `template_vars` and the keywords of `generate`, as `LLM.chat` does."""
+        chat, params, terms = chatting("chat", params, options)
+        return (await self._generate([await _chat(messages, chat, (await self._opened()).inputs)], params, terms))[0]
 
     def stream_chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        tools: Iterable[OfferedTool] | None = None,
-        tool_choice: str | ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerateKeywords],
+        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatRequestKeywords]
     ) -> AsyncGenerator[Chunk, None]:
-        """`chat` in pieces, as those of `stream`."""
-        chat = partial(_chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
-        return _flat(self._bursts(partial(_sequences, chat, *generating("stream_chat", params, options))))
+        """`chat` in pieces, like those of `stream`. Takes the keywords of `chat`."""
+        chat, params, terms = chatting("stream_chat", params, options)
+        return _flat(self._bursts(partial(_sequences, partial(_chat, messages, chat), params, terms)))
 
     async def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
@@ -207,6 +183,84 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         assert isinstance(logits, mx.array)
         return logits
 
+    async def embedding_ids(
+        self,
+        texts: Prompt | Many[Prompt],
+        *,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
+        truncate: bool = False,
+    ) -> list[list[int]]:
+        """The token ids that `embed` computes, for whoever wants to count them first; `embed` takes them as they are."""
+        check_texts(texts)
+        embedder = Embedder.of(await self._opened())
+        make = partial(embedder.token_ids, texts, embedder.prompt(prompt_name, input_type), truncate=truncate)
+        return await _prepared(sum(map(_size, as_prompts(texts))), make)
+
+    async def embed(
+        self,
+        texts: Prompt | Many[Prompt],
+        dimensions: int | None = None,
+        *,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
+        truncate: bool = False,
+        **options: Unpack[RequestKeywords],
+    ) -> np.ndarray:
+        """Vectors of texts, numpy float32 `[n, d]`, as `LLM.embed`."""
+        terms, embedder = RequestOptions.of("embed", options), Embedder.of(await self._opened())
+        embedder.check_dimensions(dimensions)
+        ids = await self.embedding_ids(texts, prompt_name=prompt_name, input_type=input_type, truncate=truncate)
+        vectors = await self._pool([embedder.sequences(ids, terms)], terms)
+        return await _prepared(_SHORT * bool(embedder.recipe.dense) + len(ids), partial(embedder.finish, vectors, dimensions))
+
+    async def rerank(
+        self,
+        query: str,
+        documents: Many[str],
+        top_n: int | None = None,
+        *,
+        instruction: str | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> list[Ranked]:
+        """The most relevant documents, as `LLM.rerank`."""
+        pairs = [(query, document) for document in documents]
+        return ranked(await self.relevance(pairs, instruction=instruction, **options), documents, top_n)
+
+    async def relevance(self, pairs: Many[Pair], *, instruction: str | None = None, **options: Unpack[RequestKeywords]) -> np.ndarray:
+        """`[n]`, as `LLM.relevance`."""
+        return (await self.counted_relevance(pairs, instruction=instruction, **options))[0]
+
+    async def counted_relevance(
+        self, pairs: Many[Pair], *, instruction: str | None = None, **options: Unpack[RequestKeywords]
+    ) -> tuple[np.ndarray, int]:
+        """`relevance`, and how many tokens the pairs had."""
+        check_pairs(pairs)
+        terms, how = RequestOptions.of("relevance", options), scorer(await self._opened())
+        ids = await _prepared(sum(len(a) + len(b) for a, b in pairs), partial(how.token_ids, pairs, instruction))
+        vectors = await self._pool(how.waves(ids, terms), terms)
+        return score_pairs(how, pairs, vectors), sum(map(len, ids))
+
+    async def _pool(self, waves: list[list[Sequence]], terms: RequestOptions) -> list[np.ndarray]:
+        free = asyncio.Semaphore(FEED * (await self._opened()).config.max_num_seqs)
+
+        async def one(sequence: Sequence) -> np.ndarray:
+            async with free:
+                vector = await self._vector(sequence)
+            if vector is None:
+                raise DeadlineError(f"the texts were not read within {terms.timeout_s:g} s")
+            return vector
+
+        vectors: list[np.ndarray] = []
+        for wave in waves:
+            tasks = [asyncio.ensure_future(one(sequence)) for sequence in wave]
+            try:
+                vectors += await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+        return vectors
+
     async def trace(
         self,
         prompt: Prompt,
@@ -217,7 +271,7 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         """What the model computes for a prompt, as `LLM.trace`. What is computed from a trace later, such as its logit lens, waits for the
         engine's thread."""
         terms, opened = RequestOptions.of("trace", options), await self._opened()
-        ids = await prepared(size(prompt), partial(opened.inputs.scored_ids, prompt))
+        ids = await _prepared(_size(prompt), partial(opened.inputs.scored_ids, prompt))
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
         (logits,) = await self._whole(Request([opened.inputs.scored(ids, None, terms, tracing.hooks)], streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
@@ -258,7 +312,7 @@ class AsyncLLM(FrontDoor, AsyncPooledRequests):
         opened = await self._opened()
         items = as_prompts(prompts)
         each = opened.inputs.all_params(params, len(items))
-        found = await prepared(sum(map(size, items)), partial(_all_prepared, opened.inputs, items))
+        found = await _prepared(sum(map(_size, items)), partial(_all_prepared, opened.inputs, items))
         free = asyncio.Semaphore(FEED * opened.config.max_num_seqs)
         requests = [await _described(opened.inputs, prompt, one, terms) for prompt, one in zip(found, each, strict=True)]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
@@ -313,18 +367,11 @@ async def _flat(bursts: AsyncGenerator[list[Chunk], None]) -> AsyncGenerator[Chu
 
 
 async def _prompt(prompt: AnyPrompt, inputs: InputProcessor) -> PreparedPrompt:
-    return await prepared(size(prompt), partial(inputs.prepared, prompt))
+    return await _prepared(_size(prompt), partial(inputs.prepared, prompt))
 
 
-async def _chat(
-    messages: Messages,
-    tools: Iterable[OfferedTool] | None,
-    tool_choice: str | ToolChoice,
-    parallel_tool_calls: bool,
-    template_vars: Mapping[str, Any] | None,
-    inputs: InputProcessor,
-) -> ChatPrompt:
-    return await asyncio.to_thread(inputs.chat, messages, tools, tool_choice, parallel_tool_calls, template_vars)
+async def _chat(messages: Messages, chat: ChatKeywords, inputs: InputProcessor) -> ChatPrompt:
+    return await asyncio.to_thread(partial(inputs.chat, messages, **chat))
 
 
 async def _sequences(prompt: Preparing, params: SamplingParams | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
@@ -342,8 +389,18 @@ async def _described(
 
 
 async def _scored(prompt: Prompt, top: int | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
-    return [inputs.scored(await prepared(size(prompt), partial(inputs.scored_ids, prompt)), top, terms)]
+    return [inputs.scored(await _prepared(_size(prompt), partial(inputs.scored_ids, prompt)), top, terms)]
 
 
 def _all_prepared(inputs: InputProcessor, prompts: list[AnyPrompt]) -> list[PreparedPrompt]:
     return [inputs.prepared(prompt) for prompt in prompts]
+
+
+def _size(prompt: AnyPrompt) -> int:
+    """Length in characters or token ids."""
+    return len(prompt) if hasattr(prompt, "__len__") else 0
+
+
+async def _prepared(size: int, prepare: Callable[[], Result]) -> Result:
+    """Prepare short input here and long input in another thread, so that the event loop continues."""
+    return prepare() if size <= _SHORT else await asyncio.to_thread(prepare)

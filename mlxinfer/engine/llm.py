@@ -3,32 +3,31 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Many
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 import numpy as np
 
 from ..config import EngineArgs
+from ..errors import DeadlineError
 from ..loading.load import LoadedModel
 from ..loading.weights import Progress
-from ..tools import OfferedTool, ToolChoice
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
 from .adapter_set import load_into
 from .client.inproc_client import InprocClient
 from .core.engine import Engine
 from .core.sequence import Sequence
-from .model_base import FrontDoor, prompt_logprobs
+from .model_base import ModelBase, prompt_logprobs
 from .open_model import OpenModel
-from .request_keywords import GenerateKeywords, RequestKeywords, RequestOptions, generating
+from .request_keywords import ChatKeywords, ChatRequestKeywords, GenerateKeywords, RequestKeywords, RequestOptions, chatting, generating
 from .text.chat_prompt import ChatPrompt
-from .text.hooked_requests import Tracing
+from .text.hooks import Tracing
 from .text.input_processor import AnyPrompt, Messages, Prompt, as_prompts
-from .text.pooled_requests import PooledRequests, out_of_time
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -37,11 +36,12 @@ if TYPE_CHECKING:
     from ..interpret.places import Layers
     from ..interpret.trace import Trace
     from ..output_format.format import OutputFormat
+    from .text.reranking import Pair, Ranked
 
 Made = TypeVar("Made")
 
 
-class LLM(FrontDoor, PooledRequests):
+class LLM(ModelBase):
     """A model that is ready to answer.
 
         llm = LLM("smollm2")
@@ -142,57 +142,35 @@ class LLM(FrontDoor, PooledRequests):
         inputs = self._client.opened.inputs
         return inputs.sequences(inputs.prepared(prompt), params, terms)
 
-    def chat_prompt(
-        self,
-        messages: Messages,
-        *,
-        tools: Iterable[OfferedTool] | None = None,
-        tool_choice: str | ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_vars: Mapping[str, Any] | None = None,
-    ) -> ChatPrompt:
-        """What `chat` asks the model, for `generate` and `stream`: see `chat` for what it takes."""
-        return self._client.opened.inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
+    def chat_prompt(self, messages: Messages, **chat: Unpack[ChatKeywords]) -> ChatPrompt:
+        """The prompt that `chat` would use, for `generate` and `stream`: takes the messages, `tools`, `tool_choice`, `parallel_tool_calls`
+        and `template_vars` of `chat`."""
+        return self._client.opened.inputs.chat(messages, **chat)
 
-    def chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        tools: Iterable[OfferedTool] | None = None,
-        tool_choice: str | ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerateKeywords],
-    ) -> Completion:
+    def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatRequestKeywords]) -> Completion:
         """The assistant's next turn, one `Completion` (the first, if `n` is above 1).
 
-        `messages` are the user's message as text, or dicts with `role` and `content`. The model's own chat template renders them, and gets
-        `template_vars`, such as `{"enable_thinking": False}`. `tools` are typed Python functions, dicts as OpenAI's API takes them, or
-        `Tool`s; the calls that the model asks for are in `Completion.tool_calls`, and nothing is run. `tool_choice` is "auto", "none",
-        "required" or a tool's name; without `parallel_tool_calls` there is one call at most. Raises `TemplateError` too.
+        `messages` are the user's message as text, or dicts with `role` and `content`. Keywords besides those of `generate`:
+
+            tools: Typed Python functions, dicts as OpenAI's API takes them, or `Tool`s. Calls of the model are in
+                `Completion.tool_calls`; nothing is run.
+            tool_choice: "auto" (default), "none", "required" or a tool's name.
+            parallel_tool_calls: False for one call at most; True by default.
+            template_vars: Variables of the model's chat template, such as `{"enable_thinking": False}`.
+
+        Raises `TemplateError` too.
         """
-        params, terms = generating("chat", params, options)
+        chat, params, terms = chatting("chat", params, options)
         inputs = self._client.opened.inputs
-        prompt = inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
-        return self._client.complete(deque([inputs.sequences(prompt, params, terms)]))[0]
+        return self._client.complete(deque([inputs.sequences(inputs.chat(messages, **chat), params, terms)]))[0]
 
     def stream_chat(
-        self,
-        messages: Messages,
-        params: SamplingParams | None = None,
-        *,
-        tools: Iterable[OfferedTool] | None = None,
-        tool_choice: str | ToolChoice = "auto",
-        parallel_tool_calls: bool = True,
-        template_vars: Mapping[str, Any] | None = None,
-        **options: Unpack[GenerateKeywords],
+        self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatRequestKeywords]
     ) -> Generator[Chunk, None, None]:
-        """`chat` in pieces, as those of `stream`."""
-        params, terms = generating("stream_chat", params, options)
+        """`chat` in pieces, like those of `stream`. Takes the keywords of `chat`."""
+        chat, params, terms = chatting("stream_chat", params, options)
         inputs = self._client.opened.inputs
-        prompt = inputs.chat(messages, tools, tool_choice, parallel_tool_calls, template_vars)
-        return self._client.stream(inputs.sequences(prompt, params, terms))
+        return self._client.stream(inputs.sequences(inputs.chat(messages, **chat), params, terms))
 
     def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
         """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
@@ -206,14 +184,61 @@ class LLM(FrontDoor, PooledRequests):
         terms, inputs = RequestOptions.of("logits", options), self._client.opened.inputs
         return self._client.logits(inputs.scored(inputs.scored_ids(token_ids), None, terms))
 
-    def _open_model(self) -> OpenModel:
-        return self._client.opened
+    def embed(
+        self,
+        texts: Prompt | Many[Prompt],
+        dimensions: int | None = None,
+        *,
+        prompt_name: str | None = None,
+        input_type: str | None = None,
+        truncate: bool = False,
+        **options: Unpack[RequestKeywords],
+    ) -> np.ndarray:
+        """Vectors of texts (or of unchanged token ids), numpy float32 `[n, d]`, by the checkpoint's own recipe.
+
+        `dimensions` keeps the first numbers of each vector, for models trained for it (Matryoshka). `prompt_name` puts one of the
+        checkpoint's prompts before each text, `input_type` ("query" or "document") the prompt of that kind, if there is one. `truncate`
+        cuts texts that are too long. Raises `UnsupportedModelError` for a model without such a recipe, `PromptError`, `SamplingError`, and
+        `DeadlineError` after `timeout_s`.
+        """
+        from .text.embedding import Embedder, check_texts
+
+        check_texts(texts)
+        terms, embedder = RequestOptions.of("embed", options), Embedder.of(self._client.opened)
+        embedder.check_dimensions(dimensions)
+        ids = embedder.token_ids(texts, embedder.prompt(prompt_name, input_type), truncate=truncate)
+        return embedder.finish(self._pool([embedder.sequences(ids, terms)], terms), dimensions)
+
+    def rerank(
+        self,
+        query: str,
+        documents: Many[str],
+        top_n: int | None = None,
+        *,
+        instruction: str | None = None,
+        **options: Unpack[RequestKeywords],
+    ) -> list[Ranked]:
+        """The `top_n` most relevant documents (all by default), best first. `instruction` defines relevance for a reranker; an embedding
+        model ranks by cosine. Raises as `embed` does."""
+        from .text.reranking import ranked
+
+        pairs = [(query, document) for document in documents]
+        return ranked(self.relevance(pairs, instruction=instruction, **options), documents, top_n)
+
+    def relevance(self, pairs: Many[Pair], *, instruction: str | None = None, **options: Unpack[RequestKeywords]) -> np.ndarray:
+        """Relevance of the second text of each pair to the first, `[n]`: see `rerank`."""
+        from .text.reranking import check_pairs, score_pairs, scorer
+
+        check_pairs(pairs)
+        terms, how = RequestOptions.of("relevance", options), scorer(self._client.opened)
+        waves = how.waves(how.token_ids(pairs, instruction), terms)
+        return score_pairs(how, pairs, self._pool(waves, terms))
 
     def _pool(self, waves: list[list[Sequence]], terms: RequestOptions) -> list[np.ndarray]:
         found = [vector for wave in waves for vector in self._client.pooled(wave)]
         vectors = [vector for vector in found if vector is not None]
         if len(vectors) < len(found):
-            raise out_of_time(terms)
+            raise DeadlineError(f"the texts were not read within {terms.timeout_s:g} s")
         return vectors
 
     def trace(

@@ -1,34 +1,41 @@
-"""What `LLM` and `AsyncLLM` have in common: how they are made, and what they tell of their model."""
+"""The common base of `LLM` and `AsyncLLM`: their keywords, the model's properties, and interventions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
-from inspect import cleandoc, signature
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import MISSING, field, fields
+from functools import partial, wraps
+from inspect import Parameter, Signature, cleandoc
+from typing import TYPE_CHECKING, Any, cast
 
 import mlx.core as mx
 
 from ..cache.kv_format import KVFormat
 from ..config import OLDER_NAMES, EngineArgs, keyword_docs, settings, unknown_keyword
 from ..errors import DeadlineError, EngineError
+from ..loading.load import LoadedModel
 from ..loading.memory.plan import MemoryPlan
 from ..loading.weights import Progress
 from ..tokenizer.tokenizer import Tokenizer
 from ..types import Chunk, SamplingParams, TokenLogprob
+from ..util.dataclass import dataclass
 from .open_model import OpenModel
-from .text.hooked_requests import HookedRequests
+from .text.hooks import intervening
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from typing_extensions import ParamSpec, Self
 
+    from ..interpret.interventions import Positions
+    from ..interpret.places import Layers
+    from ..interpret.trace import Trace
+    from ..models.hooks import Hooks
+
     P = ParamSpec("P")
-
-R = TypeVar("R")
-
-_SETTINGS = frozenset(one.name for one, _ in settings())
+    Init = Callable[[Any, "ModelKeywords"], None]
 
 FORKED = (
     "a model was loaded before os.fork(), after which MLX cannot compute in the child: "
@@ -36,88 +43,83 @@ FORKED = (
 )
 
 _process: int | None = None
-"""The process in which a model was loaded first."""
+"""Id of the process that loaded a model first."""
 
 
 def check_process() -> None:
-    """Raise `EngineError` in a child that was forked after MLX had computed: its threads are missing there, and it would wait for ever."""
+    """Raise `EngineError` in a child that was forked after MLX had computed. It has no MLX threads and would wait for ever."""
     global _process
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise EngineError(FORKED)
 
 
-def known_keywords(init: Callable[P, R]) -> Callable[P, R]:
-    """Let `__init__` accept the older names of its keywords, and raise `UnknownKeywordError` for those that it does not have."""
-    known = list(signature(init).parameters)[1:]
+@dataclass(frozen=True, slots=True)
+class ModelKeywords(EngineArgs):
+    """The arguments of `LLM` and `AsyncLLM`: those of `EngineArgs`, and `progress`."""
 
-    @wraps(init)
-    def checked(*args: P.args, **given: P.kwargs) -> R:
-        if given.keys() <= set(known):
-            return init(*args, **given)
-        for name in given.keys() - set(known):
-            newer = OLDER_NAMES.get(name)
-            if newer is None or newer in given:
-                raise unknown_keyword(type(args[0]).__name__, name, known)
-        renamed: Any = {OLDER_NAMES.get(name, name): value for name, value in given.items()}
-        return init(*args, **renamed)
-
-    return checked
+    progress: Progress | None = field(default=None, kw_only=True)
 
 
-class FrontDoor(HookedRequests):
+def _with_keywords_of(arguments: Callable[P, ModelKeywords]) -> Callable[[Init], Callable[Concatenate[Any, P], None]]:
+    """Give an `__init__` the arguments of a class, of which it gets an object. Older names of keywords are accepted, and
+    `UnknownKeywordError` is raised for unknown ones."""
+    of_class = fields(ModelKeywords)
+    known = [one.name for one in of_class]
+    parameters = [Parameter("self", Parameter.POSITIONAL_OR_KEYWORD)]
+    for one in of_class:
+        kind = Parameter.KEYWORD_ONLY if one.kw_only else Parameter.POSITIONAL_OR_KEYWORD
+        default = Parameter.empty if one.default is MISSING else one.default
+        parameters.append(Parameter(one.name, kind, default=default, annotation=one.type))
+
+    def decorate(init: Init) -> Callable[Concatenate[Any, P], None]:
+        @wraps(init)
+        def checked(self: Any, *args: P.args, **given: P.kwargs) -> None:
+            for name in given.keys() - set(known):
+                newer = OLDER_NAMES.get(name)
+                if newer is None or newer in given:
+                    raise unknown_keyword(type(self).__name__, name, known)
+            renamed: Any = {OLDER_NAMES.get(name, name): value for name, value in given.items()}
+            init(self, arguments(*args, **renamed))
+
+        checked.__signature__ = Signature(parameters, return_annotation=None)  # type: ignore[attr-defined]
+        return cast("Callable[Concatenate[Any, P], None]", checked)
+
+    return decorate
+
+
+class ModelBase:
     """A model, described by the properties below."""
 
-    @known_keywords
-    def __init__(
-        self,
-        path_or_id: str | Path,
-        dtype: str | mx.Dtype | None = None,
-        kv: str = "16",
-        *,
-        kv_first16: bool = False,
-        bits: int | None = None,
-        group_size: int = 64,
-        gguf_exact: bool = False,
-        ignore_config_keys: Sequence[str] = (),
-        max_context: int | None = None,
-        max_num_seqs: int = 16,
-        memory_gb: float | None = None,
-        deterministic: bool = False,
-        tool_format: str | None = None,
-        draft: str | Path | None = None,
-        adapters: Mapping[str, str | Path] | None = None,
-        adapter_memory_gb: float = 0.0,
-        speculate: bool = True,
-        prefix_cache: bool = True,
-        prefix_disk_gb: float = 0.0,
-        prefix_dir: str | Path | None = None,
-        prefill_from: str | None = None,
-        kv_producer: bool = False,
-        max_waiting: int = 1024,
-        decode_share: float = 0.8,
-        max_step_s: float = 0.1,
-        progress: Progress | None = None,
-    ) -> None:
+    @_with_keywords_of(ModelKeywords)
+    def __init__(self, keywords: ModelKeywords) -> None:
         """Load a model.
 
-        Raises `MLXInferError`s: `SettingError` for a value that has no meaning, `UnknownKeywordError` (also a `TypeError`), and what is
-        wrong with the checkpoint. docs/settings.md has these keywords as a table:
+        Raises `MLXInferError`s: `SettingError` for a wrong value, `UnknownKeywordError` (also a `TypeError`), and errors of the checkpoint.
+        docs/settings.md has these keywords as a table:
 
         """
-        given = locals()
         check_process()
-        self._start(EngineArgs(**{name: given[name] for name in _SETTINGS}), progress)
+        self._start(EngineArgs(**{one.name: getattr(keywords, one.name) for one, _ in settings()}), keywords.progress)
 
     __init__.__doc__ = f"{cleandoc(__init__.__doc__ or '')}\n\n{keyword_docs()}\n    progress: Called with bytes read and bytes in all."
 
     @classmethod
     def of(cls, args: EngineArgs) -> Self:
-        """One with settings that were checked before."""
+        """Create one from settings that were checked before."""
         return cls(**{one.name: getattr(args, one.name) for one, _ in settings()})
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
         raise NotImplementedError
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The loaded model, with its summary and files."""
+        raise NotImplementedError
+
+    def _make(self, hooks: Callable[[], Hooks]) -> Hooks:
+        """Call a function in a thread that may use the model."""
+        return hooks()
 
     @property
     def _described(self) -> OpenModel:
@@ -129,7 +131,7 @@ class FrontDoor(HookedRequests):
 
     @property
     def name(self) -> str:
-        """The alias, hub id or file name that the model was asked for by."""
+        """The alias, hub id or file name given to load the model."""
         return self._described.loaded.name
 
     @property
@@ -144,12 +146,12 @@ class FrontDoor(HookedRequests):
 
     @property
     def dtype(self) -> mx.Dtype:
-        """The dtype of activations."""
+        """Dtype of activations."""
         return self._described.loaded.dtype
 
     @property
     def kv(self) -> KVFormat:
-        """The format of cached keys and values."""
+        """Format of cached keys and values."""
         return self._described.kv
 
     @property
@@ -159,37 +161,85 @@ class FrontDoor(HookedRequests):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that are planned for weights, cache and a step together."""
+        """Bytes planned for weights, cache and a step together."""
         return self._described.reservation.plan.used
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that requests can ask for."""
+        """Names of the adapters that requests can use."""
         return tuple(self._described.adapters.loaded)
 
     @property
     def max_context(self) -> int:
-        """Longest sequence, prompt and answer together, in tokens."""
+        """Maximum length of prompt and answer together, in tokens."""
         return self._described.config.max_context
 
     @property
     def default_params(self) -> SamplingParams:
-        """What a request gets where it leaves out `params` or a field of them: the recommendation of the model's authors, else greedy."""
+        """Parameters of requests that leave them out: recommended by the model's authors, otherwise greedy."""
         return self._described.inputs.default_params
 
     @property
     def plan(self) -> MemoryPlan:
-        """What the memory is used for, in bytes."""
+        """The use of the memory, in bytes."""
         return self._described.reservation.plan
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Lines that the user should be told, such as layers that cannot have the cache's format."""
+        """Lines to show to the user, such as layers that do not support the cache's format."""
         return self._described.notes
+
+    def steer(self, layer: Layers, vector: Any, scale: float = 1.0, *, positions: Positions = None) -> AbstractContextManager[None]:
+        """Add `scale * vector` (`[hidden]`) to the stream that enters a layer, or several: for all tokens, or those at `positions`.
+
+        The block's requests are changed, those of this thread or task only, and share no cached prefix with others. Interventions add up.
+
+        A direction is usually a difference of traces: `t1["residual"][9][-1] - t2["residual"][9][-1]`. Raises `SettingError`, and
+        `UnsupportedModelError` for a model that runs on mlx-lm's graph.
+        """
+        from ..interpret.interventions import steering
+
+        model = self.loaded.model
+        return intervening(model, self._make(partial(steering, model, layer, vector, scale, positions)))
+
+    def patch(
+        self,
+        source: Trace,
+        what: str = "residual",
+        layer: Layers = None,
+        *,
+        positions: Positions = None,
+        heads: Iterable[int] | None = None,
+    ) -> AbstractContextManager[None]:
+        """Replace computed values by those traced for another prompt: at one layer, several, or all that the trace has.
+
+        `what` is "residual", "attention" (what attention adds to the stream), "mlp" or "heads"; `heads` chooses some of these. `positions`
+        are those of the tokens to change, by default all that the source has. A mapping `{here: there}` gives the source's position for
+        each. Raises as `steer` does.
+        """
+        from ..interpret.interventions import patch
+
+        model = self.loaded.model
+        return intervening(model, self._make(partial(patch, model, source, what, layer, positions, heads)))
+
+    def ablate(
+        self,
+        what: str = "mlp",
+        layer: Layers = None,
+        *,
+        heads: Iterable[int] | None = None,
+        mean: Trace | None = None,
+        positions: Positions = None,
+    ) -> AbstractContextManager[None]:
+        """Replace computed values by zeros, or by the `mean` over a trace's tokens. The other arguments are those of `patch`."""
+        from ..interpret.interventions import ablation
+
+        model = self.loaded.model
+        return intervening(model, self._make(partial(ablation, model, what, layer, heads, mean, positions)))
 
 
 def prompt_logprobs(chunks: list[Chunk], timeout_s: float | None) -> list[TokenLogprob]:
-    """What a prompt that was read only has brought. Raises `DeadlineError`, and `EngineError` if it was not read to its end."""
+    """Log-probabilities of a scored prompt. Raises `DeadlineError`, and `EngineError` if the prompt was not computed to its end."""
     reason = chunks[-1].finish_reason if chunks else "cancelled"
     if reason == "timeout":
         raise DeadlineError(f"the prompt was not read within {timeout_s:g} s")

@@ -1,17 +1,20 @@
-"""The keywords of a request: how it is served among others, and how its tokens are sampled."""
+"""The keywords of requests: serving, sampling and chat."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, replace
 from time import perf_counter
-from typing import Any, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from ..config import unknown_keyword
 from ..errors import SamplingError
 from ..structure import Structure
 from ..types import SamplingParams
 from ..util.dataclass import dataclass
+
+if TYPE_CHECKING:
+    from ..tools import OfferedTool, ToolChoice
 
 _LONGEST_NAME = 256
 _MOST_SECONDS = 10 * 365 * 86400.0
@@ -32,7 +35,7 @@ class RequestKeywords(TypedDict, total=False):
 
 
 class GenerateKeywords(RequestKeywords, total=False):
-    """The keywords of a request that is answered: those of every request, and the fields of `SamplingParams`."""
+    """The keywords of a request to generate: those of every request, and the fields of `SamplingParams`."""
 
     temperature: float | None
     top_p: float | None
@@ -51,6 +54,19 @@ class GenerateKeywords(RequestKeywords, total=False):
     ignore_eos: bool
     thinking_token_budget: int | None
     structure: Structure | None
+
+
+class ChatKeywords(TypedDict, total=False):
+    """The keywords of a chat prompt, beyond its messages; `InputProcessor.chat` has their defaults."""
+
+    tools: Iterable[OfferedTool] | None
+    tool_choice: str | ToolChoice
+    parallel_tool_calls: bool
+    template_vars: Mapping[str, Any] | None
+
+
+class ChatRequestKeywords(ChatKeywords, GenerateKeywords, total=False):
+    """The keywords of a chat request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +102,7 @@ class RequestOptions:
 
     @classmethod
     def of(cls, method: str, keywords: RequestKeywords) -> RequestOptions:
-        """The options of a request that is read only. Raises `UnknownKeywordError` for any other keyword."""
+        """Options of a request that samples no tokens. Raises `UnknownKeywordError` for any other keyword."""
         known = RequestKeywords.__annotations__
         for name in keywords:
             if name not in known:
@@ -96,24 +112,32 @@ class RequestOptions:
 
 
 def generating(method: str, params: Given, keywords: GenerateKeywords) -> tuple[Given, RequestOptions]:
-    """The sampling parameters and the options of a request that is answered, from a method's `params` and its other keywords.
+    """Sampling parameters and options of a request to generate, from a method's `params` and its other keywords.
 
-    A keyword wins over the same field of `params`, which are `SamplingParams`, a list of them or None. Raises `SamplingError` for a value
-    that has no meaning, and `UnknownKeywordError` for a keyword that is neither an option nor a field."""
+    A keyword wins over the same field of `params`, which are `SamplingParams`, a list of them or None. Raises `SamplingError` for a wrong
+    value, and `UnknownKeywordError` for a keyword that is neither an option nor a field."""
     known, given = RequestKeywords.__annotations__, cast("dict[str, Any]", keywords)
     sampling = {name: value for name, value in given.items() if name in _SAMPLING and name not in known}
     for name in given.keys() - known.keys() - sampling.keys():
         names, advice = [*GenerateKeywords.__annotations__], ""
         if "chat" in method:
-            names += ["tools", "tool_choice", "parallel_tool_calls", "template_vars"]
+            names += ChatKeywords.__annotations__
             advice = f"a variable of the chat template is given as template_vars={{{name!r}: {given[name]!r}}}"
         raise unknown_keyword(f"{method}()", name, names, advice)
     options = {name: value for name, value in given.items() if name not in sampling}
     return (_sampled(params, sampling) if sampling else params), RequestOptions(**options)
 
 
+def chatting(method: str, params: Given, keywords: ChatRequestKeywords) -> tuple[ChatKeywords, Given, RequestOptions]:
+    """`generating` for a chat request, with the keywords of its prompt. Raises the same errors."""
+    given = cast("dict[str, Any]", keywords)
+    chat = {name: value for name, value in given.items() if name in ChatKeywords.__annotations__}
+    others = {name: value for name, value in given.items() if name not in chat}
+    return cast("ChatKeywords", chat), *generating(method, params, cast("GenerateKeywords", others))
+
+
 def _sampled(params: Any, sampling: dict[str, Any]) -> Any:
-    """Anything that is not `SamplingParams` stays as it is: it is refused by name where the model's defaults are filled in."""
+    """`params` with these fields replaced. Wrong types stay as they are: `InputProcessor.params` refuses them by name."""
     if params is None:
         return SamplingParams(**sampling)
     if isinstance(params, (list, tuple)):

@@ -18,7 +18,7 @@ from benchmarks.__main__ import main as benchmarks
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.cli import cli
 from mlxinfer.cli.common.options import complete_model
-from mlxinfer.engine.request_keywords import GenerateKeywords
+from mlxinfer.engine.request_keywords import ChatRequestKeywords
 from mlxinfer.loading.find.resolve import ALIASES
 
 LAZY = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
@@ -118,7 +118,7 @@ def _check_calls(tree: ast.AST) -> None:
             assert not isinstance(name, ast.Constant) or _is_a_model(name.value), ast.unparse(call)
         if isinstance(call.func, ast.Attribute) and isinstance(call.func.value, ast.Name) and call.func.value.id == "llm":
             method = getattr(LLM, call.func.attr, None) or getattr(AsyncLLM, call.func.attr)
-            assert given <= set(inspect.signature(method).parameters) | set(GenerateKeywords.__annotations__), ast.unparse(call)
+            assert given <= set(inspect.signature(method).parameters) | set(ChatRequestKeywords.__annotations__), ast.unparse(call)
 
 
 def _check_imports(tree: ast.AST) -> None:

@@ -15,7 +15,8 @@ from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, MLXInferError, SamplingParams
 from mlxinfer.config import CHAT_TEMPERATURE, OLDER_NAMES, EngineArgs, chat_params, default_params, settings, settings_table
-from mlxinfer.engine.request_keywords import GenerateKeywords, RequestKeywords, RequestOptions
+from mlxinfer.engine.request_keywords import ChatKeywords, ChatRequestKeywords, GenerateKeywords, RequestKeywords, RequestOptions
+from mlxinfer.engine.text.input_processor import InputProcessor
 from mlxinfer.errors import PromptError, SamplingError, SettingError, UnknownKeywordError
 from mlxinfer.util.environment import environment_table
 
@@ -120,6 +121,15 @@ def test_sampling_fields_are_keywords_of_requests():
     assert set(kinds) == set(fields) | set(RequestKeywords.__annotations__)
     for name in set(fields) - {"adapter"}:
         assert fields[name].annotation == getattr(kinds[name], "__forward_arg__", kinds[name]), name
+
+
+def test_the_keywords_of_chats_are_those_of_a_chat_prompt():
+    taken = inspect.signature(InputProcessor.chat).parameters
+    assert ["self", "messages", *ChatKeywords.__annotations__] == list(taken)
+    assert set(ChatRequestKeywords.__annotations__) == set(ChatKeywords.__annotations__) | set(GenerateKeywords.__annotations__)
+    for name, kind in ChatKeywords.__annotations__.items():
+        assert taken[name].annotation == getattr(kind, "__forward_arg__", kind), name
+        assert f"{name}: " in (LLM.chat.__doc__ or "")
 
 
 def test_a_sampling_keyword_wins_over_params(llm):

@@ -14,7 +14,7 @@ from ...models.decoder import Decoder
 from ...util.dataclass import dataclass
 from ..core.sequence import Sequence
 from ..request_keywords import RequestOptions
-from .hooked_requests import active_hooks
+from .hooks import active_hooks
 from .input_processor import InputProcessor, Prompt, as_prompts
 from .pooling import Pooling, StatePooling
 

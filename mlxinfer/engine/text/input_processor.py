@@ -22,7 +22,7 @@ from ...util.dataclass import dataclass
 from ..core.sequence import Sequence
 from ..request_keywords import RequestOptions
 from .chat_prompt import ChatPrompt, end_of, settled_tokens, spelled_tokens
-from .hooked_requests import active_hooks
+from .hooks import active_hooks
 
 if TYPE_CHECKING:
     from ...adapters.adapted_model import LoadedAdapter
