@@ -24,8 +24,7 @@ from .formats import check_format, compute_dtype
 from .gguf import GGUFCheckpoint
 from .gguf.mlx_formats import PACKINGS, lossy
 from .memory.plan import plan_memory, usable_memory
-from .prepared.own_model import OwnModel, speeds_file
-from .prepared.stages import LoadedModel, PreparedModel, generation_config, load_tokenizer, model_type
+from .prepared_model import LoadedModel, OwnModel, PreparedModel, generation_config, load_tokenizer, model_type, speeds_file
 from .repack_cache import open_copies
 from .weights import Progress
 
@@ -115,7 +114,7 @@ def _packed_bytes(path: Path, memory_gb: float | None) -> int:
     0 for a file above a quarter of the memory: its plan has to succeed first.
     """
     size = path.stat().st_size if path.is_file() else 0
-    return size if size <= usable_memory(memory_gb) // 4 else 0
+    return size if size and size <= usable_memory(memory_gb) // 4 else 0
 
 
 def _pack_for_gpu(checkpoint: GGUFCheckpoint, dtype: mx.Dtype, *, exact: bool, blocks: bool) -> None:
@@ -133,7 +132,7 @@ def _borrowed(name: str, checkpoint: Checkpoint, dtype: mx.Dtype, quantize: Form
     kind, kv = model_type(checkpoint), options.get("kv")
     if options.get("mtp"):
         raise DraftError(f"{kind} runs on mlx-lm's graph, which hands no hidden rows to a head: name a draft model")
-    from .prepared.borrowed_model import BorrowedModel  # imports mlx-lm, and with it transformers, which takes seconds
+    from .borrowed_model import BorrowedModel  # imports mlx-lm, and with it transformers, which takes seconds
 
     borrowed = BorrowedModel(name, checkpoint, dtype)
     if quantize:

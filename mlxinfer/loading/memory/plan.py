@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-import mlx.core as mx
-
-from ...cache.base import PAGE, AttentionSpec, BidirectionalSpec
+from ...cache.base import PAGE, BidirectionalSpec
 from ...cache.kv_format import KVFormat
-from ...cache.paged import PagedCache
-from ...cache.pages import pages_for
 from ...cache.state import LEAST_BYTES
-from ...cache.store import LayerStore
 from ...config import MAX_DRAFT, MAX_NUM_SEQS
 from ...errors import MemoryPlanError, PromptError
 from ...models.decoder import Model
 from ...util.dataclass import dataclass
 from ...util.device import DeviceMemory, device_memory, is_gpu
-from .step import StepRows, StepSize, kept_arrays, state_bytes, step_size, weight_arrays, with_scored
+from .step import Demands, Planned, StepRows, demands_of, with_scored
 
 if TYPE_CHECKING:
     from ...types import EngineStats
@@ -33,8 +28,6 @@ _LONG_STEP_SHARE = 0.125
 """Share of the memory besides the weights for a step of more than the usual rows, and for the windows that it extends."""
 _CPU_CHUNK = 64
 """Rows of a step on the CPU, where larger steps are not faster and would delay Ctrl-C."""
-_OPEN_PAGES_IN_FLIGHT = 1.5
-"""Open pages of a sequence that a step on a GPU rewrites: a copy if MLX cannot write in place, and 16 recent rows, old and new."""
 _SCORED_SHARE = 1 / 16
 """Share of the memory besides the weights for the logits of prompts, if requested."""
 _LEAST_SCORED = 16
@@ -53,22 +46,6 @@ _SEQUENCES_SHARE = 0.5
 _MOST_BUFFERS_SHARE = 0.75
 _ENDLESS = 2**40
 """Stands for "unlimited": with only windows and recurrent states, further tokens cost no memory."""
-
-
-class Planned(Protocol):
-    """A model that is loaded or prepared."""
-
-    @property
-    def model(self) -> Model: ...
-    @property
-    def weight_bytes(self) -> int: ...
-    @property
-    def load_bytes(self) -> int:
-        """Bytes needed besides the weights while they are read."""
-        ...
-
-    @property
-    def dtype(self) -> mx.Dtype: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,39 +124,6 @@ def usable_memory(memory_gb: float | None = None, memory: DeviceMemory | None = 
     return free if memory_gb is None else min(free, int(memory_gb * 1e9))
 
 
-@dataclass(frozen=True, slots=True)
-class Demands:
-    """Memory that a model, or a model and its draft model, need. Bytes, unless a field says otherwise."""
-
-    weights: int
-    load: int
-    """Needed besides the weights while they are read."""
-    step: StepSize
-    """Peak of a step."""
-    token: float
-    """For each token of context, in layers without a window."""
-    window_token: float
-    """For each token kept for reuse, in layers with a window."""
-    sequence: int
-    """For each running sequence, whatever its length."""
-    recurrent: bool
-    """True if a layer has a state that changes with every token."""
-    arrays: int
-    """Count of arrays besides snapshots that can be alive at once."""
-
-    def __add__(self, other: Demands) -> Demands:
-        return Demands(
-            self.weights + other.weights,
-            max(self.load, other.load),
-            self.step + other.step,
-            self.token + other.token,
-            self.window_token + other.window_token,
-            self.sequence + other.sequence,
-            self.recurrent or other.recurrent,
-            self.arrays + other.arrays,
-        )
-
-
 def plan_memory(
     planned: Planned,
     *,
@@ -208,9 +152,9 @@ def plan_memory(
 
     def option(rows: int, sequences: int) -> Option:
         step = with_scored(model, StepRows(rows=rows, sequences=sequences, drafts=max_draft), scored_bytes, least_scored)
-        demands = _demands(planned, kv or KVFormat(), step, weights)
+        demands = demands_of(planned, kv or KVFormat(), step, weights)
         if draft is not None:
-            demands += _demands(draft, KVFormat(), step, draft.weight_bytes)
+            demands += demands_of(draft, KVFormat(), step, draft.weight_bytes)
         reuse = 0.0 if whole_texts or not prefix_cache else _REUSE_SHARE
         plan = _divided(demands, memory, limit, wanted, step, weights, reuse)
         if reuse and plan.context < wanted:
@@ -330,27 +274,6 @@ def _largest(room: int, token: float, besides: Callable[[int], int]) -> int:
 
 def _looks_both_ways(model: Model) -> bool:
     return any(isinstance(spec, BidirectionalSpec) for spec in model.layers)
-
-
-def _demands(planned: Planned, kv: KVFormat, step: StepRows, weights: int) -> Demands:
-    layers, dtype = planned.model.layers, planned.dtype
-    windows = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
-    states = sum(map(state_bytes, layers))
-    opened = PagedCache.sequence_bytes(layers, dtype, kv)
-    if is_gpu():  # while a step is in flight, open pages and their recent rows exist twice
-        opened += int(_OPEN_PAGES_IN_FLIGHT * PagedCache.sequence_bytes(layers, dtype))
-    held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, step.rows) for s in windows)
-    size = step_size(planned.model, dtype, kv, step)
-    return Demands(
-        weights=weights,
-        load=planned.load_bytes,
-        step=size,
-        token=PagedCache.token_bytes(layers, dtype, kv),
-        window_token=PagedCache.reuse_bytes(layers, dtype, kv),
-        sequence=opened + states + held,
-        recurrent=bool(states),
-        arrays=weight_arrays(planned.model) + sum(kept_arrays(planned.model)) + size.arrays,
-    )
 
 
 def _checked_context(model: Model, wanted: int | None) -> int:

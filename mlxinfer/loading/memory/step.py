@@ -1,10 +1,11 @@
-"""Upper bound on the transient memory of one step, from the shapes of the model's matrices."""
+"""Upper bounds on the memory that a model and one of its steps need, from the shapes of its matrices."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from math import prod
+from typing import Protocol
 
 import mlx.core as mx
 
@@ -13,6 +14,8 @@ from ...cache.attention.reference_chunks import PlainSize, rows_at_once
 from ...cache.attention.select import attention_backend
 from ...cache.base import PAGE, AttentionParams, AttentionSpec, BidirectionalSpec, LayerSpec, RecurrentSpec
 from ...cache.kv_format import KVFormat
+from ...cache.paged import PagedCache
+from ...cache.pages import pages_for
 from ...cache.store import LayerStore
 from ...kernels_metal.quantized_matmul.block_formats import BLOCKS
 from ...models.decoder import Model
@@ -51,6 +54,8 @@ _LAYER_ARRAYS = 64
 _MOST_EXPERTS = 16
 """Assumed maximum of experts per token: only the matrices are known here."""
 _STEPS_IN_FLIGHT = 2
+_OPEN_PAGES_IN_FLIGHT = 1.5
+"""Open pages of a sequence that a step on a GPU rewrites: a copy if MLX cannot write in place, and 16 recent rows, old and new."""
 _SLICES = 2
 """Slices of a matrix of blocks that are unpacked at once."""
 
@@ -97,6 +102,77 @@ class StepRows:
     def sampled(self) -> int:
         """Maximum number of rows that a sampled token follows."""
         return min(self.sequences * (1 + self.drafts), self.rows)
+
+
+class Planned(Protocol):
+    """A model that is loaded or prepared."""
+
+    @property
+    def model(self) -> Model: ...
+    @property
+    def weight_bytes(self) -> int: ...
+    @property
+    def load_bytes(self) -> int:
+        """Bytes needed besides the weights while they are read."""
+        ...
+
+    @property
+    def dtype(self) -> mx.Dtype: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Memory that a model, or a model and its draft model, need. Bytes, unless a field says otherwise."""
+
+    weights: int
+    load: int
+    """Needed besides the weights while they are read."""
+    step: StepSize
+    """Peak of a step."""
+    token: float
+    """For each token of context, in layers without a window."""
+    window_token: float
+    """For each token kept for reuse, in layers with a window."""
+    sequence: int
+    """For each running sequence, whatever its length."""
+    recurrent: bool
+    """True if a layer has a state that changes with every token."""
+    arrays: int
+    """Count of arrays besides snapshots that can be alive at once."""
+
+    def __add__(self, other: Demands) -> Demands:
+        return Demands(
+            self.weights + other.weights,
+            max(self.load, other.load),
+            self.step + other.step,
+            self.token + other.token,
+            self.window_token + other.window_token,
+            self.sequence + other.sequence,
+            self.recurrent or other.recurrent,
+            self.arrays + other.arrays,
+        )
+
+
+def demands_of(planned: Planned, kv: KVFormat, step: StepRows, weights: int) -> Demands:
+    """Compute the demands of a model whose weights, with adapters, take `weights` bytes."""
+    layers, dtype = planned.model.layers, planned.dtype
+    windows = [s for s in layers if isinstance(s, AttentionSpec) and s.window is not None]
+    states = sum(map(state_bytes, layers))
+    opened = PagedCache.sequence_bytes(layers, dtype, kv)
+    if is_gpu():  # while a step is in flight, open pages and their recent rows exist twice
+        opened += int(_OPEN_PAGES_IN_FLIGHT * PagedCache.sequence_bytes(layers, dtype))
+    held = sum(LayerStore.page_bytes(s, dtype, kv) * pages_for(2**31, s.window, step.rows) for s in windows)
+    size = step_size(planned.model, dtype, kv, step)
+    return Demands(
+        weights=weights,
+        load=planned.load_bytes,
+        step=size,
+        token=PagedCache.token_bytes(layers, dtype, kv),
+        window_token=PagedCache.reuse_bytes(layers, dtype, kv),
+        sequence=opened + states + held,
+        recurrent=bool(states),
+        arrays=weight_arrays(planned.model) + sum(kept_arrays(planned.model)) + size.arrays,
+    )
 
 
 def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> StepSize:

@@ -7,15 +7,15 @@ from typing import cast
 import mlx.core as mx
 from mlx.utils import tree_flatten
 
-from ...errors import UnsupportedModelError, WeightsError
-from ...models.decoder import Model
-from ...models.fallback import mlx_lm as zoo
-from ...nn.weights import Blocks, Dense, Quantized, RawBlocks, numbers
-from ..checkpoint import Checkpoint
-from ..directory import SafetensorsCheckpoint
-from ..formats import MODES
-from ..weights import Progress, is_finite_array, outline
-from .stages import PreparedModel
+from ..errors import UnsupportedModelError, WeightsError
+from ..models.decoder import Model
+from ..models.fallback import mlx_lm as zoo
+from ..nn.weights import Blocks, Dense, Quantized, RawBlocks, numbers
+from .checkpoint import Checkpoint
+from .directory import SafetensorsCheckpoint
+from .formats import MODES
+from .prepared_model import PreparedModel
+from .weights import Progress, is_finite_array, outline
 
 
 class BorrowedModel(PreparedModel):

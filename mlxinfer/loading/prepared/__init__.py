@@ -1,1 +1,0 @@
-"""Models whose headers were read: on the graphs of this package, or on mlx-lm's."""
