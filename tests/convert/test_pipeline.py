@@ -149,7 +149,7 @@ def test_blocks_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.Mon
 def test_to_convert_and_load_is_to_quantize_at_load(
     tmp_path_factory: pytest.TempPathFactory, bits: int, group_size: int, name: str
 ) -> None:
-    """Where no matrix falls back to smaller groups, which only a conversion does."""
+    """The two are equal unless a matrix falls back to smaller groups, which only a conversion does."""
     directory = tmp_path_factory.mktemp("pair")
     config = config_of(name, hidden_size=128, num_attention_heads=8, num_key_value_heads=8, intermediate_size=128,
                        **({"moe_intermediate_size": 128} if "moe" in name else {}), num_hidden_layers=1, head_dim=16)  # fmt: skip
@@ -230,7 +230,7 @@ def test_a_head_equal_in_name_only_unties_the_config(tmp_path: Path) -> None:
 
 
 class TestRefusals:
-    """One line, and nothing is left behind."""
+    """Refusals are one line and leave nothing behind."""
 
     @staticmethod
     def refused(source: str | Path, folder: Path, kind: type[MLXInferError], **options: Any) -> str:
@@ -339,7 +339,7 @@ def test_a_relative_destination(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.long
 def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
-    """A matrix of 128 MB, mostly a hole in the file, in blocks of 1 MB."""
+    """Converts a matrix of 128 MB, mostly a hole in the file, in blocks of 1 MB."""
     config = config_of("llama", vocab_size=8, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=128, num_attention_heads=8)
     source = random_checkpoint(tmp_path / "source", config)
     grow(source / "model.safetensors", "model.embed_tokens.weight", (1 << 18, 128))
@@ -352,7 +352,7 @@ def test_memory_is_bounded_by_a_block(tmp_path: Path) -> None:
 
 
 def test_a_gguf_keeps_all_its_end_tokens(tmp_path: Path) -> None:
-    """Its tokenizer knows several; the files that a tokenizer saves name one."""
+    """The tokenizer knows several end tokens; the files that it saves name one."""
     source = tmp_path / "model.gguf"
     shutil.copyfile(GOLDEN.parent / "gguf" / "llama.gguf", source)
     tokenizer = load_tokenizer(open_checkpoint(source))
@@ -376,7 +376,7 @@ def test_a_gguf_keeps_its_exact_formats(tmp_path: Path) -> None:
     text = "The capital of France is Paris. <|im_start|>user\n"
     assert converted.encode(text) == original.encode(text)
     assert converted.chat_template == original.chat_template
-    for name in sorted(source.names())[::16]:  # of a layer's nine each in turn
+    for name in sorted(source.names())[::16]:  # visits each of a layer's nine tensors
         assert mx.allclose(numbers(stored.read(name)), numbers(source.read(name)), rtol=1e-3, atol=1e-6).item()
 
 

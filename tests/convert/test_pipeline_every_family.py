@@ -1,4 +1,4 @@
-"""Every family is converted block by block under a small limit on memory, and what comes out is what the whole model says it is."""
+"""Every family converts block by block within little memory, with the result of a conversion in one piece."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ IDS = np.random.default_rng(3).integers(3, 96, 90).tolist()
 TEXTS = Calibration(tuple(map(tuple, np.random.default_rng(0).integers(3, 96, (20, 40)).tolist())), "some")
 LIMIT_GB = 0.2
 LOST = 0.015
-"""KL divergence, in nats, that eight bits cost at most here."""
+"""Largest KL divergence of eight bits here, in nats."""
 AT_ONCE = 100
-"""Tokens that go through a block at once, where memory is small."""
+"""Tokens that pass a block at once under the memory limit."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +36,7 @@ def _few_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def source_of(name: str, folder: Path) -> Path:
-    """The golden checkpoint, or one of wider matrices where these have no groups of 32 columns."""
+    """Return the golden checkpoint, or one with wider matrices if groups of 32 do not divide its columns."""
     matrices = [array for array in mx.load(str(GOLDEN / name / "model.safetensors")).values() if array.ndim == 2]
     if sum(matrix.shape[1] % 32 == 0 for matrix in matrices) > len(matrices) / 2:
         return GOLDEN / name
@@ -61,7 +61,7 @@ def converted(source: Path, target: Path, encoder: str, **settings: object) -> R
 @pytest.mark.parametrize("encoder", ["fit", "gptq"])
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_converted_in_small_pieces(name: str, encoder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As well as in one piece."""
+    """The result is as good as that of one piece."""
     source, small = source_of(name, tmp_path), tmp_path / "small"
     report = converted(source, small, encoder, max_memory=LIMIT_GB)
     exact, logits = whole(source), whole(small)
@@ -71,7 +71,7 @@ def test_it_is_converted_in_small_pieces(name: str, encoder: str, tmp_path: Path
     assert kl(exact, logits) < LOST
     for tokens in ("BATCH", "IMPORTANCE_BATCH"):
         monkeypatch.setattr(pipeline, tokens, 1 << 20)
-    near = 0.3 if encoder == "gptq" else 0.05  # GPTQ may keep the fit where both lose about as much
+    near = 0.3 if encoder == "gptq" else 0.05  # GPTQ may keep the fit if both lose about the same
     at_once = converted(source, tmp_path / "whole", encoder)
     assert any(tensor.weighted_error for tensor in report.tensors)
     for one, other in zip(report.tensors, at_once.tensors, strict=True):

@@ -1,4 +1,4 @@
-"""A conversion keeps the head of a checkpoint, quantized like the rest, and it drafts from there."""
+"""A conversion keeps the draft head of a checkpoint, quantized like the rest, and the result drafts with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Converting block types of GGUF: what keeps its codes, what is widened, and what is refused as it would grow."""
+"""Conversions of GGUF block types: kept codes, wider formats, and refusals of results that would grow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `convert` writes is loaded by mlx-lm and gives the same logits there."""
+"""mlx-lm loads the results of `convert` and computes the same logits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def _activations_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both sides compute in float32: what differs is a mistake."""
+    """Both sides compute in float32, so that a difference is a mistake."""
     monkeypatch.setenv("MLXINFER_CPU_PRECISION", "float32")
 
 
@@ -70,7 +70,7 @@ def test_every_architecture_plain_and_quantized(tmp_path: Path, name: str) -> No
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "qwen3_next", "qwen3_5_text", "gpt_oss"])
 def test_the_layout_of_hugging_face(tmp_path: Path, name: str) -> None:
-    """The golden checkpoints were written by transformers: experts one by one, convolutions turned, norms around zero."""
+    """transformers wrote the golden checkpoints: experts one by one, convolutions transposed, norms around zero."""
     convert(GOLDEN / name, tmp_path / "out")
     assert np.abs(ours(GOLDEN / name) - ours(tmp_path / "out")).max() < 1e-5
     if name != "gpt_oss":
@@ -95,7 +95,7 @@ def test_every_format(tmp_path: Path, form: dict[str, Any]) -> None:
 
 
 def test_layers_with_smaller_groups_and_without(tmp_path: Path) -> None:
-    """128 columns make groups of 128, 96 groups of 32, and 80 none."""
+    """128 columns get groups of 128, 96 columns groups of 32, and 80 columns stay plain."""
     config = config_of("llama", hidden_size=96, intermediate_size=80, num_attention_heads=8, head_dim=16)
     source = random_checkpoint(tmp_path / "source", config)
     report = convert(source, tmp_path / "out", bits=4, group_size=128)
@@ -133,7 +133,7 @@ def per_layer(path: str, module: Any) -> bool | dict[str, Any]:
 
 @pytest.mark.parametrize(("name", "predicate"), [("llama", None), ("llama", per_layer), ("qwen3_moe", None), ("qwen3_next", None)])
 def test_directories_written_by_mlx_lm(tmp_path: Path, name: str, predicate: Any) -> None:
-    """With formats per layer: of mlx-lm's own choice for the routers of experts, or of a predicate."""
+    """Formats differ per layer, by mlx-lm's own choice for routers of experts or by a predicate."""
     config = config_of(name, num_attention_heads=8, head_dim=16)
     source = random_checkpoint(tmp_path / "source", config)
     convert(source, tmp_path / "plain")
@@ -156,7 +156,7 @@ def test_the_same_bytes_as_mlx_lm(tmp_path: Path) -> None:
 
 
 def with_images(directory: Path, text: str, outer: str, prefix: str) -> Path:
-    """The checkpoint of a model that also sees images: the text model under longer names, and a vision tower."""
+    """Write the checkpoint of a multimodal model: the text model under longer names, and a vision tower."""
     config = config_of(text)
     random_checkpoint(directory, config)
     tensors = {prefix + name.removeprefix("model."): array for name, array in mx.load(str(directory / "model.safetensors")).items()}
@@ -182,7 +182,7 @@ def test_the_text_model_inside_a_larger_one(tmp_path: Path, text: str, outer: st
 
 
 def test_mxfp4_of_gpt_oss_is_kept(tmp_path: Path) -> None:
-    """Hugging Face's blocks and scales, gate and up in alternate rows, become mlx-lm's without a change of a bit."""
+    """Hugging Face's blocks and scales, with gate and up in alternating rows, become mlx-lm's bit for bit."""
     plain = random_checkpoint(tmp_path / "plain", config_of("gpt_oss", **CHANGES["gpt_oss"]))
     tensors = dict(mx.load(str(plain / "model.safetensors")))
     stored = {name: array for name, array in tensors.items() if "experts" not in name}

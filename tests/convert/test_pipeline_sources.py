@@ -1,4 +1,4 @@
-"""What other tools have quantized becomes an MLX directory: exactly where MLX has the format; the report says what was lost elsewhere."""
+"""Checkpoints quantized by other tools become MLX directories, exactly if MLX has the format. The report states other losses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _activations_are_not_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def foreign(directory: Path, case: Case, dtype: str = "F16") -> tuple[Path, dict[str, np.ndarray]]:
-    """A tiny Llama whose linear layers are quantized; the rest is in `dtype`. With the numbers that the layers stand for."""
+    """Write a tiny Llama with quantized linear layers and the rest in `dtype`; return it with the numbers that the layers stand for."""
     plain = random_checkpoint(directory / "plain", config_of("llama", **CONFIG))
     rng = np.random.default_rng(2)
     stored: dict[str, Part] = {}
@@ -152,7 +152,7 @@ def test_a_graph_of_mlx_lm_cannot_read_it(tmp_path: Path) -> None:
 
 
 def test_towers_are_kept_byte_for_byte(tmp_path: Path) -> None:
-    """Also one that is stored packed; the text model alone is quantized."""
+    """A packed tower is kept, too; only the text model is quantized."""
     source, _ = foreign(tmp_path, CASES["compressed-int4"], "F32")
     tensors: dict[str, Part] = {}
     checkpoint = SafetensorsCheckpoint(source)

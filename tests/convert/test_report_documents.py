@@ -1,4 +1,4 @@
-"""What is written about a conversion: a report for programs, a card for people."""
+"""Documents of a conversion: a report for programs, a card for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Means and their errors, against formulas written out and against chance."""
+"""Means and their errors, compared with explicit formulas and with random samples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_one_window_has_no_error_and_missing_values_do_not_count():
 
 
 def test_the_error_is_honest_where_positions_of_a_window_go_together():
-    """Windows of very unequal lengths, each with a level of its own: the spread of many repetitions is what the error promises."""
+    """Windows of very unequal lengths have different levels; the spread of many repetitions must match the error."""
     rng, means, errors = np.random.default_rng(0), [], []
     lengths = rng.integers(20, 60, 24)
     window = np.repeat(np.arange(24, dtype=np.int32), lengths)
@@ -36,7 +36,7 @@ def test_the_error_is_honest_where_positions_of_a_window_go_together():
         means.append(found.mean)
         errors.append(found.stderr)
     assert np.std(means) == pytest.approx(np.mean(errors), rel=0.1)
-    assert np.std(means) > 3 / math.sqrt(len(window))  # what positions that do not go together would give is 1 / sqrt
+    assert np.std(means) > 3 / math.sqrt(len(window))  # uncorrelated positions would give 1 / sqrt
 
 
 def test_pairs_are_surer_than_their_parts():

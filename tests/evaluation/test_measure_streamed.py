@@ -1,4 +1,4 @@
-"""A model that does not fit in memory says the same, read one block at a time."""
+"""A model that does not fit in memory gives the same logits when it is read one block at a time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GGUF = Path(__file__).parents[1] / "golden" / "gguf"
 EMBEDDINGS = Path(__file__).parents[1] / "golden" / "embeddings"
 WINDOWS = Windows((Window(tuple(range(3, 90)), 0), Window((5, 3, 8), 1), Window(tuple(range(70, 3, -1)), 2)), "some")
 DESTROYED = 0.02
-"""KL divergence, in nats, that a destroyed golden checkpoint has at least."""
+"""Smallest KL divergence of a destroyed golden checkpoint, in nats."""
 
 
 def by_blocks(path: Path, windows: Windows = WINDOWS) -> np.ndarray:
@@ -44,7 +44,7 @@ def kl(exact: np.ndarray, other: np.ndarray) -> float:
 
 
 def check(path: Path, ids: list[int], expected: np.ndarray) -> None:
-    """The reference's own tokens, among windows of other lengths."""
+    """Compare with the reference's logits on its own tokens, among windows of other lengths."""
     logits = by_blocks(path, Windows((Window((5, 3, 8), 0), Window(tuple(ids), 1), Window(tuple(ids[:70]), 2)), "some"))
     assert np.abs(logits[3 : 3 + len(ids)] - expected).max() < LIMIT * max(np.abs(expected).max(), 1)
 
@@ -62,7 +62,7 @@ def test_every_gguf_has_the_logits_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_destroyed_model_is_found_out(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The difference is as large as the engine says it is."""
+    """The difference is as large as the engine's."""
     monkeypatch.setattr(measure, "_LOGIT_ROWS", 50)
     broken = destroyed(GOLDEN / name, tmp_path / "broken")
     exact, expected = as_a_whole(GOLDEN / name), as_a_whole(broken)
@@ -110,7 +110,7 @@ def test_one_block_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def full_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model fits in memory."""
+    """Make every model too large for memory."""
 
     @contextmanager
     def full(*_):

@@ -1,4 +1,4 @@
-"""Models compared with a teacher that waits in memory or on disk."""
+"""Models compared with a teacher whose probabilities are in memory or on disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUICK = Reading(positions=160, length=40)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and two that are further and further from it."""
+    """Return a model, and two that differ from it more and more."""
     folder = tmp_path_factory.mktemp("models")
     for name, noise in (("exact", 0.0), ("near", 0.01), ("far", 0.05)):
         path = tiny_directory(folder / name, eos=False) / "model.safetensors"
@@ -137,7 +137,7 @@ def test_what_is_kept_is_near_enough() -> None:
 
 
 def test_probabilities_are_those_of_doubles() -> None:
-    """On either device: MLX's own sum of 262,144 exponentials is off by 7e-5 on a CPU."""
+    """Also on a CPU, where MLX's own sum of 262,144 exponentials is off by 7e-5."""
     rng = np.random.default_rng(0)
     expected, other = rng.normal(0, 6, (2, 3, 50_000))
     expected[:, :9], other[:, :5] = -np.inf, -np.inf

@@ -1,4 +1,4 @@
-"""Figures become sentences: each level is what its figures say, and worse figures never sound better."""
+"""Figures become sentences: each level follows its figures, and worse figures never sound better."""
 
 from __future__ import annotations
 

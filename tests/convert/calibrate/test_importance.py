@@ -1,4 +1,4 @@
-"""What each matrix of a model is multiplied with."""
+"""Inputs of each matrix of a model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_every_matrix_of_every_family_is_met(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_figures_are_those_of_the_whole_model(name, monkeypatch):
-    """All blocks in memory, and all texts in one step, by the model's own way through its parts."""
+    """Compares with all blocks in memory and all texts in one step, through the model's own forward pass."""
     monkeypatch.setattr(stream, "default_dtype", lambda: mx.float32)
     checkpoint = open_checkpoint(GOLDEN / name)
     found = measure(checkpoint, TEXTS, batch=8)
@@ -127,7 +127,7 @@ def test_a_config_need_not_name_what_its_family_has_always():
 
 
 def test_a_matrix_that_nobody_can_name_is_refused(monkeypatch):
-    """Otherwise it would be rounded as if nothing was known of it, without a word."""
+    """Otherwise it would be rounded silently as if all inputs were equal."""
     load = linear.Linear.load.__func__
 
     def unnamed(cls, weights, name, *shape, **settings):
@@ -143,7 +143,7 @@ def test_a_matrix_that_nobody_can_name_is_refused(monkeypatch):
 
 
 class Strange:
-    """A part that nobody has heard of."""
+    """An unknown kind of part."""
 
 
 def test_a_part_that_is_not_known_is_refused():
@@ -154,7 +154,7 @@ def test_a_part_that_is_not_known_is_refused():
 
 @pytest.mark.parametrize(("start", "with_head"), [("model.language_model.", True), ("", False)])
 def test_tensors_with_other_names_are_found(start, with_head, tmp_path):
-    """Those of a text model inside a larger one, and those of a model that was saved without its head."""
+    """Tensors of a text model inside a larger one, and of a model saved without its head."""
     config = json.loads((GOLDEN / "gemma3_text" / "config.json").read_text())
     config = {"model_type": "gemma3", "text_config": config} if with_head else config
     tensors = mx.load(str(GOLDEN / "gemma3_text" / "model.safetensors"))

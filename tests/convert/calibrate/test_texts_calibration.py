@@ -1,4 +1,4 @@
-"""What a model reads before it is quantized."""
+"""Texts that a model reads before it is quantized."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def tokenizer():
 
 
 class _Words:
-    """A token for each word; id 0 begins every text."""
+    """A token for each word; every text starts with id 0."""
 
     bos_token_id = 0
     eos_token_ids = frozenset({1})

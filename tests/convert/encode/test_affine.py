@@ -1,4 +1,4 @@
-"""Scales and codes that are fitted to what a matrix is used for."""
+"""Scales and codes fitted to the inputs of a matrix."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WAYS = [pytest.param(encoders._mlx_fit, id="mlx"), pytest.param(encoders._native
 
 
 def loss(weight: mx.array, found: Quantized, importance: mx.array) -> float:
-    """The weighted squared error in float64."""
+    """Return the weighted squared error in float64."""
     difference = np.array(found.dequantize(mx.float32), np.float64) - np.array(weight.astype(mx.float32), np.float64)
     return float((np.array(importance, np.float64) * difference**2).sum())
 
@@ -51,7 +51,7 @@ def test_less_is_lost_than_by_rounding_in_the_range(monkeypatch, way, bits, grou
 
 @pytest.mark.parametrize("way", WAYS)
 def test_scales_are_the_best_for_their_codes(way):
-    """Against the solution in float64 of each group's normal equations."""
+    """Compares with the float64 solution of each group's normal equations."""
     weight, importance = matrix(1, 7, 256, mx.float32)
     codes, scales, biases = (np.array(part, np.float64) for part in way(weight, Format(4, 64), importance[None]))
     x, w, q = (np.array(part, np.float64).reshape(-1, 64) for part in (weight, mx.broadcast_to(importance, weight.shape), codes))
@@ -77,7 +77,7 @@ def test_both_ways_find_as_good_a_fit():
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16, mx.float32], ids=str)
 def test_groups_without_range(way, dtype):
-    """All alike, all zero, too small for the dtype, a lone outlier: finite, and nearly exact."""
+    """Groups of equal numbers, zeros, numbers too small for the dtype, and a lone outlier give finite and nearly exact results."""
     rows = np.zeros((5, 64), np.float32)
     rows[1], rows[2], rows[3, 7], rows[4] = 0.25, -1e-6, 100, np.linspace(-1e-7, 1e-7, 64)
     weight = mx.array(rows).astype(dtype)
@@ -113,7 +113,7 @@ def test_names():
 
 
 def test_experts_are_fitted_to_what_each_reads():
-    """In blocks that do not end where an expert's rows do."""
+    """Blocks do not end with an expert's rows."""
     weight = mx.array(np.random.default_rng(0).standard_normal((2, 3, 64)).astype(np.float32))
     importance = mx.stack([matrix(1, 1, 64, mx.float32)[1], matrix(2, 1, 64, mx.float32)[1]])
     request = TensorRequest("experts.weight", (2, 3, 64), "matrix", True, None, ("experts.weight",), None)

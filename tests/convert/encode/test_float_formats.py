@@ -1,4 +1,4 @@
-"""Scales of small floating-point formats, tried around those of `mx.quantize`."""
+"""Scales of small floating-point formats, near those of `mx.quantize`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_less_is_lost_than_by_the_largest_number_alone(form: Format, dtype: mx.D
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.mode)
 def test_numbers_that_were_in_the_format_are_found_again(form: Format) -> None:
-    """With groups whose largest code is not the largest there is; a scale from that alone misses some of them."""
+    """The largest code of a group is not the largest possible one; a scale from that code alone misses some groups."""
     rng = np.random.default_rng(1)
     groups = 128 // form.group_size
     if form.bits == 4:
         codes = TABLE[rng.integers(0, rng.integers(4, 9, (50, groups, 1)), (50, groups, form.group_size))]
     else:
         codes = np.array(mx.from_fp8(mx.array(rng.integers(0, 0x7E, (50, groups, 32)).astype(np.uint8)), mx.float32))
-    scales = 2.0 ** rng.integers(-5, -2, (50, groups, 1))  # where the scales of nvfp4 are as exact as they can be
+    scales = 2.0 ** rng.integers(-5, -2, (50, groups, 1))  # the range in which scales of nvfp4 are most exact
     weight = mx.array((codes * scales * rng.choice([-1, 1], codes.shape)).reshape(50, 128).astype(np.float32))
     assert mx.array_equal(fit(weight, form).dequantize(mx.float32), weight)
 

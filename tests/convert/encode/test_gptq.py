@@ -18,7 +18,7 @@ WAYS = [pytest.param(gptq._by_mlx, id="mlx"), pytest.param(gptq._by_kernel, id="
 
 
 def inputs(seed: int, columns: int, tokens: int = 600) -> np.ndarray:
-    """Inputs `[tokens, columns]` that correlate, of very different sizes."""
+    """Return correlated inputs `[tokens, columns]` of very different sizes."""
     rng = np.random.default_rng(seed)
     mixed = rng.standard_normal((tokens, columns // 2)) @ rng.standard_normal((columns // 2, columns)) / 8
     return ((mixed + 0.3 * rng.standard_normal((tokens, columns))) * rng.random(columns) ** 3 * 3).astype(np.float32)
@@ -45,7 +45,7 @@ def loss(weight: mx.array, parts: gptq.Parts, group_size: int, hessian: np.ndarr
 
 
 def by_definition(weight: np.ndarray, hessian: np.ndarray, scales: np.ndarray, biases: np.ndarray, form: Format) -> np.ndarray:
-    """The algorithm as it was published, in float64: the inverse's Cholesky factor, errors pushed into all later columns."""
+    """Run the published algorithm in float64: the inverse's Cholesky factor, errors pushed into all later columns."""
     damped = hessian.astype(np.float64)
     mean = damped.diagonal().mean()
     damped = damped + np.diag(np.where(damped.diagonal() > 0, 0, mean) + gptq.DAMPING * mean)
@@ -68,7 +68,7 @@ def test_codes_are_those_of_the_published_algorithm(monkeypatch, way, bits, grou
     codes, scales, biases = encode(weight, form, factorize(hessian, "it"))
     plain, *parts = (np.array(part.astype(mx.float32), np.float64) for part in (weight, scales, biases))
     expected = by_definition(plain, hessian, *parts, form)
-    differing = (np.array(codes) != expected).any(-1).mean()  # a number halfway between two codes may fall to either side
+    differing = (np.array(codes) != expected).any(-1).mean()  # a number halfway between two codes may round either way
     assert differing <= 0.15, differing
     best = loss(weight, (mx.array(expected.astype(np.uint8)), scales, biases), group_size, hessian)
     assert loss(weight, (codes, scales, biases), group_size, hessian) == pytest.approx(best, rel=0.02)
@@ -95,7 +95,7 @@ def test_both_ways_find_the_same_codes():
 
 
 def test_sums_of_squares_are_not_rounded_to_16_bits():
-    """What a bfloat16 sum would make of the same inputs is far outside the tolerance."""
+    """A bfloat16 sum of the same inputs would be far outside the tolerance."""
     x = inputs(3, 64, 4096)
     exact = x.astype(np.float64).T @ x.astype(np.float64)
     limit = 1e-5 * np.sqrt(np.outer(exact.diagonal(), exact.diagonal()))
@@ -119,7 +119,7 @@ def test_sums_of_16_bit_inputs_are_in_float32():
 
 
 def test_factors_multiply_to_the_matrix(monkeypatch):
-    """At sizes that panels and parts do not divide."""
+    """Panels and parts do not divide the sizes."""
     monkeypatch.setattr(gptq, "_PANEL", 48)
     monkeypatch.setattr(gptq, "_PART", 80)
     hessian = gram(inputs(5, 210))

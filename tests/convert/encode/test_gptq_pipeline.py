@@ -35,7 +35,7 @@ def tensors(directory: Path) -> dict[str, mx.array]:
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["llama", "qwen3_moe", "gemma3_text", "qwen3_next", "gpt_oss"])
 def test_every_matrix_is_encoded(tmp_path: Path, name: str) -> None:
-    """In the same format, with other codes and nearly the same weights, as by the weighted fit."""
+    """The format is that of the weighted fit, with other codes and nearly the same weights."""
     source = small(tmp_path, name)
     report = convert(source, tmp_path / "gptq", bits=4, group_size=32, encoder="gptq", calibration=texts(), measure=False)
     plain = convert(source, tmp_path / "fit", bits=4, group_size=32, measure=False)
@@ -49,7 +49,7 @@ def test_every_matrix_is_encoded(tmp_path: Path, name: str) -> None:
 
 
 def test_the_outputs_of_layers_change_less(tmp_path: Path) -> None:
-    """On tokens that were not read, in the metric of the inputs: what it is for."""
+    """Measured on unread tokens, in the metric of the inputs that GPTQ minimises."""
     source = small(tmp_path, "llama", hidden_size=128, intermediate_size=256)
     convert(source, tmp_path / "gptq", bits=3, group_size=32, encoder="gptq", calibration=texts(count=60), measure=False)
     convert(source, tmp_path / "fit", bits=3, group_size=32, measure=False)
@@ -85,7 +85,7 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_bytes(tmp_path: Path, m
 
 
 def test_gptq_is_left_where_it_loses_more_on_texts_kept_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A factor that has nothing to do with the inputs: every matrix keeps the weighted fit."""
+    """With a factor unrelated to the inputs, every matrix keeps the weighted fit."""
     real = encoded.factorize
 
     def wrong(hessian: np.ndarray, name: str) -> encoded.Factor:
@@ -145,7 +145,7 @@ def test_a_head_is_encoded_with_what_it_reads(tmp_path: Path) -> None:
 
 
 def test_inputs_of_experts_are_told_apart(tmp_path: Path) -> None:
-    """Whether they come token by token, or once for each choice."""
+    """Inputs arrive token by token, or once for each choice."""
     rng = np.random.default_rng(0)
     x, chosen = mx.array(rng.standard_normal((20, 8)).astype(np.float32)), mx.array(rng.integers(0, 4, (20, 2)))
     by_token, by_choice = _PlaceInputs(True), _PlaceInputs(True)

@@ -1,4 +1,4 @@
-"""The error of a matrix, weighed with its inputs."""
+"""The error of a matrix, weighted with its inputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans of formats: what they cost, what they weigh, and the file they are in."""
+"""Plans of formats: their costs, sizes and files."""
 
 from __future__ import annotations
 
@@ -50,12 +50,12 @@ def kl(source: Path, other: Path) -> float:
 
 
 NOT_PLANNED = "gemma4_text_shared"
-"""Its blocks get more than the stream."""
+"""Its blocks get more than the residual stream."""
 
 
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name in NAMES if name != NOT_PLANNED for number in (1, 2)])
 def test_gradients_are_those_of_differences(name: str, number: int) -> None:
-    """A block in plain operations, differentiated along three directions. Between the ends of one, a token may choose other experts."""
+    """Differentiates a block along three directions. Between the ends of one, a token may choose other experts."""
     checkpoint = open_checkpoint(GOLDEN / name)
     graph, rng = architecture(checkpoint.config), np.random.default_rng(1)
     block, loaded = load_part(checkpoint, min(number, graph.sizes.layers))
@@ -88,7 +88,7 @@ def test_a_family_that_cannot_be_planned_for_is_refused_before_texts_are_read(tm
 
 @pytest.mark.long
 def test_what_is_expected_is_what_comes_out(tmp_path: Path) -> None:
-    """Costs are second-order estimates: within a factor of two."""
+    """Costs are second-order estimates, so a factor of two is allowed."""
     source = source_of(tmp_path)
     checkpoint = open_checkpoint(source)
     planned = plan(checkpoint, Format(4, 64), True, None)
@@ -180,7 +180,7 @@ def test_bad_plans_are_named(tmp_path: Path, change: dict, message: str) -> None
 
 
 def uniform(source: Path) -> QuantizationPlan:
-    """Four bits everywhere."""
+    """A plan with four bits everywhere."""
     planned = plan(open_checkpoint(source), Format(4, 64), True, None)
     return QuantizationPlan({output.name: Format(4, 64) for output in planned.outputs if isinstance(output.target, Format)})
 
@@ -217,7 +217,7 @@ def test_hulls_hold_what_is_best_for_some_price() -> None:
 
 
 def test_plans_are_as_good_as_trying_everything(tmp_path: Path) -> None:
-    """On convex costs, against all combinations: what is chosen is best for the bytes that it takes."""
+    """Compares with all combinations on convex costs: the choice is best for its size."""
     planned = plan(open_checkpoint(source_of(tmp_path, num_hidden_layers=1)), Format(4, 64), True, None)
     outputs = [output for output in planned.outputs if isinstance(output.target, Format)][:3]
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""What a plan for GPTQ takes GPTQ to cost."""
+"""Costs of GPTQ in a plan."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_head_is_judged_with_the_codes_that_gptq_finds(source: Path) -> None:
-    """Against the divergence of the softmax, computed plainly, at the states that H does not have."""
+    """Compares with the divergence of the softmax, computed directly, at the states that H leaves out."""
     final = found_of(source).final
     final.gradients()
     factor, form = final.factor(), Format(3, 32)

@@ -1,4 +1,4 @@
-"""What a plan charges a matrix for, where several are one product."""
+"""Cost of one matrix in a joined product."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FORM = Format(4, 32)
 
 
 def test_a_matrix_is_charged_for_its_own_rows(tmp_path: Path) -> None:
-    """Whatever those before it in the same product weigh, and also where these are not planned."""
+    """Rows of other matrices in the same product do not count, also if these are not planned."""
     source = random_checkpoint(tmp_path / "source", config_of("llama", **{**SIZES, "num_key_value_heads": 1}))
     checkpoint = open_checkpoint(source)
     outputs = {output.request.name: output for output in plan(checkpoint, FORM, True, None).outputs}

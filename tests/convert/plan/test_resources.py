@@ -86,7 +86,7 @@ def test_what_the_command_line_says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.long
 def test_the_peak_that_is_computed_holds(tmp_path: Path) -> None:
-    """A matrix of 67 MB and a limit of 0.2 GB."""
+    """Converts a matrix of 67 MB within 0.2 GB."""
     wide = config_of("llama", **WIDE | {"vocab_size": 65536, "tie_word_embeddings": True})
     source = random_checkpoint(tmp_path / "source", wide, dtype=mx.bfloat16)
     script = (
@@ -97,7 +97,7 @@ def test_the_peak_that_is_computed_holds(tmp_path: Path) -> None:
 
 
 def test_inputs_of_every_layer_are_counted_and_their_table_is_not_read_whole(tmp_path: Path) -> None:
-    """Of Gemma 4's table for the layers, only the rows of the texts come into memory."""
+    """Of Gemma 4's table for the layers, only the rows of the texts are read into memory."""
     config = config_of("gemma4_text_shared", vocab_size_per_layer_input=40_000, hidden_size_per_layer_input=64)
     with closing(open_checkpoint(random_checkpoint(tmp_path / "source", config))) as checkpoint:
         name = "model.embed_tokens_per_layer.weight"
@@ -113,7 +113,7 @@ def test_inputs_of_every_layer_are_counted_and_their_table_is_not_read_whole(tmp
 
 
 def test_the_states_of_texts_are_as_wide_as_the_stream(tmp_path: Path) -> None:
-    """Not as the narrowest matrix, which may be an expert's."""
+    """The narrowest matrix, which may be an expert's, does not count."""
     config = config_of("qwen3_moe", moe_intermediate_size=32, hidden_size=256)
     with closing(open_checkpoint(random_checkpoint(tmp_path / "source", config))) as checkpoint:
         planned = plan(checkpoint, Format(8, 32), True, None)

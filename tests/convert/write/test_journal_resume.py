@@ -1,4 +1,4 @@
-"""An interrupted conversion, given again, ends in the same bytes as one that was not."""
+"""An interrupted conversion that is started again ends in the same bytes as an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def killed(source: Path, target: Path, place: str, count: int, **options: Any) -> bool:
-    """Whether the conversion reached the place, and died there."""
+    """Return True if the conversion reached the place and died there."""
     command = [
         sys.executable,
         "-m",
@@ -64,7 +64,7 @@ def killed(source: Path, target: Path, place: str, count: int, **options: Any) -
 )
 def test_killed_it_ends_in_the_same_bytes(source: Path, expected: dict[str, bytes], tmp_path: Path, place: str, count: int) -> None:
     assert killed(source, tmp_path / "out", place, count)
-    if place == "clean":  # it was published already
+    if place == "clean":  # already published
         assert contents(tmp_path / "out") == expected
         return
     assert not (tmp_path / "out").exists()
@@ -87,7 +87,7 @@ def test_killed_ten_times_in_a_row(source: Path, expected: dict[str, bytes], tmp
 
 
 class Interrupt:
-    """Raises an error when the `count`-th tensor is about to be written, and counts those that are."""
+    """Raises an error before the `count`-th tensor is written, and counts written tensors."""
 
     def __init__(self, patch: pytest.MonkeyPatch, count: int, error: BaseException | None = None) -> None:
         self.written: list[str] = []
@@ -208,7 +208,7 @@ def test_a_source_that_changes_meanwhile_is_an_error(tmp_path: Path, monkeypatch
                 (source / "new").write_bytes(file.read_bytes())
                 (source / "new").replace(file)
                 os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
-            else:  # by something that restores the time
+            else:  # with the old modification time
                 with file.open("r+b") as opened:
                     opened.seek(20)
                     opened.write(b"#")

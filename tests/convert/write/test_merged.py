@@ -1,4 +1,4 @@
-"""A conversion that merges an adapter: the model that comes out answers as the adapter over its base."""
+"""Conversions with a merged adapter: the result answers as the adapter over its base."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = list(range(3, 60))
 
 @pytest.fixture(autouse=True)
 def _exact_products(monkeypatch):
-    """The CPU's packed products round activations to 16 bits otherwise, with and without adapters."""
+    """Keep the CPU's packed products from rounding activations to 16 bits, with and without adapters."""
     monkeypatch.setenv("MLXINFER_CPU_PRECISION", "float32")
 
 
@@ -52,7 +52,7 @@ def test_plain(tmp_path, architecture, write, dora):
 
 @pytest.mark.long
 def test_quantized_afterwards(tmp_path):
-    """As the merged model quantized by itself, whatever reads it on the way."""
+    """The result is that of converting the merged model."""
     base = write_tiny_gguf(tmp_path / "base.gguf")
     changes = random_changes(shapes_of_gguf(base), size=0.02)
     adapter = write_gguf_adapter(tmp_path / "a.gguf", changes, heads=HEADS, kv_heads=KV_HEADS)

@@ -1,4 +1,4 @@
-"""Tokenizers that are not tokenizer.json go with a converted model."""
+"""Tokenizer files other than tokenizer.json are copied to the converted model."""
 
 from __future__ import annotations
 
