@@ -23,14 +23,16 @@ from ..loading.gguf import GGUFCheckpoint
 from ..loading.gguf.mlx_formats import ALIKE, PACKINGS, SAME_BITS, SHARED
 from ..loading.gguf.types import QUANTIZED
 from ..loading.load import load_tokenizer, open_checkpoint
+from ..loading.weights import Progress
+from ..models import architecture
 from ..models.blockwise import BATCH
 from ..models.config_reader import check_ignored, ignored_note, ignoring
 from ..tokenizer.no_tokenizer import NoTokenizer
 from .args import CheckedArgs, ConvertArgs
 from .calibrate.importance import BATCH as IMPORTANCE_BATCH
-from .calibrate.importance import TOKENS, Importance, random_texts
+from .calibrate.importance import TOKENS, Importance
 from .calibrate.importance import measure as measure_importance
-from .calibrate.texts import default_tokens, texts_to_read
+from .calibrate.texts import default_tokens, random_ids, texts_to_read
 from .encode.gptq_pipeline import Encodings, encode_all
 from .plan.resources import ConversionEstimate, Pieces, needs_importance, pieces
 from .plan.weight_map import ConversionPlan, natural_dtype
@@ -41,7 +43,7 @@ from .write.journal import Journal
 from .write.merged import open_merged
 from .write.reader import SourceFiles
 from .write.sidecars import differences_in_mlx_lm, tower_bytes, write_sidecars, write_towers
-from .write.tensors import Progress, verify, write_tensors
+from .write.tensors import verify, write_tensors
 from .write.writer import ShardWriter
 
 _MOST_GROWTH = 1.5
@@ -206,7 +208,7 @@ class _Conversion:
         if self.options.encoder != "fit" or not self._reads():
             return equal
         with closing(self._open_to_compute()) as checkpoint:
-            texts = random_texts(checkpoint.config)
+            texts = random_ids(architecture(checkpoint.config).sizes.vocab, TOKENS).texts
             return equal | measure_importance(checkpoint, texts, self.callbacks.read, journal, self.pieces.batch)
 
     def _encodings(self, journal: Journal) -> Encodings | None:

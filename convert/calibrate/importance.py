@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
 
 import mlx.core as mx
-import numpy as np
 
 from ...loading.checkpoint import Checkpoint
 from ...loading.weights import Progress
-from ...models import architecture
 from ...models.blockwise import batches
 from ..write.journal import Journal, JournalBookmarks
 from .blockwise import InputRecorder, read_through
@@ -23,20 +20,10 @@ _EXPERT_FLOOR = 0.1
 """Weight of all experts' mean square in each expert's own, because some experts see few tokens."""
 
 
-_TEXTS, _TOKENS = 8, 512
-"""Number of random texts, and tokens of each."""
-TOKENS = _TEXTS * _TOKENS
-"""Tokens in all random texts."""
+TOKENS = 4_096
+"""Random tokens to read (`texts.random_ids`)."""
 BATCH = 1024
 """Tokens that pass a block at once. The block's activations for all of them are in memory."""
-
-
-def random_texts(config: dict[str, Any]) -> list[list[int]]:
-    """Return random token ids, the same for each vocabulary size. The scales of a matrix's inputs depend on the model more than on the
-    text."""
-    vocab = architecture(config).sizes.vocab
-    ids = np.random.default_rng(0).integers(0, vocab, (_TEXTS, _TOKENS))
-    return cast("list[list[int]]", ids.tolist())
 
 
 def measure(

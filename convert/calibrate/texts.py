@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
@@ -15,15 +15,13 @@ from ...errors import TextError
 from ...evaluation.texts import cut, read_texts
 from ...loading.checkpoint import Checkpoint
 from ...loading.load import load_tokenizer, open_checkpoint
+from ...loading.weights import Progress
 from ...models import architecture
 from ...tokenizer.no_tokenizer import NoTokenizer
 from ...tokenizer.tokenizer import Tokenizer
 from ...types import SamplingParams
 from ...util.device import is_gpu
 from ..write.journal import Journal
-
-Progress = Callable[[int, int], None]
-"""Receives (tokens done, total tokens)."""
 
 LENGTH = 512
 """Tokens of a sequence."""

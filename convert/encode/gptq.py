@@ -98,7 +98,7 @@ def _cholesky(hessian: np.ndarray, damped: np.ndarray, order: np.ndarray) -> np.
     return upper
 
 
-def encode(weight: mx.array, form: Format, factor: Factor, start: Parts | None = None) -> Parts:
+def encode_with_feedback(weight: mx.array, form: Format, factor: Factor, start: Parts | None = None) -> Parts:
     """Return codes uint8 `[rows, in]`, scales and biases `[rows, in / group_size]` for `weight` `[rows, in]`, in its dtype.
 
     Scales are those of the weighted fit (`start`, if known); codes come from error feedback.
@@ -170,6 +170,13 @@ _rounded = cast("Callable[..., tuple[mx.array, mx.array]]", fused(_round, shapel
 """Codes and errors of one column `[rows]`. On a GPU launches dominate: fused, a column has two."""
 _after = fused(lambda target, weights, error: target + weights * error, shapeless=False)
 """Later columns after one is rounded."""
+
+
+def decode(parts: Parts, group_size: int) -> np.ndarray:
+    """Return the numbers that codes, scales and biases stand for, float32 `[rows, in]`."""
+    codes, scales, biases = (to_numpy(part) for part in parts)
+    decoded: np.ndarray = codes * np.repeat(scales, group_size, -1) + np.repeat(biases, group_size, -1)
+    return decoded
 
 
 def to_numpy(array: mx.array) -> np.ndarray:

@@ -21,7 +21,7 @@ from ..plan.weight_map import ConversionPlan, OutputTensor
 from ..write.journal import Journal, JournalBookmarks, Values
 from ..write.reader import blocks
 from .affine import Parts, fit_parts, pack_codes
-from .gptq import Factor, encode, factorize
+from .gptq import Factor, decode, encode_with_feedback, factorize
 from .quantizer import Quantizer
 
 _ASIDE = 16
@@ -276,7 +276,7 @@ class _Rounding:
         if rounder.factor is None:
             self.unseen += 1
             return fitted
-        fed_back = encode(weight, self._form, rounder.factor, fitted)
+        fed_back = encode_with_feedback(weight, self._form, rounder.factor, fitted)
         if self._loss(weight, fitted, rounder) <= self._loss(weight, fed_back, rounder):
             self.fitted += 1
             return fitted
@@ -286,8 +286,5 @@ class _Rounding:
         """Return the squared error of the outputs for the validation inputs; 0 without any."""
         if not rounder.aside.size:
             return 0.0
-        codes, scales, biases = (to_numpy(part) for part in parts)
-        size = self._form.group_size
-        decoded = codes * np.repeat(scales, size, -1) + np.repeat(biases, size, -1)
-        error = matmul(rounder.aside, (decoded - to_numpy(weight)).T)
+        error = matmul(rounder.aside, (decode(parts, self._form.group_size) - to_numpy(weight)).T)
         return float(np.square(error, dtype=np.float64).sum())

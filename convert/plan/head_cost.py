@@ -13,7 +13,7 @@ from ...models.decoder import OutputLayer
 from ...nn.weights import Format, numbers
 from ..calibrate.blockwise import load_part
 from ..encode.affine import fit
-from ..encode.gptq import Factor, encode, factorize, matmul, to_numpy
+from ..encode.gptq import Factor, decode, encode_with_feedback, factorize, matmul, to_numpy
 from ..write.reader import blocks
 
 _ROWS = 512
@@ -136,9 +136,7 @@ def rounded(plain: mx.array, form: Format, importance: mx.array, factor: Factor 
     """Return rows, float32 `[rows, in]`, as rounded by the weighted fit, or with `factor` by error feedback."""
     if factor is None:
         return to_numpy(fit(plain, form, importance).dequantize(mx.float32))
-    codes, scales, biases = (to_numpy(part) for part in encode(plain, form, factor))
-    decoded: np.ndarray = codes * np.repeat(scales, form.group_size, -1) + np.repeat(biases, form.group_size, -1)
-    return decoded
+    return decode(encode_with_feedback(plain, form, factor), form.group_size)
 
 
 class _Total:

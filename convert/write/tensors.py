@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from ...errors import ConversionError, MLXInferError
 from ...loading.checkpoint import Checkpoint
 from ...loading.directory import SafetensorsCheckpoint
 from ...loading.formats import format_text
-from ...loading.weights import MetaWeights
+from ...loading.weights import MetaWeights, Progress
 from ...models import build
 from ..calibrate.importance import Importance
 from ..encode.gptq_pipeline import Encodings
@@ -22,8 +21,6 @@ from ..report import Action, TensorReport
 from .journal import Journal
 from .reader import SourceFiles, blocks
 from .writer import ShardWriter
-
-Progress = Callable[[int, int], None]
 
 
 def write_tensors(

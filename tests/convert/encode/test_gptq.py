@@ -9,7 +9,7 @@ import pytest
 from mlxinfer import kernels_cpu
 from mlxinfer.convert.encode import gptq
 from mlxinfer.convert.encode.affine import fit_parts
-from mlxinfer.convert.encode.gptq import add_gram, encode, factorize
+from mlxinfer.convert.encode.gptq import add_gram, encode_with_feedback, factorize
 from mlxinfer.errors import ConversionError
 from mlxinfer.nn.weights import Format
 
@@ -65,7 +65,7 @@ def by_definition(weight: np.ndarray, hessian: np.ndarray, scales: np.ndarray, b
 def test_codes_are_those_of_the_published_algorithm(monkeypatch, way, bits, group_size, rows, columns):
     monkeypatch.setattr(gptq, "_by_kernel" if kernels_cpu.can_feed_back() else "_by_mlx", way)
     weight, form, hessian = matrix(bits, rows, columns), Format(bits, group_size), gram(inputs(bits, columns))
-    codes, scales, biases = encode(weight, form, factorize(hessian, "it"))
+    codes, scales, biases = encode_with_feedback(weight, form, factorize(hessian, "it"))
     plain, *parts = (np.array(part.astype(mx.float32), np.float64) for part in (weight, scales, biases))
     expected = by_definition(plain, hessian, *parts, form)
     differing = (np.array(codes) != expected).any(-1).mean()  # a number halfway between two codes may round either way
@@ -80,7 +80,7 @@ def test_less_is_lost_than_by_the_fit_on_inputs_that_correlate(bits, group_size)
     dtype = {32: mx.float32, 64: mx.bfloat16, 128: mx.float16}[group_size]
     weight, hessian = matrix(bits, 9, 256, dtype), gram(inputs(bits, 256))
     form, factor = Format(bits, group_size), factorize(hessian, "it")
-    found, fitted = encode(weight, form, factor), fit_parts(weight, form, factor.importance)
+    found, fitted = encode_with_feedback(weight, form, factor), fit_parts(weight, form, factor.importance)
     assert found[1].dtype == found[2].dtype == dtype
     if bits < 8 or dtype == mx.float32:
         assert loss(weight, found, group_size, hessian) < 0.8 * loss(weight, fitted, group_size, hessian)
@@ -137,7 +137,7 @@ def test_a_column_that_is_never_used_and_fewer_tokens_than_columns():
     x = inputs(6, 128, 40)
     x[:, 5] = 0
     weight, form = matrix(6, 3, 128), Format(4, 32)
-    parts = encode(weight, form, factorize(gram(x), "it"))
+    parts = encode_with_feedback(weight, form, factorize(gram(x), "it"))
     error = np.abs(decoded(parts, 32) - np.array(weight.astype(mx.float32)))[:, 5]
     assert (error <= np.abs(np.array(parts[1].astype(mx.float32)))[:, 0]).all()
 

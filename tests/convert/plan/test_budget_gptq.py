@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.models.checkpoints import config_of, random_checkpoint
 
-from mlxinfer.convert.encode.gptq import encode
+from mlxinfer.convert.encode.gptq import encode_with_feedback
 from mlxinfer.convert.plan import budget
 from mlxinfer.convert.plan.budget import items_of
 from mlxinfer.convert.plan.head_cost import rounded
@@ -44,7 +44,7 @@ def test_the_head_is_judged_with_the_codes_that_gptq_finds(source: Path) -> None
     checkpoint = open_checkpoint(source)
     plain = numbers(checkpoint.read(final.name)).astype(mx.float32)
     coded = rounded(plain, form, final.importance, factor)
-    codes = np.array(encode(plain, form, factor)[0])
+    codes = np.array(encode_with_feedback(plain, form, factor)[0])
     assert len(np.unique(codes)) == 8
 
     def logs(matrix: np.ndarray) -> np.ndarray:
