@@ -12,7 +12,7 @@ MOST_COLUMNS = 128
 
 def can_feed_back() -> bool:
     """Whether `feed_back` can be called: a module that was built before it goes on to serve."""
-    return in_use() and hasattr(native(), "feed_back")
+    return in_use() and hasattr(native, "feed_back")
 
 
 def feed_back(
@@ -25,5 +25,5 @@ def feed_back(
     `[groups, rows]`, none of the scales zero; `group_of` int32 `[columns]`. Raises ValueError for shapes that do not fit.
     """
     codes, errors = np.empty(plain.shape, np.uint8), np.empty(plain.shape, np.float32)
-    native().feed_back(plain, target, factor, scales, biases, group_of, bits, codes, errors)
+    native.feed_back(plain, target, factor, scales, biases, group_of, bits, codes, errors)
     return codes, errors

@@ -12,7 +12,7 @@ _STORED = {mx.float32: 0, mx.bfloat16: 1, mx.float16: 2}
 
 def can_fit() -> bool:
     """Whether `fit_affine` can be called: a module that was built before it goes on to serve."""
-    return in_use() and hasattr(native(), "fit_affine")
+    return in_use() and hasattr(native, "fit_affine")
 
 
 def fit_affine(
@@ -28,5 +28,5 @@ def fit_affine(
     groups = (rows, columns // group_size)
     codes, scales, biases = np.empty((rows, columns), np.uint8), np.empty(groups, np.float32), np.empty(groups, np.float32)
     weight, importance = np.ascontiguousarray(weight, np.float32), np.ascontiguousarray(importance, np.float32)
-    native().fit_affine(weight, importance, bits, _STORED[dtype], codes, scales, biases)
+    native.fit_affine(weight, importance, bits, _STORED[dtype], codes, scales, biases)
     return codes, scales, biases

@@ -1,213 +1,40 @@
-"""Finds and loads the compiled module; what it offers, as types."""
+"""Finds and loads the compiled module `_native`, whose types are in `_native.pyi`."""
 
 from __future__ import annotations
 
 import importlib
 import json
 import os
-from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Protocol, cast
-
-import mlx.core as mx
-import numpy as np
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ..util.dataclass import dataclass
 
+if TYPE_CHECKING:
+    from . import _native as native
+    from ._native import AttentionPlan, Blocks, Layout, Rotation, WeightFile
+else:
+    AttentionPlan = Blocks = Layout = Rotation = WeightFile = object  # annotations name these where the module is missing too
 
-class Layout(Protocol):
-    """How a packed matrix `[n, k]` lies in memory; see src/matmul/layout.h."""
-
-    n: int
-    k: int
-    bits: int
-    group_size: int
-    has_integers: bool
-
-
-class AttentionPlan(Protocol):
-    """The rows of a step and where their past is stored; see `attention_plan`."""
-
-    full_pages: int
-    first_full_pages: int
-
-
-class Rotation(Protocol):
-    """Cosines and sines of a step's rows; see `rotation`."""
-
-
-class Blocks(Protocol):
-    """Consecutive decoder blocks; see `blocks`."""
-
-
-class WeightFile(Protocol):
-    """A mapped file of packed matrices; see `map_weights`."""
-
-    size: int
-
-
-class Native(Protocol):
-    """The compiled module `_native`."""
-
-    packed_version: int
-
-    packs_float8: bool
-
-    instructions_version: int
-
-    def map_weights(self, descriptor: int, /) -> WeightFile: ...
-
-    def into_huge_pages(self, file: WeightFile, start: int, /) -> int: ...
-
-    def can_map_weights(self) -> bool: ...
-
-    def gguf_in(self, file: WeightFile, offset: int, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
-
-    def isa_name(self) -> str: ...
-
-    def thread_count(self) -> int: ...
-
-    def silu_multiply(self, gate: mx.array, up: mx.array, /) -> mx.array: ...
-
-    def argmax(self, x: mx.array, /) -> mx.array: ...
-
-    def masked(self, x: mx.array, allowed: mx.array, /) -> mx.array: ...
-
-    def threshold(self, logits: mx.array, top_k: mx.array, top_p: mx.array, /) -> mx.array: ...
-
-    def rms_norm(self, x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | None, /) -> mx.array: ...
-
-    def fit_affine(
-        self,
-        weight: np.ndarray,
-        importance: np.ndarray,
-        bits: int,
-        stored: int,
-        codes: np.ndarray,
-        scales: np.ndarray,
-        biases: np.ndarray,
-        /,
-    ) -> None: ...
-
-    def feed_back(
-        self,
-        plain: np.ndarray,
-        target: np.ndarray,
-        factor: np.ndarray,
-        scales: np.ndarray,
-        biases: np.ndarray,
-        group_of: np.ndarray,
-        bits: int,
-        codes: np.ndarray,
-        errors: np.ndarray,
-        /,
-    ) -> None: ...
-
-    def reserve_weight_memory(self, nbytes: int, /) -> None: ...
-
-    def release_weight_memory(self) -> None: ...
-
-    def pack_plain(self, weight: mx.array, /) -> tuple[mx.array, Layout]: ...
-
-    def pack_quantized(
-        self, weight: mx.array, scales: mx.array, biases: mx.array | None, group_size: int, bits: int, mode: str, /
-    ) -> tuple[mx.array, Layout]: ...
-
-    def gguf_types(self) -> dict[str, tuple[int, int]]: ...
-
-    def empty_gguf(self, kind: str, shape: Sequence[int], /) -> tuple[mx.array, Layout]: ...
-
-    def fill_gguf(self, data: mx.array, layout: Layout, kind: str, first: int, rows: np.ndarray, /) -> bool: ...
-
-    def packed_matmul(
-        self,
-        x: mx.array,
-        data: mx.array,
-        layout: Layout,
-        precision: int,
-        bias: mx.array | None,
-        residual: mx.array | None,
-        norm: mx.array | None,
-        eps: float,
-        gate: int,
-        experts: mx.array | None,
-        /,
-    ) -> mx.array: ...
-
-    def packed_rows(self, indices: mx.array, data: mx.array, layout: Layout, dtype: mx.Dtype, /) -> mx.array: ...
-
-    def attention_plan(self, segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None, /) -> AttentionPlan: ...
-
-    def rotation(self, parts: Sequence[tuple[Sequence[float], int, int]], /) -> Rotation: ...
-
-    def paged_attention(
-        self,
-        rows: Sequence[mx.array],
-        sealed: Sequence[mx.array],
-        open: Sequence[mx.array],
-        first: Sequence[mx.array],
-        bits: tuple[int, int],
-        plan: AttentionPlan,
-        scale: float,
-        softcap: float | None,
-        sinks: mx.array | None,
-        query_norm: mx.array | None,
-        key_norm: mx.array | None,
-        eps: float,
-        rotation: Rotation | None,
-        /,
-    ) -> list[mx.array]: ...
-
-    View: Callable[[int, int, int, int, int, int], object]
-
-    Projection: Callable[[mx.array, Layout, int, mx.array | None], object]
-
-    Norm: Callable[[mx.array | None, float, bool], object]
-
-    Multiply: Callable[..., object]
-
-    NormView: Callable[..., object]
-
-    Attend: Callable[..., object]
-
-    ChooseExperts: Callable[..., object]
-
-    AddRows: Callable[..., object]
-
-    GateView: Callable[..., object]
-
-    Delta: Callable[..., object]
-
-    Mamba: Callable[..., object]
-
-    ShortConvolution: Callable[..., object]
-
-    GatedNorm: Callable[..., object]
-
-    def stretches(self, rows: Sequence[tuple[int, int]], /) -> object: ...
-
-    def blocks(self, instructions: Sequence[object], hidden: int, given: int, dtype: mx.Dtype, /) -> Blocks: ...
-
-    def run_blocks(
-        self,
-        x: mx.array,
-        blocks: Blocks,
-        sealed: Sequence[Sequence[mx.array]],
-        open: Sequence[Sequence[mx.array]],
-        first: Sequence[Sequence[mx.array]],
-        bits: Sequence[tuple[int, int]],
-        plans: Sequence[AttentionPlan],
-        rotations: Sequence[Rotation | None],
-        states: Sequence[mx.array],
-        stretches: object | None,
-        given: mx.array | None,
-        /,
-    ) -> list[mx.array]: ...
-
+__all__ = [
+    "INSTRUCTIONS_VERSION",
+    "AttentionPlan",
+    "Blocks",
+    "Layout",
+    "Rotation",
+    "WeightFile",
+    "available",
+    "in_use",
+    "isa_name",
+    "native",
+    "status",
+    "thread_count",
+]
 
 INSTRUCTIONS_VERSION = 2
-"""That of the instructions for blocks, as in src/blocks/bindings.cpp: a module of another version is given none."""
+"""Version of the instructions for blocks, as in src/blocks/bindings.cpp. A module of another version gets none."""
 
 BUILD_NOTE = "_native.json"
 """Written by setup.py next to the module: `{"mlx": version}`, or `{"failed": reason}`."""
@@ -217,30 +44,30 @@ _REBUILD = "pip install --force-reinstall --no-deps --no-cache-dir mlxinfer"
 
 
 @dataclass(frozen=True, slots=True)
-class _Native:
-    module: Native | None
+class _Loaded:
+    module: ModuleType | None
     problem: str | None = None
 
 
 @cache
-def _native() -> _Native:
-    problem = _unfit()
+def _loaded() -> _Loaded:
+    problem = _obstacle()
     if problem is not None:
-        return _Native(None, problem)
+        return _Loaded(None, problem)
     try:
-        import mlx.core  # brings libmlx, which the module refers to
+        import mlx.core  # loads libmlx, which the module is linked with
 
-        module = cast("Native", importlib.import_module("._native", __package__))
+        module = importlib.import_module("._native", __package__)
         module.silu_multiply(mlx.core.zeros((0,)), mlx.core.zeros((0,)))
     except ImportError as error:
-        return _Native(None, f"the native module does not load ({error}); rebuild it: {_REBUILD}")
+        return _Loaded(None, f"the native module does not load ({error}); rebuild it: {_REBUILD}")
     except TypeError:
-        return _Native(None, f"the native module was built with another nanobind than MLX; rebuild it: {_REBUILD}")
-    return _Native(module)
+        return _Loaded(None, f"the native module was built with another nanobind than MLX; rebuild it: {_REBUILD}")
+    return _Loaded(module)
 
 
-def _unfit() -> str | None:
-    """Why the module must not be loaded, None if it may: built for another version of MLX, it could crash the process."""
+def _obstacle() -> str | None:
+    """The reason not to load the module, or None. Built for another version of MLX, it could crash the process."""
     if os.environ.get("MLXINFER_CPU_KERNELS") == "0":
         return "switched off by MLXINFER_CPU_KERNELS=0"
     try:
@@ -258,12 +85,12 @@ def _unfit() -> str | None:
 
 
 def available() -> bool:
-    """Whether the operations of this package can be called."""
-    return _native().module is not None
+    """True if the operations of this package can be called."""
+    return _loaded().module is not None
 
 
 def in_use() -> bool:
-    """Whether the operations can be called and MLX computes on the CPU."""
+    """True if the operations can be called and MLX computes on the CPU."""
     if not available():
         return False
     import mlx.core as mx
@@ -272,8 +99,8 @@ def in_use() -> bool:
 
 
 def status() -> str:
-    """One line for the user: what is in use, or why it is not and what that costs."""
-    found = _native()
+    """One line for the user: the kernels in use, or the reason why they are missing and the cost."""
+    found = _loaded()
     if found.module is None:
         return f"CPU kernels: {found.problem}; {_COST}"
     return f"CPU kernels: {isa_name()}, {_plural(thread_count(), 'thread')}{_ignored_setting()}{_age()}"
@@ -281,29 +108,36 @@ def status() -> str:
 
 def isa_name() -> str:
     """The instruction set in use: "avx512", "avx2", "i8mm", "dotprod" or "portable"."""
-    return native().isa_name()
+    return native.isa_name()
 
 
 def thread_count() -> int:
     """Threads that compute: `MLXINFER_THREADS`, or the number of CPUs that the process may use."""
-    return native().thread_count()
+    return native.thread_count()
 
 
-@cache
-def native() -> Native:
-    """The compiled module. Raises RuntimeError with `status()` if it is missing."""
-    found = _native()
-    if found.module is None:
-        raise RuntimeError(status())
-    return found.module
+class _LazyModule:
+    """The compiled module, loaded at the first access. Raises RuntimeError with `status()` if it is missing."""
+
+    def __getattr__(self, name: str) -> Any:
+        module = _loaded().module
+        if module is None:
+            raise RuntimeError(status())
+        value = getattr(module, name)
+        setattr(self, name, value)  # later accesses do not come here
+        return value
+
+
+if not TYPE_CHECKING:
+    native = _LazyModule()
 
 
 def _age() -> str:
-    """An older module goes on to serve, without the operations that it does not have."""
+    """The cost of a module older than this version, which runs without the operations that it lacks; empty if it is current."""
     costs = []
-    if getattr(_native().module, "instructions_version", 0) != INSTRUCTIONS_VERSION:
+    if getattr(_loaded().module, "instructions_version", 0) != INSTRUCTIONS_VERSION:
         costs.append("blocks run operation by operation, which is slower")
-    if not getattr(_native().module, "packs_float8", False):
+    if not getattr(_loaded().module, "packs_float8", False):
         costs.append("8-bit floats with float scales are unpacked, to four times their size")
     return f"; the module is older than this version, and {', and '.join(costs)}; rebuild it: {_REBUILD}" if costs else ""
 

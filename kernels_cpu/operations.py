@@ -20,12 +20,12 @@ def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]]
     sequence in `slot`. Its pages of 64 tokens from `first_page` up to its open page are sealed under the ids `pages`; an id `~p` means page
     p of the pool of first pages, where only page 0 of a sequence can be.
     """
-    return native().attention_plan(segments, window)
+    return native.attention_plan(segments, window)
 
 
 def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
     """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` for each segment."""
-    return native().rotation(parts)
+    return native.rotation(parts)
 
 
 def paged_attention(
@@ -63,7 +63,7 @@ def paged_attention(
     The open pages are written in place: those passed in must not be used again. Online softmax in float32; a row's answer depends only on
     its own sequence, to the last bit, whatever the other rows, the number of rows in a step, or the threads.
     """
-    out, open_keys, open_values, *full = native().paged_attention(
+    out, open_keys, open_values, *full = native.paged_attention(
         rows, sealed, open, first, (k_bits, v_bits), plan, scale, softcap, sinks, query_norm, key_norm, eps, rotation
     )
     return out, [open_keys, open_values], full[: len(sealed)], full[len(sealed) :]
@@ -107,8 +107,8 @@ def run_blocks(
     """
     bits = [(16, 16)] * len(sealed) if bits is None else bits
     first = [()] * len(sealed) if first is None else first
-    rows = native().stretches(stretches) if states else None
-    y, *full = native().run_blocks(x, blocks, sealed, open, first, bits, plans, rotations, list(states), rows, given)
+    rows = native.stretches(stretches) if states else None
+    y, *full = native.run_blocks(x, blocks, sealed, open, first, bits, plans, rotations, list(states), rows, given)
     after, full = full[: len(states)], full[len(states) :]
     if not full:
         return AfterBlocks(y, [[]] * len(sealed), [[]] * len(sealed), after)
@@ -123,27 +123,27 @@ def run_blocks(
 
 def silu_multiply(gate: mx.array, up: mx.array) -> mx.array:
     """`gate * sigmoid(gate) * up`, both `[..., n]` in one floating dtype, computed in float32."""
-    return native().silu_multiply(gate, up)
+    return native.silu_multiply(gate, up)
 
 
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | None = None) -> mx.array:
     """`x / sqrt(mean(x^2) + eps) * weight` along the last axis of `[..., n]`, `weight` `[n]`, added to `onto` of the shape of x."""
-    return native().rms_norm(x, weight, eps, onto)
+    return native.rms_norm(x, weight, eps, onto)
 
 
 def argmax(x: mx.array) -> mx.array:
     """uint32 `[...]`: index of the highest number in each row of float32 `[..., n]`, the first of equal ones. NaN is skipped."""
-    return native().argmax(x)
+    return native.argmax(x)
 
 
 def masked(x: mx.array, allowed: mx.array) -> mx.array:
     """float32 `[R, n]`: x `[R, n]`, with minus infinity where the bit in uint32 `[R, ceil(n / 32)]`, lowest first, is not set."""
-    return native().masked(x, allowed)
+    return native.masked(x, allowed)
 
 
 def can_mask() -> bool:
     """Whether `masked` can be called: a module that was built before there was such an operation goes on to serve."""
-    return in_use() and hasattr(native(), "masked")
+    return in_use() and hasattr(native, "masked")
 
 
 def threshold(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
@@ -152,4 +152,4 @@ def threshold(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     `top_k` and `top_p` are `[R]`; n or more, and 1 or more, keep everything, which yields minus infinity where both do. A token is kept if
     the tokens before it have less than top_p together, so at least one always is.
     """
-    return native().threshold(logits, top_k, top_p)
+    return native.threshold(logits, top_k, top_p)

@@ -71,7 +71,7 @@ class Packed:
         bias, residual, norm = _cast(bias, x.dtype), _cast(residual, x.dtype), _cast(norm, x.dtype)
         number = 0 if gate is None else GATES[gate]
         precision = PRECISIONS[self.precision]
-        return native().packed_matmul(x, self.data, self.layout, precision, bias, residual, norm, eps, number, experts)
+        return native.packed_matmul(x, self.data, self.layout, precision, bias, residual, norm, eps, number, experts)
 
     def can_gate(self, activation: str) -> bool:
         """Whether `multiply` accepts this `gate`: each half must have a multiple of 16 columns."""
@@ -79,7 +79,7 @@ class Packed:
 
     def rows(self, indices: mx.array, dtype: mx.Dtype) -> mx.array:
         """Rows of a single matrix, dequantized: integers `[...]` to `[..., k]`. Indices are clamped to the valid range."""
-        return native().packed_rows(indices, self.data, self.layout, dtype)
+        return native.packed_rows(indices, self.data, self.layout, dtype)
 
 
 def checked_precision(precision: str | None) -> str:
@@ -111,21 +111,21 @@ def pack(
     """
     precision = checked_precision(precision)
     if scales is None:
-        data, layout = native().pack_plain(weight)
+        data, layout = native.pack_plain(weight)
         return Packed(data, layout, weight.dtype, "float32")
-    data, layout = native().pack_quantized(weight, scales, biases, group_size, bits, mode)
+    data, layout = native.pack_quantized(weight, scales, biases, group_size, bits, mode)
     return Packed(data, layout, scales.dtype if biases is not None else None, precision if layout.has_integers else "float32")
 
 
 def packs_float8() -> bool:
     """Whether `pack` takes 8-bit floats with float scales, mode "fp8". Modules built before there were such products do not."""
-    return in_use() and getattr(native(), "packs_float8", False)
+    return in_use() and getattr(native, "packs_float8", False)
 
 
 def gguf_types() -> Mapping[str, tuple[int, int]]:
     """The GGUF block types that `pack_gguf` accepts, with their bits and the number of columns that share a scale. Empty if the operations
     are not in use."""
-    return native().gguf_types() if in_use() else {}
+    return native.gguf_types() if in_use() else {}
 
 
 def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, precision: str | None = None) -> Packed:
@@ -136,10 +136,10 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
     ValueError for a scale that is infinite or NaN, and for bytes that are not such a matrix.
     """
     precision = checked_precision(precision)
-    data, layout = native().empty_gguf(kind, list(shape))
+    data, layout = native.empty_gguf(kind, list(shape))
     done = 0
     for piece in pieces:
-        if not native().fill_gguf(data, layout, kind, done, piece):
+        if not native.fill_gguf(data, layout, kind, done, piece):
             raise ValueError("a scale is NaN or infinite")
         done += len(piece)
     return Packed(data, layout, None, precision)
@@ -151,9 +151,9 @@ def weight_memory(nbytes: int) -> Iterator[None]:
     they need beyond it is allocated as usual. 0 reserves nothing."""
     wanted = in_use() and nbytes > 0
     if wanted:
-        native().reserve_weight_memory(nbytes)
+        native.reserve_weight_memory(nbytes)
     try:
         yield
     finally:
         if wanted:
-            native().release_weight_memory()
+            native.release_weight_memory()

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, overload
 
 import mlx.core as mx
 
 from ..util.dataclass import dataclass
 from .native import INSTRUCTIONS_VERSION, Blocks, in_use, native
 from .packed import GATES, PRECISIONS, Packed
+
+if TYPE_CHECKING:
+    from . import _native
 
 Norm = tuple[mx.array, float]
 """Weight `[n]` and epsilon of a root-mean-square norm."""
@@ -53,8 +57,8 @@ class View:
         return View(self.buffer, self.width, self.first + first, count, self.each, self.kind)
 
     @property
-    def native(self) -> object:
-        return native().View(self.buffer, self.width, self.first, self.count, self.each, self.kind)
+    def native(self) -> _native.View:
+        return native.View(self.buffer, self.width, self.first, self.count, self.each, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,7 @@ class Router:
 
 def can_run_blocks() -> bool:
     """Whether a `Program` can be made: a module that was built with other instructions goes on to serve."""
-    return in_use() and getattr(native(), "instructions_version", 0) == INSTRUCTIONS_VERSION
+    return in_use() and getattr(native, "instructions_version", 0) == INSTRUCTIONS_VERSION
 
 
 class Program:
@@ -124,7 +128,7 @@ class Program:
 
     def finish(self, first: int = 0) -> Blocks:
         """The blocks, from instruction `first` on. Raises ValueError if sizes do not fit."""
-        return native().blocks(self.instructions[first:], self.hidden, self._given, self.dtype)
+        return native.blocks(self.instructions[first:], self.hidden, self._given, self.dtype)
 
     def multiply(
         self,
@@ -143,7 +147,7 @@ class Program:
         m = projection.matrix
         width = m.layout.n // (2 if gate else 1)
         y = to or self.view(name, width, x.each if experts is None else experts.each)
-        n = native()
+        n = native
         made = n.Projection(m.data, m.layout, PRECISIONS[m.precision], self.vector(projection.bias))
         self._add(n.Multiply(x.native, y.native, made, self._norm(norm), _maybe(onto), _maybe(experts), 0 if gate is None else GATES[gate]))
         return y
@@ -153,7 +157,7 @@ class Program:
     ) -> View:
         """`norm(x) + onto`, where `centring` subtracts the mean first."""
         y = to or self.view(name, x.count, x.each)
-        self._add(native().NormView(x.native, y.native, self._norm(norm, centring), _maybe(onto)))
+        self._add(native.NormView(x.native, y.native, self._norm(norm, centring), _maybe(onto)))
         return y
 
     def attend(
@@ -182,7 +186,7 @@ class Program:
         `turned_step` columns after one another. `query_gain` `[dim]` multiplies queries after rotation. Without keys and values it reads
         the pages that attention number `source` fills, in the order of these calls.
         """
-        y, n = self.view("answers", width), native()
+        y, n = self.view("answers", width), native
         views = queries.native, _maybe(turned), _maybe(keys), _maybe(values), y.native
         norms = self._norm(query_norm), self._norm(key_norm), self._norm(value_norm)
         vectors = self.vector(query_gain, mx.float32), self.vector(sinks, mx.float32)
@@ -195,20 +199,20 @@ class Program:
         vectors = self.vector(router.bias, mx.float32), self.vector(router.gains, mx.float32)
         numbers, groups = (router.least, router.added, router.scale), (router.groups, router.kept, router.ranked)
         views = logits.native, experts.native, shares.native
-        self._add(native().ChooseExperts(*views, *vectors, SCORES[router.scores], router.normalized, numbers, groups))
+        self._add(native.ChooseExperts(*views, *vectors, SCORES[router.scores], router.normalized, numbers, groups))
         return Choice(experts, shares)
 
     def add(
         self, x: View, to: View, *, onto: View | None = None, shares: View | None = None, gate: View | None = None, factor: float = 1.0
     ) -> None:
         """`onto + factor * sum(shares * x)` over the rows that x has for each row; or `sigmoid(gate) * x`, with a gate of one column."""
-        self._add(native().AddRows(x.native, to.native, _maybe(shares), _maybe(gate), _maybe(onto), factor))
+        self._add(native.AddRows(x.native, to.native, _maybe(shares), _maybe(gate), _maybe(onto), factor))
 
     def gate(
         self, x: View, gate: View, unit: str, to: View, *, parts: int = 1, step: int = 0, alpha: float = 1.0, limit: float = 0.0
     ) -> None:
         """`unit(alpha * gate) * x`, in equal parts of the rows; those of the gate begin `step` columns after one another."""
-        self._add(native().GateView(x.native, gate.native, to.native, UNITS[unit], alpha, limit, parts, step))
+        self._add(native.GateView(x.native, gate.native, to.native, UNITS[unit], alpha, limit, parts, step))
 
     def delta(
         self, inputs: Sequence[View], sizes: tuple[int, int, int, int], convolution: mx.array, decay: mx.array, decay_bias: mx.array
@@ -217,8 +221,9 @@ class Program:
         heads, and the channels of each; `convolution` `[channels, taps, 1]`; decay and its bias for each value head, or for each channel
         of its keys."""
         y, taps = self.view("states", sizes[1] * sizes[3], kind=_FLOAT32), convolution.shape[1]
-        vectors = [self.vector(a, mx.float32) for a in (decay, decay_bias)]
-        self._add(native().Delta(*(view.native for view in inputs), y.native, (*sizes, taps), _by_tap(convolution), *vectors))
+        vectors = self.vector(decay, mx.float32), self.vector(decay_bias, mx.float32)
+        rows, beta, decays = [view.native for view in inputs]
+        self._add(native.Delta(rows, beta, decays, y.native, (*sizes, taps), _by_tap(convolution), *vectors))
         return y
 
     def mamba(
@@ -233,17 +238,17 @@ class Program:
         """Mamba 2's, float32: `inputs` are what is convolved, and steps; `sizes` heads, their channels, numbers of state, and groups;
         `vectors` `[heads]` are decays, factors of the input, and what is added to steps, which lie within `limits`."""
         y, taps = self.view("states", sizes[0] * sizes[1], kind=_FLOAT32), convolution.shape[1]
-        made = [self.vector(a, mx.float32) for a in vectors]
-        views = [view.native for view in inputs]
+        decay, skip, step_bias = [self.vector(a, mx.float32) for a in vectors]
+        mixed, steps = [view.native for view in inputs]
         bias = self.vector(bias, mx.float32)
-        self._add(native().Mamba(*views, y.native, (*sizes, taps), _by_tap(convolution), bias, *made, limits))
+        self._add(native.Mamba(mixed, steps, y.native, (*sizes, taps), _by_tap(convolution), bias, decay, skip, step_bias, limits))
         return y
 
     def short_convolution(self, before: View, after: View, x: View, convolution: mx.array, bias: mx.array | None) -> View:
         """`after * conv(before * x)`."""
         y, taps = self.view("answers", x.count), convolution.shape[1]
-        views = [view.native for view in (before, after, x, y)]
-        self._add(native().ShortConvolution(*views, taps, _by_tap(convolution), self.vector(bias, mx.float32)))
+        views = before.native, after.native, x.native, y.native
+        self._add(native.ShortConvolution(*views, taps, _by_tap(convolution), self.vector(bias, mx.float32)))
         return y
 
     def gated_norm(
@@ -262,9 +267,15 @@ class Program:
         is that of a part or of all; `unit` is silu or sigmoid."""
         y = self.view("answers", x.count)
         self._add(
-            native().GatedNorm(x.native, gate.native, y.native, self.vector(weight, mx.float32), eps, normed, first, unit == "silu", groups)
+            native.GatedNorm(x.native, gate.native, y.native, self.vector(weight, mx.float32), eps, normed, first, unit == "silu", groups)
         )
         return y
+
+    @overload
+    def vector(self, a: mx.array, dtype: mx.Dtype | None = None) -> mx.array: ...
+
+    @overload
+    def vector(self, a: mx.array | None, dtype: mx.Dtype | None = None) -> mx.array | None: ...
 
     def vector(self, a: mx.array | None, dtype: mx.Dtype | None = None) -> mx.array | None:
         """Evaluated and contiguous, because the operation reads its memory directly."""
@@ -274,14 +285,20 @@ class Program:
         mx.eval(a)
         return a
 
-    def _norm(self, pair: Norm | None, centring: bool = False) -> object:
-        return None if pair is None else native().Norm(self.vector(pair[0]), pair[1], centring)
+    @overload
+    def _norm(self, pair: Norm, centring: bool = False) -> _native.Norm: ...
+
+    @overload
+    def _norm(self, pair: Norm | None, centring: bool = False) -> _native.Norm | None: ...
+
+    def _norm(self, pair: Norm | None, centring: bool = False) -> _native.Norm | None:
+        return None if pair is None else native.Norm(self.vector(pair[0]), pair[1], centring)
 
     def _add(self, instruction: object) -> None:
         self.instructions.append(instruction)
 
 
-def _maybe(view: View | None) -> object:
+def _maybe(view: View | None) -> _native.View | None:
     return None if view is None else view.native
 
 

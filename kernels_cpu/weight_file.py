@@ -13,12 +13,12 @@ ALIGNMENT = 64
 
 def packed_version() -> int | None:
     """A number that changes whenever `pack_gguf` lays matrices out differently. None where packed matrices cannot be mapped."""
-    return native().packed_version if in_use() and native().can_map_weights() else None
+    return native.packed_version if in_use() and native.can_map_weights() else None
 
 
 def map_weights(descriptor: int) -> WeightFile:
     """Map an open file; its descriptor may be closed afterwards. The file must never be shortened or written to. Raises OSError."""
-    return native().map_weights(descriptor)
+    return native.map_weights(descriptor)
 
 
 def into_huge_pages(file: WeightFile, stop: Callable[[], bool] = lambda: False) -> None:
@@ -29,7 +29,7 @@ def into_huge_pages(file: WeightFile, stop: Callable[[], bool] = lambda: False) 
     """
     at = 0
     while at < file.size and not stop():
-        at = native().into_huge_pages(file, at)
+        at = native.into_huge_pages(file, at)
 
 
 def preamble(nbytes: int) -> bytes:
@@ -41,5 +41,5 @@ def mapped_gguf(file: WeightFile, offset: int, kind: str, shape: Sequence[int], 
     """A matrix as `pack_gguf` returns it, whose `data` is at byte `offset` of the file. Raises ValueError where the file has no such
     matrix there; its numbers are not checked."""
     precision = checked_precision(precision)
-    data, layout = native().gguf_in(file, offset, kind, list(shape))
+    data, layout = native.gguf_in(file, offset, kind, list(shape))
     return Packed(data, layout, None, precision)

@@ -39,7 +39,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _build(tree: Path, out: Path) -> Path:
     """A folder with the sdist, and the wheel built from it, of a copy of the tree."""
-    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "_native.*")
+    unwanted = shutil.ignore_patterns("__pycache__", "*.egg-info", "_native.*.so", "_native.json")
     for name in ["mlxinfer", *LINKED]:
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=unwanted)
     for name in ["pyproject.toml", "setup.py", "README.md", "LICENSE"]:
