@@ -123,10 +123,10 @@ def planned_bytes(model: Model | BlockStack, adapters: Sequence[Adapter], dtype:
     found, size = changes(model, adapters), factor_dtype(dtype).size
     slots = len(adapters) + 1
     gains = sum(c.shape[0] * (1 if c.linear.bias is None else 2) for c in found if has_gain(c, adapters))
-    return slots * sum(_numbers(c) for c in found) * size + slots * gains * 4
+    return slots * sum(_factor_elements(c) for c in found) * size + slots * gains * 4
 
 
-def _numbers(changes: MatrixChanges) -> int:
+def _factor_elements(changes: MatrixChanges) -> int:
     """Return the number of elements of one adapter's factors of a matrix."""
     (out, into), rank = changes.shape, changes.rank
     if not packs_factors():
@@ -160,10 +160,12 @@ def of_share(adapters: Sequence[Adapter], part: Stage) -> tuple[Adapter, ...]:
     `b` is divided by rows where the matrix is, and `a` by columns, so the shards' updates sum up like their products. Raises `AdapterError`
     for magnitudes of matrices divided by columns, which need the length of whole rows.
     """
-    return tuple([replace(each, updates={key: _cut(each, update, part) for key, update in each.updates.items()}) for each in adapters])
+    return tuple(
+        [replace(each, updates={key: _cut_update(each, update, part) for key, update in each.updates.items()}) for each in adapters]
+    )
 
 
-def _cut(adapter: Adapter, update: Update, part: Stage) -> Update:
+def _cut_update(adapter: Adapter, update: Update, part: Stage) -> Update:
     name, (out, into) = update.key.rpartition(".")[2], update.shape
     if name in BY_ROWS:
         return replace(update, shape=(out // part.shares, into), read=_rows(update.read, part, out // part.shares))

@@ -59,7 +59,7 @@ class RecurrentStore:
         groups = _by_length(segments)
         outputs: dict[int, mx.array] = {}
         for group in groups:
-            together, x = self._joined([s.slot for s in group]), _rows(inputs, group)
+            together, x = self._gather_states([s.slot for s in group]), _rows(inputs, group)
             for i, segment in enumerate(group):
                 if segment.drafts:
                     before = [state[i : i + 1] for state in together.states]
@@ -89,13 +89,13 @@ class RecurrentStore:
 
     def join(self, slots: Sequence[int]) -> list[mx.array]:
         """Join and return the states of these slots, each `[B, *shape]`."""
-        return self._joined(list(slots)).states
+        return self._gather_states(list(slots)).states
 
     def advance(self, slots: Sequence[int], states: list[mx.array]) -> None:
         """Replace states returned by `together` or `join`."""
         self._together[slots[0]].states = states
 
-    def _joined(self, slots: list[int]) -> _Together:
+    def _gather_states(self, slots: list[int]) -> _Together:
         """Return the states of these slots in one array."""
         together = self._together[slots[0]]
         if together.slots != slots:

@@ -112,7 +112,7 @@ def serve(
     model_settings, given = split(options)
     if given["adapters_dir"] is not None and not model_settings.get("adapter_memory_gb"):
         model_settings["adapter_memory_gb"] = ADAPTER_ROOM_GB
-    settings, names = _settings(**given), dict(_pair(alias) for alias in aliases)
+    settings, names = _server_settings(**given), dict(_pair(alias) for alias in aliases)
     if install:
         _print_plist(models, aliases, models_dir, pinned, settings, model_settings)
         return
@@ -132,7 +132,7 @@ def _serve_on_nodes(models: tuple[str, ...], *rest: Any) -> None:
     serve_on_nodes(models[0], *rest)
 
 
-def _settings(
+def _server_settings(
     *,
     socket: Path | None,
     no_socket: bool,

@@ -101,11 +101,11 @@ def _stored(name: str, shape: Shape, pick: Callable[[mx.array], mx.array]) -> li
     count, out_dims, in_dims = shape
 
     def unpack(sources: list[Matrix]) -> Matrix:
-        blocks, scales = (_plain(source) for source in sources)
+        blocks, scales = (_unpacked_values(source) for source in sources)
         return Quantized(pick(blocks.view(mx.uint32).flatten(-2)), pick(scales), None, MXFP4)
 
     def transpose(sources: list[Matrix]) -> Matrix:
-        return Dense(pick(_plain(sources[0]).swapaxes(1, 2)))
+        return Dense(pick(_unpacked_values(sources[0]).swapaxes(1, 2)))
 
     packed = (count, out_dims, in_dims // 32, 16), (count, out_dims, in_dims // 32)
     return [
@@ -114,7 +114,7 @@ def _stored(name: str, shape: Shape, pick: Callable[[mx.array], mx.array]) -> li
     ]
 
 
-def _plain(matrix: Matrix) -> mx.array:
+def _unpacked_values(matrix: Matrix) -> mx.array:
     if not isinstance(matrix, Dense):
         raise ValueError("it is quantized already")
     return matrix.weight

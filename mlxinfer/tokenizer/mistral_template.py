@@ -172,7 +172,7 @@ def mistral_template(version: int, special: Collection[str], efforts: Collection
     thinks = version >= 13 and {"[THINK]", "[/THINK]"} <= set(special)
     lines = [line for line in _TEMPLATE.strip().split("\n") if _belongs(line, version, thinks)]
     if version >= 15:
-        lines.insert(0, _settings(efforts, effort))
+        lines.insert(0, _effort_line(efforts, effort))
     return "\n".join(_FEATURE.sub("", line) for line in lines)
 
 
@@ -183,7 +183,7 @@ def _belongs(line: str, version: int, thinks: bool) -> bool:
     return int(found["low"]) <= version <= int(found["high"]) and found["thinks"] in ("", "+" if thinks else "-")
 
 
-def _settings(efforts: Collection[str], effort: str | None) -> str:
+def _effort_line(efforts: Collection[str], effort: str | None) -> str:
     """Return a line that sets `settings`, the text between the tools and the first user message."""
     if effort is None:
         return "{%- set settings = '' %}"

@@ -214,10 +214,10 @@ def _model(vocabulary: Vocabulary, types: np.ndarray, prefix_space: bool) -> byt
     pieces = np.empty(len(is_text), np.uint8)
     pieces[is_text] = text
     pieces[~is_text] = np.concatenate([before, after], axis=1).reshape(-1)
-    return pieces.tobytes() + _settings(TokenType.BYTE in vocabulary.types, prefix_space)
+    return pieces.tobytes() + _normalizer_settings(TokenType.BYTE in vocabulary.types, prefix_space)
 
 
-def _settings(byte_fallback: bool, prefix_space: bool) -> bytes:
+def _normalizer_settings(byte_fallback: bool, prefix_space: bool) -> bytes:
     trainer = b"\x18\x02" + b"\x98\x02" + bytes([byte_fallback])  # model_type (3) is BPE; byte_fallback (35)
     normalizer = b"\x18" + bytes([prefix_space]) + b"\x20\x00"  # add_dummy_prefix (3); no remove_extra_whitespaces (4)
     return b"\x12" + bytes([len(trainer)]) + trainer + b"\x1a" + bytes([len(normalizer)]) + normalizer

@@ -158,12 +158,12 @@ def copy_page(layers: Sequence[LayerStore], page: int, layout: DataLayout) -> np
     """Return the bytes of a page, uint8 `[layout.nbytes]`. The pools must be evaluated."""
     pools = [pool for store in layers for pool in (store.first if page < 0 else store.sealed)]
     place = ~page if page < 0 else page
-    return _joined([memory[:, place] for memory in _host(pools)], layout)
+    return _joined_bytes([memory[:, place] for memory in _host(pools)], layout)
 
 
 def copy_arrays(arrays: dict[str, mx.array], layout: DataLayout) -> np.ndarray:
     """Return the bytes of the arrays, uint8 `[layout.nbytes]`."""
-    return _joined(_host(list(arrays.values())), layout)
+    return _joined_bytes(_host(list(arrays.values())), layout)
 
 
 def put_pages(layers: Sequence[LayerStore], pages: list[int], data: np.ndarray, layout: DataLayout) -> None:
@@ -201,7 +201,7 @@ def _host(arrays: Sequence[mx.array]) -> list[np.ndarray]:
     return [np.asarray(a) for a in viewed]
 
 
-def _joined(arrays: Sequence[np.ndarray], layout: DataLayout) -> np.ndarray:
+def _joined_bytes(arrays: Sequence[np.ndarray], layout: DataLayout) -> np.ndarray:
     data = np.empty(layout.nbytes, np.uint8)
     for source, start, tensor in zip(arrays, layout.offsets, layout.tensors, strict=False):
         data[start : start + tensor.nbytes].view(_HOST[tensor.dtype]).reshape(tensor.shape)[...] = source

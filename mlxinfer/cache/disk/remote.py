@@ -153,7 +153,7 @@ class PeerStorage(PageSource):
         sock.settimeout(patience_s)
         keep_alive(sock)
         late = Event()
-        end = Timer(patience_s, _cut, [sock, late])
+        end = Timer(patience_s, _shut_down, [sock, late])
         end.daemon = True
         end.start()
         try:
@@ -181,7 +181,7 @@ def _told(body: bytes) -> str:
         return body.decode(errors="replace")
 
 
-def _cut(sock: socket.socket, late: Event) -> None:
+def _shut_down(sock: socket.socket, late: Event) -> None:
     """Shut down a connection, encrypted or not, on which another thread waits."""
     late.set()
     with suppress(OSError):

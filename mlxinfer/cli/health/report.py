@@ -68,7 +68,7 @@ def report(model: str | None) -> str:
         "machine": lambda: _machine(machine()),
         "versions": lambda: _versions(machine()),
         "memory": lambda: _memory(machine()),
-        "settings": _settings,
+        "settings": _environment_settings,
         "server": _server,
         "attention": lambda: _attention(chosen) if chosen else iter([f"no model: install {_DEMO}, or name one"]),
         "plan": lambda: diagnose_model(chosen, "16", False).memory_lines() if chosen else iter(()),
@@ -130,7 +130,7 @@ def _memory(found: Diagnosis) -> Iterator[str]:
         yield found.packed_copies
 
 
-def _settings() -> Iterator[str]:
+def _environment_settings() -> Iterator[str]:
     yield from [f"{name}={value}" for name, value in settings_of(os.environ).items()] or ["no variable of MLX or mlxinfer is set"]
 
 

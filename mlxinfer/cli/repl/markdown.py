@@ -1,7 +1,7 @@
-"""Markdown to terminal text while it is being written, append-only: what was returned once is never changed.
+"""Streams Markdown to a terminal. Output is append-only: returned text never changes.
 
-Paragraphs, headings, lists and quotes come out word by word, wrapped to the width; emphasis, inline code and links once they are
-closed; code line by line, highlighted; a table when it is complete. The result does not depend on how the text was cut.
+Paragraphs, headings, lists and quotes arrive word by word, wrapped to the width. Emphasis, inline code and links arrive once closed, code
+line by line with colours, and tables once complete. The result does not depend on the cuts of the input.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rich.text import Text
 
 
 class Highlighter:
-    """Colours lines as they come. The lexer sees all lines so far, so strings and comments may span several."""
+    """Colours lines of code. The lexer sees all lines so far, so strings and comments may span several."""
 
     def __init__(self, language: str, *, colours: bool = True) -> None:
         self._colours = colours
@@ -35,10 +35,10 @@ class Highlighter:
         self._before = ""
 
     def line(self, line: str) -> str:
-        """The line with ANSI colours, without a line break."""
+        """Return the line with ANSI colours, without a line break."""
         if not self._colours:
             return line
-        code = f"{self._before}{line}\n"  # many lexers take a line without its break for an error
+        code = f"{self._before}{line}\n"  # many lexers reject a line without its break
         tokens = []
         for start, kind, value in self._lexer.get_tokens_unprocessed(code):
             overlap = value[max(len(self._before) - start, 0) : max(len(code) - 1 - start, 0)]
@@ -51,7 +51,7 @@ class Highlighter:
 
 
 _ESCAPABLE = set("\\`*_{}#+-.!~|>")
-"""Without brackets: `\\(` and `\\[` begin a formula, which could not be told from prose without its backslashes."""
+"""Excludes brackets: `\\(` and `\\[` start a formula, which without backslashes would look like prose."""
 
 _STYLES = {"***": ("bold", "italic"), "**": ("bold",), "__": ("bold",), "*": ("italic",), "_": ("italic",), "~~": ("strike",)}
 _OPENING = re.compile(r"`+|\*{1,3}|_{1,2}|~~")
@@ -60,7 +60,7 @@ _OPEN_LINK = re.compile(r"!?\[[^\[\]\n]*(?:\](?:\([^()\n]*(?:\([^()\n]*\)?[^()\n
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,30});")
 
 LONGEST_SPAN = 400
-"""Characters after which an emphasis that was not closed is taken for plain text."""
+"""Characters after which an unclosed emphasis counts as plain text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Piece:
 
 
 def pieces(text: str, *, final: bool, styles: frozenset[str] = frozenset()) -> tuple[list[Piece], str]:
-    """The styled pieces of a text, and its end that more text may still turn into something else (empty if `final`)."""
+    """Return the styled pieces of a text, and its end if more text may change its meaning (empty if `final`)."""
     found: list[Piece] = []
     plain, at = "", 0
     while at < len(text):
@@ -90,7 +90,7 @@ def pieces(text: str, *, final: bool, styles: frozenset[str] = frozenset()) -> t
 
 
 def _span(text: str, at: int, styles: frozenset[str]) -> tuple[int, list[Piece]] | None:
-    """(length, pieces) of the emphasis, inline code or link that begins here and is closed; None where there is none."""
+    """Return (length, pieces) of the closed emphasis, inline code or link at `at`, or None."""
     if link := _LINK.match(text, at):
         label, address = link.groups()
         shown = pieces(label, final=True, styles=styles | {"underline"})[0]
@@ -113,12 +113,12 @@ def _unfinished(text: str, at: int) -> bool:
 
 
 def _plain_at(text: str, at: int) -> tuple[int, str]:
-    """(length, what is shown) of the next bit of plain text: an escaped character, an entity, a mark that is none, a character."""
+    """Return (length, shown text) of the next plain text: an escaped character, an entity, or a single character."""
     if text[at] == "\\" and at + 1 < len(text):
         return 2, text[at + 1] if text[at + 1] in _ESCAPABLE else text[at : at + 2]
     if entity := _ENTITY.match(text, at):
         shown = html.unescape(entity.group()).replace("\xa0", " ")
-        # An entity may name a control character, and what a model writes must not steer the terminal.
+        # An entity may name a control character, which must not reach the terminal.
         return len(entity.group()), shown if shown and shown.isprintable() else entity.group()
     step = opening.group() if (opening := _OPENING.match(text, at)) else text[at]
     return len(step), step
@@ -136,7 +136,7 @@ def _inside(mark: str, text: str, styles: frozenset[str]) -> list[Piece]:
 
 
 def _opens(text: str, at: int, mark: str) -> bool:
-    """A mark opens before anything but a space; emphasis does not open inside a word (snake_case, 2*3)."""
+    """Return True if a mark opens at `at`: not before a space, and emphasis not within a word (snake_case, 2*3)."""
     if mark[0] == "`":
         return True
     after = text[at + len(mark) : at + len(mark) + 1]
@@ -175,13 +175,13 @@ _CELL_END = re.compile(r"(?<!\\)\|")
 
 
 class MarkdownStream:
-    """Feed it text, write what it returns; `close` returns the rest, and ends the stream."""
+    """Converts pieces of Markdown; `close` returns the rest and ends the stream."""
 
     def __init__(self, width: int, *, colours: bool = True) -> None:
         self._width = max(width, 20)
         self._colours = colours
         self._line = ""
-        """The current line as long as its kind is open, and all of it in code and tables."""
+        """The current line while its kind is unknown; in code and tables, always the whole line."""
         self._kind = "open"
         self._held = ""
         self._base: frozenset[str] = frozenset()
@@ -194,7 +194,7 @@ class MarkdownStream:
 
     @property
     def table_rows(self) -> int:
-        """Lines of a table that are held until it is complete."""
+        """Number of lines of a table that is not complete yet."""
         return len(self._table)
 
     def feed(self, text: str) -> str:
@@ -239,14 +239,14 @@ class MarkdownStream:
         return out + self._begin_text() + self._end_line()
 
     def _blank_line(self) -> str:
-        """One blank line at most, and none at the beginning."""
+        """Start a blank line, unless one precedes or nothing was written yet."""
         if self._blank:
             return ""
         self._blank = True
         return "\n"
 
     def _begin_text(self) -> str:
-        """The kind of the line is known: write its marker, and what follows word by word."""
+        """Write the marker of the line, whose kind is now known, and its text so far."""
         out = self._end_table()
         line, self._line = self._line, ""
         self._kind, self._held, self._base, self._margin, marker = "text", "", frozenset(), "", ""
@@ -265,7 +265,7 @@ class MarkdownStream:
         return out + marker + "".join(map(self._add_inline, line))
 
     def _add_inline(self, character: str) -> str:
-        """Text is let out at the end of a word, or of what is too long for one; in scripts without spaces at any wide character."""
+        """Add a character and return finished text: whole words, parts of overlong words, and wide characters at once."""
         self._held += character
         return self._flush(final=False) if character == " " or cell_len(character) > 1 or len(self._held) > LONGEST_SPAN else ""
 

@@ -164,12 +164,12 @@ def meter(conversation: Conversation, cells: int = 12) -> str:
     """Return a bar and numbers for the use of the context."""
     share = _share(conversation)
     filled = min(round(share * cells), cells)
-    return f"{'█' * filled}{'░' * (cells - filled)} {_numbers(conversation)}"
+    return f"{'█' * filled}{'░' * (cells - filled)} {_context_numbers(conversation)}"
 
 
 def bar(conversation: Conversation, width: int) -> str:
     """Return the meter with the model's name, shortened to `width` columns, in a warning colour if nearly full."""
-    meters = [f" {conversation.name}  {meter(conversation)}", f" {meter(conversation)}", f" {_numbers(conversation)}"]
+    meters = [f" {conversation.name}  {meter(conversation)}", f" {meter(conversation)}", f" {_context_numbers(conversation)}"]
     shown = next((text for text in meters if len(text) <= width), f" {_share(conversation):.0%}")
     share = _share(conversation)
     return f"\x1b[31m{shown}\x1b[0m" if share >= 0.95 else f"\x1b[33m{shown}\x1b[0m" if share >= 0.8 else shown
@@ -179,7 +179,7 @@ def _share(conversation: Conversation) -> float:
     return conversation.context_used / conversation.context_size
 
 
-def _numbers(conversation: Conversation) -> str:
+def _context_numbers(conversation: Conversation) -> str:
     return f"{conversation.context_used} / {conversation.context_size} tokens ({_share(conversation):.0%})"
 
 

@@ -76,10 +76,10 @@ class Eagle3:
 
     def follow(self, embedded: mx.array, hidden: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> None:
         before = step.recur(self.places.state, self.reduce(hidden), shifted)
-        self.mixer(self._joined(embedded, before)[0], step, rotations[_ROPE])
+        self.mixer(self._join_inputs(embedded, before)[0], step, rotations[_ROPE])
 
     def draft(self, embedded: mx.array, before: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> tuple[mx.array, mx.array]:
-        both, residual = self._joined(embedded, before)
+        both, residual = self._join_inputs(embedded, before)
         x = residual + self.mixer(both, step, rotations[_ROPE])
         x = self.mlp(x, norm=self.mlp_norm, onto=x)
         return x, self.norm(x)
@@ -87,7 +87,7 @@ class Eagle3:
     def scores(self, rows: mx.array, target: TargetModel) -> DraftScores:
         return DraftScores(self.output(rows).astype(mx.float32), self.tokens)
 
-    def _joined(self, embedded: mx.array, before: mx.array) -> tuple[mx.array, mx.array]:
+    def _join_inputs(self, embedded: mx.array, before: mx.array) -> tuple[mx.array, mx.array]:
         """Return (input of attention, residual)."""
         before = before.astype(embedded.dtype)
         normed = self.hidden_norm(before)

@@ -56,7 +56,7 @@ def native_head(head: Head, layers: Sequence[LayerSpec], dtype: mx.Dtype) -> Nat
     if not kernels_cpu.can_run_blocks() or not loaded or place is None or getattr(layers[place], "skips_first", False):
         return None
     try:
-        follows, drafts = _joined(head, dtype), _joined(head, dtype)
+        follows, drafts = _join_program(head, dtype), _join_program(head, dtype)
         _append(head, follows)
         for block in head.blocks:
             add_block(block, drafts)
@@ -69,7 +69,7 @@ def native_head(head: Head, layers: Sequence[LayerSpec], dtype: mx.Dtype) -> Nat
         return None
 
 
-def _joined(head: Head, dtype: mx.Dtype) -> ProgramBuilder:
+def _join_program(head: Head, dtype: mx.Dtype) -> ProgramBuilder:
     """Return instructions that join embeddings and the rows before them."""
     hidden = head.norm.weight.shape[0]
     builder = ProgramBuilder(hidden, dtype)

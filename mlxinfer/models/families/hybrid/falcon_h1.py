@@ -50,7 +50,7 @@ def falcon_h1(config: dict[str, Any]) -> Architecture:
         "gains": mx.array(_gains(reader, mamba), mx.float32),
     }
     multipliers = Multipliers.read(reader)
-    gate = _gate(sizes.activation, *_numbers(reader, "mlp_multipliers", 2))
+    gate = _gate(sizes.activation, *_multiplier_list(reader, "mlp_multipliers", 2))
     rope = read_rope(reader, heads.dim, sizes.positions)
     embedding_scale, logit_scale = reader.number("embedding_multiplier", 1.0), reader.number("lm_head_multiplier", 1.0)
     _check_the_rest(reader)
@@ -167,13 +167,13 @@ def _mamba(reader: ConfigReader, sizes: Sizes) -> MambaSizes:
 
 def _gains(reader: ConfigReader, mamba: MambaSizes) -> list[float]:
     """Return the multipliers of gate, heads, B, C and steps, each multiplied by the input's."""
-    parts = _numbers(reader, "ssm_multipliers", 5)
+    parts = _multiplier_list(reader, "ssm_multipliers", 5)
     sizes = [mamba.inner, mamba.inner, mamba.groups * mamba.state, mamba.groups * mamba.state, mamba.heads]
     read = reader.number("ssm_in_multiplier", 1.0)
     return [read * factor for factor, size in zip(parts, sizes, strict=True) for _ in range(size)]
 
 
-def _numbers(reader: ConfigReader, key: str, count: int) -> list[float]:
+def _multiplier_list(reader: ConfigReader, key: str, count: int) -> list[float]:
     values = reader.take(key)
     if values is None:
         return [1.0] * count
