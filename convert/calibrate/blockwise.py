@@ -44,11 +44,11 @@ class InputRecorder(Protocol):
 class Watcher(Protocol):
     """Receives the inputs of matrices."""
 
-    def place(self, names: list[str]) -> InputRecorder | None:
+    def recorder(self, names: list[str]) -> InputRecorder | None:
         """Return the place for tensors that are multiplied with one input; None to ignore it."""
         ...
 
-    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None:
+    def finish(self, places: list[tuple[list[str], InputRecorder]]) -> None:
         """Handle the places of one part of the model after it has read all texts."""
         ...
 
@@ -213,9 +213,9 @@ class _Watched(StandIn):
     def __init__(self, matrix: Matrix | Packed, place: InputRecorder) -> None:
         object.__setattr__(self, "matrix", matrix)
         object.__setattr__(self, "place", place)
-        self.tell(held_out=False)
+        self.mark(held_out=False)
 
-    def tell(self, *, held_out: bool) -> None:
+    def mark(self, *, held_out: bool) -> None:
         """Set the kind of the next inputs."""
         object.__setattr__(self, "held_out", held_out)
 
@@ -245,15 +245,15 @@ class _WatchedReader(BlockReader):
         self._weights, self._watcher = weights, watcher
         self._bookmarks = bookmarks if self.states_suffice else None
         kept = self._bookmarks.load() if self._bookmarks else None
-        self.done, self.states = kept or (0, [])
+        self.parts_done, self.states = kept or (0, [])
         self._asked = 0
         self._embedding = ""
         self._watched: list[_Watched] = []
         self._places: list[tuple[list[str], InputRecorder]] = []
 
-    def met(self, part: object) -> None:
+    def check(self, part: object) -> None:
         """Raise `UnsupportedModelError` for a matrix loaded with this part that is not found in it."""
-        self._weights.skipping = self.parts < self.done
+        self._weights.skipping = self.parts < self.parts_done
         asked = list(self._weights.index.requests.values())[self._asked :]
         self._asked += len(asked)
         embeddings = [self._weights.request_of(node).name for node in holders(part) if isinstance(node, Embedding)]
@@ -276,24 +276,24 @@ class _WatchedReader(BlockReader):
         settle(part)
         for linears in places_of(part):
             names = self._names(linears)
-            place = self._watcher.place(names) if names else None
+            place = self._watcher.recorder(names) if names else None
             if place is not None:
                 self._places.append((names, place))
                 self._watched.append(_Watched(linears[0].matrix, place))
                 linears[0].matrix = self._watched[-1]  # the others read the same input
 
-    def begin(self, batch: Batch) -> None:
+    def start_batch(self, batch: Batch) -> None:
         for matrix in self._watched:
-            matrix.tell(held_out=batch.held_out)
+            matrix.mark(held_out=batch.held_out)
 
-    def leave(self, part: object) -> None:
+    def finish(self, part: object) -> None:
         if isinstance(part, OutputLayer):
             self._read_head(part)
         drop(part)
         self._watched.clear()
         places, self._places = self._places, []
         if places or isinstance(part, (AnyBlock, LayerInputs)):
-            self._watcher.done(places)
+            self._watcher.finish(places)
         if self._bookmarks:
             self._bookmarks.save(self.parts, self.states)
 
@@ -303,7 +303,7 @@ class _WatchedReader(BlockReader):
 
     def _read_head(self, part: OutputLayer) -> None:
         names = self._names([part.head]) if part.head else [self._embedding]
-        place = self._watcher.place(names)
+        place = self._watcher.recorder(names)
         if place is not None:
             self._places.append((names, place))
             for batch, states in zip(self.texts, self.states, strict=True):

@@ -58,10 +58,10 @@ class _EveryMoments:
     def __init__(self) -> None:
         self.found: Importance = {}
 
-    def place(self, names: list[str]) -> Moments:
+    def recorder(self, names: list[str]) -> Moments:
         return Moments()
 
-    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None:
+    def finish(self, places: list[tuple[list[str], InputRecorder]]) -> None:
         for names, place in places:
             assert isinstance(place, Moments)
             mean = place.mean()

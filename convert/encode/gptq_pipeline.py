@@ -161,11 +161,11 @@ class _Encoder:
         self._checkpoint, self._journal, self._tokens = checkpoint, journal, tokens
         self._outputs = {output.request.name: output for output in planned.outputs if is_planned(output)}
 
-    def place(self, names: list[str]) -> _PlaceInputs | None:
+    def recorder(self, names: list[str]) -> _PlaceInputs | None:
         wanted = [self._outputs[name] for name in names if name in self._outputs]
         return _PlaceInputs(self._tokens >= _LEAST_SEEN * wanted[0].request.shape[-1]) if wanted else None
 
-    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None:
+    def finish(self, places: list[tuple[list[str], InputRecorder]]) -> None:
         for names, inputs in places:
             assert isinstance(inputs, _PlaceInputs)
             wanted = [self._outputs[name] for name in names if name in self._outputs]

@@ -98,10 +98,10 @@ def _check_family(checkpoint: Checkpoint) -> None:
 class _Nothing:
     """A `Watcher` that ignores all places."""
 
-    def place(self, names: list[str]) -> InputRecorder | None:
+    def recorder(self, names: list[str]) -> InputRecorder | None:
         return None
 
-    def done(self, places: list[tuple[list[str], InputRecorder]]) -> None: ...
+    def finish(self, places: list[tuple[list[str], InputRecorder]]) -> None: ...
 
 
 class _States:

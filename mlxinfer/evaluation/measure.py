@@ -334,8 +334,8 @@ class _Float32Reader(BlockReader):
     def prepare(self, part: object) -> None:
         settle(part, precision="float32")
 
-    def leave(self, part: object) -> None:
-        super().leave(part)
+    def finish(self, part: object) -> None:
+        super().finish(part)
         if isinstance(part, AnyBlock):
             self._blocks += 1
             if self.tell:

@@ -63,7 +63,7 @@ class BlockReader:
         self.states: list[mx.array] = []
         """Rows `[tokens, hidden]` of each batch that enter the next block."""
         self.parts = 0
-        self.done = 0
+        self.parts_done = 0
         """Number of parts that the states passed in an earlier run."""
         self._inputs: list[list[mx.array]] | None = None
         """Per batch, further inputs of the remaining blocks; None if the family has none."""
@@ -72,26 +72,26 @@ class BlockReader:
 
     def __call__(self, part: object) -> None:
         """Run all texts through the next part."""
-        read = self._way_through(part)
+        read = self._runner_of(part)
         self.parts += 1
-        self.met(part)
-        if self.parts > self.done:
+        self.check(part)
+        if self.parts > self.parts_done:
             self.prepare(part)
             read()
-            self.leave(part)
+            self.finish(part)
         mx.clear_cache()
 
-    def met(self, part: object) -> None:
+    def check(self, part: object) -> None:
         """Handle every part, including parts of an earlier run."""
 
     def prepare(self, part: object) -> None:
         """Evaluate a part before texts pass it."""
         settle(part)
 
-    def begin(self, batch: Batch) -> None:
+    def start_batch(self, batch: Batch) -> None:
         """Handle a batch before it passes a block."""
 
-    def leave(self, part: object) -> None:
+    def finish(self, part: object) -> None:
         """Drop the matrices of a block after all texts passed it."""
         if not isinstance(part, (Embedding, OutputLayer)):
             drop(part)
@@ -101,14 +101,14 @@ class BlockReader:
         """True if a block needs only the states of earlier blocks."""
         return self.plan.inputs is None and not any(isinstance(spec, AttentionSpec) and spec.shared for spec in self.plan.specs)
 
-    def _way_through(self, part: object) -> Callable[[], None]:
+    def _runner_of(self, part: object) -> Callable[[], None]:
         """Return the function that runs the texts through a part of this kind."""
         if isinstance(part, Embedding):
             return partial(self._embed, part)
         if isinstance(part, AnyBlock):
             return partial(self._pass, part)
         if isinstance(part, LayerInputs):
-            return partial(self._take_inputs, part)
+            return partial(self._compute_inputs, part)
         if isinstance(part, OutputLayer):
             return self._end
         raise UnsupportedModelError(
@@ -124,18 +124,18 @@ class BlockReader:
         self.states = [*mx.split(rows, ends.tolist())]
         mx.eval(self.states)
 
-    def _take_inputs(self, inputs: LayerInputs) -> None:
+    def _compute_inputs(self, inputs: LayerInputs) -> None:
         """Compute each block's own input."""
         self._inputs = []
         for batch, states in zip(self.texts, self.states, strict=True):
-            self.begin(batch)
+            self.start_batch(batch)
             self._inputs.append(list(inputs(mx.array(batch.tokens, mx.int32), states)))
             mx.eval(self._inputs[-1])
 
     def _pass(self, block: AnyBlock) -> None:
         steps = self._steps(block)
         for number, batch in enumerate(self.texts):
-            self.begin(batch)
+            self.start_batch(batch)
             step = steps[number] if steps else self._step(batch)
             rotations: dict[str, Rotation] = {name: rope.at(step) for name, rope in self.plan.ropes.items()}
             own = self._inputs[number].pop(0) if self._inputs else None

@@ -64,7 +64,7 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_bytes(tmp_path: Path, m
     source = small(tmp_path, num_hidden_layers=3)
     settings = {"bits": 4, "group_size": 32, "encoder": "gptq", "calibration": texts(), "measure": False}
     convert(source, tmp_path / "whole", **settings)
-    done, plain = [], encoded._Encoder.done
+    done, plain = [], encoded._Encoder.finish
 
     def interrupted(self: encoded._Encoder, places: list) -> None:
         done.append(places)
@@ -72,11 +72,11 @@ def test_an_interrupted_run_goes_on_and_ends_in_the_same_bytes(tmp_path: Path, m
             raise KeyboardInterrupt
         plain(self, places)
 
-    monkeypatch.setattr(encoded._Encoder, "done", interrupted)
+    monkeypatch.setattr(encoded._Encoder, "finish", interrupted)
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "pieces", **settings)
     blocks = []
-    monkeypatch.setattr(encoded._Encoder, "done", lambda self, places: (blocks.append(places), plain(self, places))[1])
+    monkeypatch.setattr(encoded._Encoder, "finish", lambda self, places: (blocks.append(places), plain(self, places))[1])
     convert(source, tmp_path / "pieces", **settings)
     assert len(blocks) == 3, "the first block was encoded again"  # two blocks, and the head
     whole, pieces = tensors(tmp_path / "whole"), tensors(tmp_path / "pieces")
