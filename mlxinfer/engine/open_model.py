@@ -68,21 +68,16 @@ class OpenModel:
 
     args: EngineArgs
     loaded: LoadedModel
-    """The model, its tokenizer and its weights."""
     config: EngineConfig
     """Limits of the engine, after memory was planned."""
     reservation: Reservation
-    """The memory that it may use."""
     kv: KVFormat
-    """Format of cached keys and values."""
     drafter: Drafter | None
-    """The draft model; None without one."""
     adapters: AdapterSet
     """Adapters that requests can name."""
     inputs: InputProcessor
     """Converts prompts to sequences."""
     notes: tuple[str, ...]
-    """Messages for the user."""
     make_cache: Callable[..., PagedCache] = PagedCache
     """Makes the cache of each new engine."""
 
@@ -197,11 +192,8 @@ class PreparedModels:
 
     args: EngineArgs
     target: PreparedModel
-    """The model."""
     draft: PreparedModel | None
-    """The draft model; None without one."""
     kv: KVFormat
-    """Format of cached keys and values."""
     kv_note: str
     """Message about how `kv="auto"` was resolved; empty for any other `kv`."""
     adapters: tuple[Adapter, ...] = ()

@@ -14,7 +14,7 @@ from ..models.config_reader import ignored_keys, with_ignored
 from ..nn.weights import Dense, Format, Matrix, Quantized
 from .files import read_json
 from .formats import QuantizationBlock, format_text
-from .safetensors import DTYPES, SafetensorsFile, TensorInfo
+from .safetensors import DTYPES, HeaderEntry, SafetensorsFile
 from .weights import evaluate
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class SafetensorsCheckpoint:
             return Dense(arrays[0])
         return Quantized(arrays[0], arrays[1], arrays[2] if len(arrays) > 2 else None, self._formats[name])
 
-    def _info(self, name: str) -> TensorInfo:
+    def _info(self, name: str) -> HeaderEntry:
         return self._where[name].tensors[name]
 
     def parts(self, name: str) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ class SafetensorsCheckpoint:
             formats[name] = self._format(block, name, self._info(scales))
         return formats
 
-    def _format(self, block: QuantizationBlock, name: str, scales: TensorInfo) -> Format:
+    def _format(self, block: QuantizationBlock, name: str, scales: HeaderEntry) -> Format:
         f = block.format(_without_suffix(name), self._info(name).shape, scales.shape, DTYPES.get(scales.dtype, mx.int8))
         biases = self._where.get(_without_suffix(name) + ".biases")
         if f.mode == "affine" and (biases is None or biases.tensors[_without_suffix(name) + ".biases"].shape != scales.shape):

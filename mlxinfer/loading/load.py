@@ -59,7 +59,6 @@ class PrepareOptions(TypedDict, total=False):
     gguf_exact: bool
     """Unpack types of GGUF that a GPU would otherwise hold rounded."""
     kv: KVFormat | None
-    """Format of the cache."""
     ignore_config_keys: Sequence[str]
     """Unknown keys of config.json, or of a GGUF file's metadata, to ignore."""
     memory_gb: float | None

@@ -42,7 +42,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorInfo:
+class HeaderEntry:
     """An entry of the header."""
 
     name: str
@@ -100,7 +100,7 @@ class SafetensorsFile:
     def close(self) -> None:
         self._map.close()
 
-    def _read(self, info: TensorInfo, start: int, shape: tuple[int, ...]) -> mx.array:
+    def _read(self, info: HeaderEntry, start: int, shape: tuple[int, ...]) -> mx.array:
         if info.dtype not in _NUMPY:
             raise CheckpointError(f"{self.path}: tensor {info.name!r} is stored as {info.dtype}, which cannot be read")
         count = math.prod(shape)
@@ -151,7 +151,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return unique
 
 
-def _parse(path: Path, header: dict[str, Any], origin: int, size: int) -> dict[str, TensorInfo]:
+def _parse(path: Path, header: dict[str, Any], origin: int, size: int) -> dict[str, HeaderEntry]:
     metadata = header.pop("__metadata__", None) or {}
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
         raise CheckpointError(f"{path} is corrupt: its __metadata__ is not a map of strings; download or copy it again")
@@ -168,7 +168,7 @@ def _parse(path: Path, header: dict[str, Any], origin: int, size: int) -> dict[s
     return {info.name: info for info in tensors}
 
 
-def _entry(path: Path, name: str, entry: Any, origin: int) -> TensorInfo:
+def _entry(path: Path, name: str, entry: Any, origin: int) -> HeaderEntry:
     def corrupt(why: str) -> CheckpointError:
         return CheckpointError(f"{path} is corrupt: tensor {name!r} {why}; download or copy it again")
 
@@ -183,7 +183,7 @@ def _entry(path: Path, name: str, entry: Any, origin: int) -> TensorInfo:
         raise corrupt("has impossible offsets")
     if (offsets[1] - offsets[0]) * 8 != math.prod(shape) * _BITS[dtype]:
         raise corrupt(f"of shape {shape} does not fill its {offsets[1] - offsets[0]} bytes")
-    return TensorInfo(name, dtype, tuple(shape), origin + offsets[0], origin + offsets[1])
+    return HeaderEntry(name, dtype, tuple(shape), origin + offsets[0], origin + offsets[1])
 
 
 def _naturals(value: Any) -> bool:

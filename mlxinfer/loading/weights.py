@@ -261,7 +261,6 @@ class PlannedTensor:
     quantized: Format | None
     """Format that it is quantized to while it is loaded; None if it stays as stored."""
     nbytes: int
-    """Bytes in memory."""
 
     @classmethod
     def of(cls, request: TensorRequest, stored: Format | mx.Dtype, dtype: mx.Dtype, quantize: Format | None) -> PlannedTensor:

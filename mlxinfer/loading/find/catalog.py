@@ -28,7 +28,6 @@ class LocalModel:
     """Name that `load` accepts."""
     kind: Kind
     path: Path
-    """Its file or directory."""
     nbytes: int
 
 

@@ -136,7 +136,6 @@ class Resolved:
     """A local model, and the name to show for it."""
 
     path: Path
-    """The file or directory."""
     name: str
 
 

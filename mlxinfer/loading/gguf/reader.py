@@ -136,7 +136,6 @@ class TensorInfo:
     offset: int
     """Bytes from the start of the file."""
     nbytes: int
-    """Bytes in the file."""
     kept: Format | None = None
     """Format of a tensor that is returned in its blocks, undecoded; None for any other."""
     packed: bool = False

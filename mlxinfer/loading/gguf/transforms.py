@@ -25,7 +25,6 @@ class MappedTensor:
     """A tensor of the model, made from tensors of the file."""
 
     sources: tuple[str, ...]
-    """Names of the file's tensors."""
     shape: tuple[int, ...]
     """Shape of the result, unpacked."""
     stored: Format | mx.Dtype

@@ -90,9 +90,7 @@ class StepRows:
     """The rows of the largest step."""
 
     rows: int
-    """All rows."""
     sequences: int
-    """Running sequences."""
     drafts: int
     """Maximum number of drafted tokens per sequence."""
     scored: int = 0

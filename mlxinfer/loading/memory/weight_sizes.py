@@ -29,7 +29,6 @@ class SizeChange:
     kept: int
     """Bytes in memory; 0 if they are not read."""
     reason: str
-    """Reason, for the user."""
 
 
 def size_changes(meta: MetaWeights) -> tuple[SizeChange, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ...errors import CheckpointError
 from ...nn.weights import Format, Matrix
-from ..safetensors import SafetensorsFile, TensorInfo
+from ..safetensors import HeaderEntry, SafetensorsFile
 
 Block = Mapping[str, Any]
 """The part of a config about quantization."""
@@ -32,7 +32,7 @@ class StoredTensors:
         """Names in the order of the files."""
         return self._where
 
-    def info(self, name: str) -> TensorInfo:
+    def info(self, name: str) -> HeaderEntry:
         """The header's entry. Raises `CheckpointError` if the tensor does not exist."""
         if name not in self._where:
             raise CheckpointError(f"{self.path}: {name} is missing, which its matrix cannot be decoded without")

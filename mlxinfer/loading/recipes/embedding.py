@@ -74,15 +74,12 @@ class EmbeddingRecipe:
     """Recipe for the vector of a text."""
 
     pooling: PoolingKind
-    """Pooling of the states."""
     dense: tuple[DenseLayer, ...] = ()
-    """Layers after pooling."""
     normalized: bool = False
     """True if vectors have length 1."""
     prompts: Mapping[str, str] = field(default_factory=dict)
     """Prompts before a text, by name: usually "query" and "document"."""
     default_prompt: str | None = None
-    """Name of the default prompt, or None."""
     max_tokens: int | None = None
     """Maximum length of a text, in tokens; None for the model's."""
 

@@ -28,7 +28,6 @@ class RerankRecipe:
     """The prompt of a pair. Its relevance is the probability of `yes` against `no` after `after`."""
 
     yes: int
-    """Token id."""
     no: int | None
     """Token id; None if the logit of `yes` alone counts."""
     before: str = _BEFORE

@@ -175,11 +175,9 @@ class CopyLayout:
     offsets: Mapping[str, int]
     """First byte of each matrix, by its key."""
     sizes: Mapping[str, int]
-    """Bytes of each matrix."""
     base: int
     """Bytes of the header and the index."""
     size: int
-    """Bytes of the file."""
 
     def head(self, checksums: Mapping[str, int]) -> bytes:
         """The first `base` bytes of the file, given the checksum of each matrix."""

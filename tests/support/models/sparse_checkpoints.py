@@ -14,27 +14,27 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from mlxinfer.loading.safetensors import TensorInfo
+from mlxinfer.loading.safetensors import HeaderEntry
 
 _BYTES = {"U8": 1, "F8_E4M3": 1, "BF16": 2, "F16": 2, "F32": 4}
 _SHARD = 16_000
 """Tensors in a file; more files make up the checkpoint where it has more."""
 
 
-def tensors(listed: str) -> dict[str, TensorInfo]:
+def tensors(listed: str) -> dict[str, HeaderEntry]:
     """By name, in the order of the list; places in a file are counted from 0."""
-    found: dict[str, TensorInfo] = {}
+    found: dict[str, HeaderEntry] = {}
     for line in listed.splitlines():
         dtype, shape, names = line.split(" ")
         sizes = () if shape == "scalar" else tuple(map(int, shape.split("x")))
         size = prod(sizes) * _BYTES[dtype]
         for name in _expanded(names):
             assert name not in found, name
-            found[name] = TensorInfo(name, dtype, sizes, 0, size)
+            found[name] = HeaderEntry(name, dtype, sizes, 0, size)
     return found
 
 
-def write_sparse(target: Path, config: Mapping[str, Any], entries: Mapping[str, TensorInfo]) -> Path:
+def write_sparse(target: Path, config: Mapping[str, Any], entries: Mapping[str, HeaderEntry]) -> Path:
     """A model directory with these tensors, all of zeros. It takes the bytes of its headers on disk."""
     target.mkdir(parents=True, exist_ok=True)
     (target / "config.json").write_text(json.dumps(config))
@@ -50,7 +50,7 @@ def write_sparse(target: Path, config: Mapping[str, Any], entries: Mapping[str, 
     return target
 
 
-def _write_file(path: Path, part: list[TensorInfo]) -> None:
+def _write_file(path: Path, part: list[HeaderEntry]) -> None:
     header, end = {}, 0
     for info in part:
         header[info.name] = {"dtype": info.dtype, "shape": info.shape, "data_offsets": [end, end + info.nbytes]}
