@@ -1,4 +1,4 @@
-"""Where a checkpoint says how texts become vectors: GGUF's metadata, what the hub has, and what a conversion keeps."""
+"""Recipes for vectors of texts come from GGUF's metadata or the hub's files, and survive a conversion."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def states_of(llm: LLM, ids: list[int]) -> np.ndarray:
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "mean"), (2, "first"), (3, "last")])
 def test_the_pooling_type_of_a_gguf_file(tmp_path: Path, number: int, kind: str) -> None:
-    """Against the same file's own states, pooled here; the tokenizer adds its end token."""
+    """Compare with the same file's own states, pooled here; the tokenizer adds its end token."""
     more = {"llama.pooling_type": number, "tokenizer.ggml.add_eos_token": True}
     with LLM(write_tiny_gguf(tmp_path / "tiny.gguf", more=more), dtype="float32") as llm:
         recipe = llm.loaded.embedding

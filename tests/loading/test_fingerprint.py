@@ -1,4 +1,4 @@
-"""A model is another one as soon as one of its files is."""
+"""A model's fingerprint changes with any of its files."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Keys of a config that the user wants ignored: named loudly, and only where nothing reads them."""
+"""Keys of a config that the user ignores: reported, and ignored only if nothing reads them."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ ZOO = {
 
 
 def zoo_checkpoint(directory: Path, name: str) -> Any:
-    """Random weights of one of mlx-lm's own models; returns that model."""
+    """Random weights for one of mlx-lm's models. Returns that model."""
     from mlx_lm.utils import _get_classes
 
     config = {"model_type": name, **ZOO[name]}
@@ -199,7 +199,7 @@ class TestRefusals:
         assert "is quantized already (8-bit affine" in self.refused(write_tiny_gguf(tmp_path / "m.gguf"), UnsupportedModelError, bits=4)
 
     def test_a_model_larger_than_memory(self, tmp_path: Path) -> None:
-        """A file with holes has any size, and nothing of it is read."""
+        """A file with holes has any size; none of it is read."""
         rows = 1 << 28
         config = config_of("llama", vocab_size=rows, tie_word_embeddings=True, num_hidden_layers=1, hidden_size=512, num_attention_heads=8)
         directory = tmp_path / "m"

@@ -1,4 +1,4 @@
-"""Pipes, devices and folders in place of a model's files are refused at once, and files larger than any of their kind."""
+"""Pipes, devices and folders in place of a model's files are refused at once, and so are files of excessive size."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ READERS = [read_json, SafetensorsFile, GGUFFile, read_tokenizer_json, read_bytes
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path, reader, kind) -> None:
     path = tmp_path / "odd"
     if kind == "pipe":
-        os.mkfifo(path)  # nobody writes into it
+        os.mkfifo(path)  # it has no writer
     elif kind == "device":
         path.symlink_to("/dev/zero")
     else:

@@ -38,7 +38,7 @@ def test_quantized_when_loaded(tmp_path: Path) -> None:
 def test_a_gguf_file(tmp_path: Path) -> None:
     summary = load(write_tiny_gguf(tmp_path / "tiny.gguf")).summary
     assert (summary.file_format, summary.architecture) == ("gguf", "llama")
-    assert summary.quantization in ("Q8", "Q8_0")  # the same numbers as MLX has them, or as they are in the file
+    assert summary.quantization in ("Q8", "Q8_0")  # the same numbers in MLX's format, or as in the file
     assert summary.parameters == describe(tmp_path / "tiny.gguf").parameters
 
 

@@ -1,4 +1,4 @@
-"""Matrices of 16 bits stay as they are stored where the CPU kernels multiply float32 rows with them."""
+"""16-bit matrices stay as stored if the CPU kernels multiply float32 rows with them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Popular checkpoints as they are published: config, names, dtypes and shapes of all tensors, in files without data.
+"""Popular published checkpoints: config, names, dtypes and shapes of all tensors, in files without data.
 
-Configs are those of the repositories. Names and shapes are those that transformers 5.24 writes for them: its graphs on the meta device,
-turned back by its own table of renamings. Publishers store more than that: heads that predict several tokens, scales, MXFP4 blocks, keys
-and values that no layer reads. The sums of bytes are those of the published indices.
+Configs are those of the repositories. Names and shapes are those that transformers 5.24 writes: its graphs on the meta device, renamed
+by its own table. Publishers add draft heads, scales, MXFP4 blocks, and keys and values that no layer reads. Sums of bytes are those of
+the published indices.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHECKPOINTS: dict[str, tuple[float, tuple[str, ...]]] = {
     "qwen3-coder-30b-a3b": (61.06, ()),
     "qwen3.6-35b-a3b": (71.90, (HEADS, TOWERS)),
 }
-"""GB of all tensors, and what `doctor` says of the difference to the weights in memory where the CPU kernels are in use."""
+"""GB of all tensors, and lines of `doctor` about the difference to the weights in memory with the CPU kernels."""
 
 
 MANY_TENSORS = ("deepseek-v3", "minimax-m2.5")

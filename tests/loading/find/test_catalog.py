@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "arch"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither aliases nor a hub cache; one converted model."""
+    """A machine without aliases or a hub cache, and with one converted model."""
     monkeypatch.setenv("MLXINFER_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(catalog, "ALIASES", {})

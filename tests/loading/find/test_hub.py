@@ -49,7 +49,7 @@ def server() -> Iterator[tuple[str, list[str]]]:
 
 
 def ask(*what: str, home: Path, endpoint: str, **environment: str) -> str:
-    """One line each. The hub's settings are read when its client is imported, hence a process of its own."""
+    """Run in a process of its own, because the hub's client reads its settings on import. Returns one line for each."""
     settings = {
         "HF_HOME": str(home),
         "HF_ENDPOINT": endpoint,
@@ -110,7 +110,7 @@ REFUSED = {
 
 @pytest.mark.long
 def test_refusals(tmp_path: Path, server: tuple[str, list[str]]) -> None:
-    """Each in one line, all asked by one process."""
+    """Every refusal has one line. One process asks for all of them."""
     said = ask(*REFUSED, home=tmp_path, endpoint=server[0]).split("\n")
     for (what, (kind, hint)), line in zip(REFUSED.items(), said, strict=True):
         assert line.startswith(kind), what

@@ -103,7 +103,7 @@ def package(directory: Path, name: str, file: str, data: bytes) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two packages that hold the halves of a file, and would end the process if they were imported."""
+    """Two packages with the halves of a file; importing one would end the process."""
     package(tmp_path / "site", "demo_part1", "a", b"GGUF-first-")
     package(tmp_path / "site", "demo_part2", "b", b"second")
     monkeypatch.syspath_prepend(tmp_path / "site")

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "gguf"
 NAMES = sorted(path.stem for path in GOLDEN.glob("*.gguf"))
 TOLERANCE = 2e-4
 ROWS = 2048
-"""Of the real vocabularies only so many rows are compared."""
+"""Rows that are compared of real vocabularies."""
 
 
 @pytest.mark.long

@@ -38,7 +38,7 @@ EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_lengt
 def config_of(
     path: Path, architecture: str = "llama", changes: dict[str, Any] | None = None, tensors: list[Tensor] | None = None, **general: Any
 ) -> dict[str, Any]:
-    """`changes` are hyperparameters; None leaves one out."""
+    """Rebuild a config. `changes` are hyperparameters; None removes one."""
     hyper = {key: value for key, value in (LLAMA | (changes or {})).items() if value is not None}
     metadata = {"general.architecture": architecture} | {f"{architecture}.{key}": value for key, value in hyper.items()}
     metadata |= {key.replace("__", "."): value for key, value in general.items()}

@@ -1,4 +1,4 @@
-"""Files of the newer architectures: older forms of them, and what is refused."""
+"""Files of the newer architectures: older forms, and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_latent_attention_in_files_of_before_it_was_absorbed(tmp_path: Path) -> 
 
 
 def test_scores_of_experts_that_the_file_does_not_name(tmp_path: Path) -> None:
-    """A bias of the scores is V3's; without one they are V2's probabilities."""
+    """With a bias of the scores they are V3's experts, without one V2's."""
     unnamed = {"expert_gating_func": None}
     for name in ("deepseek2", "glm4_moe_lite"):
         ids, expected = reference(name)
@@ -70,7 +70,7 @@ def test_senseless_values_are_named(name: str, changes: dict[str, Any], error: s
 
 
 def test_matrices_of_one_part_that_cannot_be_joined_stay_apart(tmp_path: Path) -> None:
-    """They keep llama.cpp's names, for the loader to refuse."""
+    """Such tensors keep llama.cpp's names, for the loader to refuse."""
     path = rewritten("granitehybrid_dense", tmp_path / "x.gguf", {}, lambda arrays: arrays.pop("blk.0.ffn_up.weight"))
     checkpoint = GGUFCheckpoint(path)
     assert "blk.0.ffn_gate.weight" in checkpoint.names()

@@ -1,4 +1,4 @@
-"""Files that somebody made to break the reader: an error of one line, in little memory, or a model."""
+"""Files made to break the reader give an error of one line in little memory, or a model."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.support.formats.gguf_golden import Arrays, golden, rewritten
 from tests.support.formats.ollama_forms import FORMS
 
 PLACES = {"nested arrays": 9, "strings": 8, "bytes": 0}
-"""What a huge array of zeros is read as, with the number of its type."""
+"""The result of reading a huge array of zeros, with the number of its type."""
 OPEN = """
 import resource, sys
 from pathlib import Path
@@ -48,7 +48,7 @@ except CheckpointError as error:
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="the size of a process is read from /proc")
 @pytest.mark.parametrize("kind", PLACES)
 def test_an_array_of_zeros_takes_no_more_than_twice_its_file(kind: str, tmp_path: Path) -> None:
-    """Each zero string or array is a Python object, of many times its bytes."""
+    """Each empty string or array is a Python object of many times its bytes."""
     path = tmp_path / "x.gguf"
     count = (1 << 29) // 12
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + string("k") + struct.pack("<IIQ", 9, PLACES[kind], count))
@@ -117,7 +117,7 @@ GENERAL = ("general.architecture", "general.type", "general.quantization_version
 
 
 def hostile(random: Random) -> bytes:
-    """A golden file or one in Ollama's form with a tokenizer, some of whose keys, tensors and bytes were changed."""
+    """A golden file, or one in Ollama's form with a tokenizer, with some keys, tensors and bytes changed."""
     name, form = random.choice(list(FORMS.values()))
     architecture, hyper, arrays = golden(name)
     if random.random() < 0.5:

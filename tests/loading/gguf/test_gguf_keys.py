@@ -1,4 +1,4 @@
-"""What becomes of every key that llama.cpp or Ollama writes."""
+"""Every key that llama.cpp or Ollama writes is read, ignored as harmless, or refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ n_deepstack_layers norm_top_k_prob normalize_embeddings rope.dimension_sections 
 source_quantization ssm.conv_kernel ssm.group_count ssm.inner_size ssm.state_size ssm.time_step_rank ssm.v_head_reordered
 vision_start_token_id vision_end_token_id sam.block_count
 """
-"""Keys under the architecture's name that `convert/` has written in any version, of architectures that are read."""
+"""Keys under the architecture's name that any version of Ollama's `convert/` has written, for supported architectures."""
 GGUF = Path(__file__).parents[3] / "mlxinfer" / "loading" / "gguf"
 SOURCE = "".join(path.read_text() for path in (GGUF / "base_config.py", *(GGUF / "families").rglob("*.py")))
 TRANSLATED = "".join(path.read_text() for path in GGUF.glob("ollama*.py"))
@@ -53,7 +53,7 @@ def llama_cpp(holder: type = Keys) -> Iterator[str]:
 
 @pytest.mark.parametrize("key", sorted({*llama_cpp(), *OLLAMA.split()}))
 def test_every_key_is_read_harmless_or_refused_with_a_reason(key: str) -> None:
-    """Exactly one of the last two, which may both be read where an architecture has use for the key."""
+    """A key is never both harmless and refused. Architectures that need such a key may still read it."""
     is_read = f'"{key}"' in SOURCE or f'"{key}"' in TRANSLATED or f'"{key.removesuffix("_mla")}{{end}}"' in SOURCE.replace('f"', '"')
     is_known = key in _RULES or is_harmless(key, 1, {}) is True
     assert is_read or is_known or key in REFUSED

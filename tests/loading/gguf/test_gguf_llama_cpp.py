@@ -1,4 +1,4 @@
-"""llama.cpp computes the same logits from the golden GGUF files, which shows that they are as it understands them."""
+"""llama.cpp computes the same logits from the golden GGUF files, so their meaning is the same."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ NOT_SO_SMALL = {
     "gpt-oss": "llama.cpp differs by 1.2; why has not been found out",
     "qwen35": "llama.cpp wants more rotated channels than these heads have",
 }
-"""Files that llama.cpp cannot read as what they are, mostly because it has constants of the published sizes."""
+"""Files that llama.cpp cannot read correctly, mostly because it has constants of the published sizes."""
 LIMIT = {"gemma": 0.05, "kimi": 1e-3}
-"""Largest difference, by how a file's name begins: ggml reads GELU from a table in float16; its norm of Kimi's latent vectors has another
+"""Largest difference, by the start of a file's name: ggml reads GELU from a float16 table, and norms Kimi's latent vectors with another
 epsilon."""
 
 

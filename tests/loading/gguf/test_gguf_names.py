@@ -1,4 +1,4 @@
-"""The converter's reorderings done forwards here, in numpy, on rows that tell their own number; reading must undo them."""
+"""Reading undoes the converter's reorderings, which are done here in numpy on rows that contain their own number."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def checkpoint(path: Path, architecture: str, tensors: list[Tensor], hyper: dict
 
 
 def read(opened: GGUFCheckpoint, name: str) -> np.ndarray:
-    """Read, and see that all was foretold; then again from checkpoints that pack matrices for a GPU, or leave them in the file, which must
-    be the same."""
+    """Read, and check that the announced shapes and forms are right. Checkpoints that pack for a GPU, or leave matrices in the file,
+    must give the same numbers."""
     values = read_once(opened, name)
     packed = GGUFCheckpoint(opened.path)
     packed.pack(PACKINGS.keys())
@@ -95,13 +95,13 @@ def read_once(opened: GGUFCheckpoint, name: str) -> np.ndarray:
 
 
 def rotated_in_pairs(rows: np.ndarray, heads: int) -> np.ndarray:
-    """What the converter does to q and k of llama."""
+    """The converter's reordering of llama's q and k."""
     split = rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:])
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
 def tiled(rows: np.ndarray, width: int) -> np.ndarray:
-    """What it does to the value heads of qwen3.5: all first of the key heads, all second, ..."""
+    """The converter's order of qwen3.5's value heads: the first of every key head, then the second, ..."""
     split = rows.reshape(KEYS, PER_KEY, width, *rows.shape[1:])
     return split.swapaxes(0, 1).reshape(rows.shape)
 
@@ -202,7 +202,7 @@ def test_columns_in_runs_shorter_than_a_group_are_unpacked(tmp_path: Path) -> No
     "kinds", [(Kind.Q8_0, Kind.Q8_0), (Kind.Q8_0, Kind.Q4_0), (Kind.F32, Kind.Q4_0)], ids=["alike", "packed", "one plain"]
 )
 def test_the_joint_projection_of_qwen3next(tmp_path: Path, kinds: tuple[Kind, Kind]) -> None:
-    """By key head: its query, its key, its values and their gates."""
+    """Group rows by key head: its query, key, values and their gates."""
     parts = {"q": random(KEYS, 16, HIDDEN), "k": random(KEYS, 16, HIDDEN, seed=1)}
     parts |= {"v": random(KEYS, PER_KEY * DIM, HIDDEN, seed=2), "z": random(KEYS, PER_KEY * DIM, HIDDEN, seed=3)}
     qkv = np.concatenate([parts[name].reshape(-1, HIDDEN) for name in "qkv"])
@@ -348,6 +348,6 @@ def test_any_shapes_are_read_as_foretold(
 
 
 def test_operations_are_those_of_the_converter() -> None:
-    """The numpy forms above, against index arithmetic written out."""
+    """The numpy forms above equal index arithmetic that is written out."""
     assert rotated_in_pairs(np.arange(8), 2).tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
     assert tiled(np.arange(6), 1).tolist() == [0, 3, 1, 4, 2, 5]

@@ -1,4 +1,4 @@
-"""Files in the form of Ollama's converters: golden files with the keys and tensors that those write, and the logits of the checkpoint."""
+"""Files in the form of Ollama's converters: golden files with Ollama's keys and tensors give the logits of the checkpoint."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_logits_of_the_checkpoint(name: str, form: Callable[[Hyper, Arrays],
 
 
 def test_the_table_of_the_documentation(tmp_path: Path) -> None:
-    """Each row's architecture has a form above, or is refused."""
+    """The architecture of each row has a form above, or is refused."""
     text = (Path(__file__).parents[3] / "docs" / "gguf.md").read_text()
     rows = dict(re.findall(r"^\| `([\w-]+)` \| (read|refused)\b", text, re.MULTILINE))
     made = {form(*golden(name)[1:]) for name, form in FORMS.values()}
@@ -49,7 +49,7 @@ def test_the_table_of_the_documentation(tmp_path: Path) -> None:
 
 
 def test_halves_of_fused_experts_in_llama_cpps_files_are_not_taken_in_turn(tmp_path: Path) -> None:
-    """Both write `ffn_gate_up_exps`, in another order."""
+    """Both converters write `ffn_gate_up_exps`, in another order."""
     _, hyper, arrays = golden("gpt-oss")
     for layer in range(2):
         gate, up = (arrays.pop(f"blk.{layer}.ffn_{part}_exps.weight") for part in ("gate", "up"))
@@ -117,7 +117,7 @@ def config(path: Path, name: str, changes: Hyper, architecture: str = "", furthe
 
 @pytest.mark.parametrize("layers", [34, 48, 62])
 def test_the_published_gemmas_stretch_the_rope_of_full_layers(layers: int, tmp_path: Path) -> None:
-    """Ollama's files do not say so; those of llama.cpp do."""
+    """Ollama's files leave this out; llama.cpp's state it."""
     changes: Hyper = {"block_count": layers, "mm.tokens_per_image": 256}
     found = config(tmp_path / "x.gguf", "gemma3", changes)
     assert (found["rope_scaling"]["rope_type"], found["rope_scaling"]["factor"]) == ("linear", 8.0)
@@ -188,7 +188,7 @@ def test_experts_behind_a_narrower_stream(tmp_path: Path) -> None:
 
 
 def test_rows_in_turn_are_taken_apart_in_blocks_as_well(tmp_path: Path) -> None:
-    """What the CPU kernels read from the file has the numbers that are read otherwise."""
+    """Blocks that the CPU kernels read in the file have the same numbers as the decoded tensor."""
     _, hyper, arrays = golden("gpt-oss")
     architecture = gpt_oss_fused(hyper, arrays)
     blocks = []
@@ -205,11 +205,11 @@ def test_rows_in_turn_are_taken_apart_in_blocks_as_well(tmp_path: Path) -> None:
 
 
 LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 99, -0.5, -1, -1.5, -2, -3, -4, -6]) / 8
-"""What the codes of MXFP4 stand for, times an eighth; its second zero is not used."""
+"""Values of MXFP4's codes, times an eighth; the second zero is not used."""
 
 
 def mxfp4(values: np.ndarray, *, neighbours: bool) -> tuple[bytes, np.ndarray]:
-    """The nearest numbers with a scale of an eighth as MXFP4 blocks, and plain; `neighbours`: with neighbouring codes in each byte."""
+    """The nearest numbers with a scale of an eighth, as MXFP4 blocks and plain. `neighbours` puts neighbouring codes in each byte."""
     codes = np.abs(values.reshape(-1, 32, 1) - LEVELS).argmin(axis=-1).astype(np.uint8)
     packed = codes[:, 0::2] | codes[:, 1::2] << 4 if neighbours else codes[:, :16] | codes[:, 16:] << 4
     scales = np.full((len(codes), 1), 124, np.uint8)

@@ -1,4 +1,4 @@
-"""GGUF files where MLX computes on a GPU: what is packed, in which dtype, how large it is, and what the user is told."""
+"""GGUF files on a GPU: packed types, their dtype and size, and the user's notes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_k_quants_are_packed_and_computed_in_float16(kquants: Path, exact: np.nd
 
 
 def test_nothing_is_promoted(kquants: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """MLX computes a mixture of 16-bit dtypes in float32, and everything after it as well."""
+    """MLX computes a mixture of 16-bit dtypes in float32, and all later results too."""
     pretend_gpu(monkeypatch)
     for dtype in (mx.float16, mx.bfloat16):
         loaded = load(kquants, dtype=dtype)
@@ -226,7 +226,7 @@ def llama_8b(path: Path, type_of: TypeOf) -> Path:
 
 
 def mixture(name: str, layer: int) -> str:
-    """Q4_K_M as llama.cpp makes it."""
+    """Q4_K_M as made by llama.cpp."""
     if name == "output":
         return "Q6_K"
     more = layer < 4 or layer >= 28 or (layer - 4) % 3 == 2
@@ -248,7 +248,7 @@ def eight_billion(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_memory_of_llama_8b(
     eight_billion: Path, blocks: tuple[str, ...], exact: bool, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its Q4_K_M file has 4.92 GB; unpacked to 16 bits it takes 16."""
+    """Its Q4_K_M file has 4.92 GB. Unpacked to 16 bits it would take 16 GB."""
     assert 4.9e9 < eight_billion.stat().st_size < 4.95e9
     pretend_gpu(monkeypatch, blocks)
     with prepare(eight_billion, gguf_exact=exact) as prepared:

@@ -1,4 +1,4 @@
-"""Block types in MLX's formats: the same codes, and numbers as near to the file's as is claimed."""
+"""Block types in MLX's formats have the same codes, and numbers as close to the file's as promised."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def packed(kind: str, data: np.ndarray) -> Quantized:
 
 
 def halved(matrix: Quantized) -> np.ndarray:
-    """The numbers with scales as they are kept, in float16."""
+    """The numbers with float16 scales, as stored."""
     kept = Quantized(matrix.weight, matrix.scales.astype(mx.float16), matrix.biases.astype(mx.float16), matrix.format)  # type: ignore[union-attr]
     return np.array(kept.dequantize(mx.float32))
 
@@ -107,7 +107,7 @@ def test_two_groups_under_one_scale_lose_half_of_what_rounding_both_loses(kind: 
     ours = errors(halved(packed(kind, data)))
     assert ours.sum() < 0.6 * errors(rounded).sum()
     halves = np.square((halved(packed(kind, data)) - expected).reshape(-1, 2, 16)).sum(axis=-1)
-    assert np.mean(halves.min(axis=1) < 0.02 * halves.max(axis=1) + 1e-16) > 0.6  # most keep one half but for float16
+    assert np.mean(halves.min(axis=1) < 0.02 * halves.max(axis=1) + 1e-16) > 0.6  # most keep one half, except for float16
 
 
 def test_groups_of_one_number_and_of_zeros_are_kept() -> None:
@@ -118,7 +118,7 @@ def test_groups_of_one_number_and_of_zeros_are_kept() -> None:
 
 
 def test_a_scale_that_is_no_number_stays_none() -> None:
-    """The loader refuses it: see `is_finite`."""
+    """The loader refuses such a scale: see `is_finite`."""
     for kind in AFFINE:
         data = blocks(kind)
         at = {"Q6_K": 208, "Q3_K": 108, "Q2_K": 80}.get(kind, 0)
@@ -141,16 +141,16 @@ def test_wider_codes_are_the_same_numbers() -> None:
     ids=["matrix", "experts", "one expert"],
 )
 def test_only_plain_matrices_stay_in_blocks(shape: tuple[int, ...], name: str, stays: bool) -> None:
-    """Products of experts know MLX's formats only."""
+    """Products of experts support MLX's formats only."""
     info = marked_to_pack(info_of(KINDS["Q6_K"], *shape, name=name), PACKINGS.keys(), {"Q6_K"})
     assert stored(info) == (Format(6, 16, "Q6_K") if stays else Format(8, 32))
     vector = marked_to_pack(info_of(KINDS["Q6_K"], 256), PACKINGS.keys(), {"Q6_K"})
     assert stored(vector) == mx.float32
-    assert stored(marked_to_pack(info, {"Q4_K"})) == mx.float32  # not among those to pack
+    assert stored(marked_to_pack(info, {"Q4_K"})) == mx.float32  # not one of the kinds to pack
 
 
 def test_reordered_columns_cannot_stay_in_blocks() -> None:
-    """Blocks have 256 columns, groups 32: runs of 128 can be moved in groups."""
+    """Blocks have 256 columns, groups 32: groups move in runs of 128."""
     data = blocks("Q6_K")
     info = marked_to_pack(info_of(KINDS["Q6_K"], ROWS, COLUMNS), PACKINGS.keys(), {"Q6_K"})
     mapped = columns(info, lambda runs: runs[:, ::-1], 128)

@@ -36,7 +36,7 @@ fuzz = settings(max_examples=examples(300), deadline=None, derandomize=True, sup
 
 
 def opened(path: Path) -> GGUFFile:
-    """Opened, and every tensor looked at."""
+    """Open a file and read every tensor."""
     file = GGUFFile(path)
     for info in file.tensors.values():
         assert len(data_of(file, info.name)) == info.nbytes
@@ -189,7 +189,7 @@ def test_no_file(tmp_path: Path, make: Callable[[Path], None]) -> None:
 
 
 def check_bytes(path: Path, data: bytes) -> None:
-    """A file of any bytes is read, or refused in one line."""
+    """A file of any bytes is read, or refused with one line."""
     path.write_bytes(data)
     try:
         opened(path).close()

@@ -19,7 +19,7 @@ def keys(number: int, **other: int) -> dict[str, Typed]:
 
 
 def write_parts(folder: Path) -> list[Path]:
-    """As `llama-gguf-split` writes them: the metadata in the first part."""
+    """Write parts as `llama-gguf-split` does, with the metadata in the first."""
     paths = []
     for number, (name, values) in enumerate(TENSORS.items()):
         metadata = ({"general.architecture": "llama"} if number == 0 else {}) | keys(number)

@@ -1,4 +1,4 @@
-"""All strings at once are the same as one by one, or are left to that."""
+"""Strings that are read all at once equal those read one by one; otherwise the fast way declines."""
 
 from __future__ import annotations
 

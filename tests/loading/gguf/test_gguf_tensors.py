@@ -38,14 +38,14 @@ def info_of(kind: TensorType, *shape: int) -> TensorInfo:
 
 
 def decode(info: TensorInfo, data: np.ndarray) -> Matrix:
-    """In pieces of as many rows as a file would be read in."""
+    """Decode in pieces of as many rows as a file is read in."""
     rows = data.reshape(int(np.prod(info.shape[:-1])), -1)
     step = tensors.rows_at_a_time(info)
     return tensors.decode(info, [rows[start : start + step] for start in range(0, len(rows), step)])
 
 
 def random_bytes(kind: TensorType, *shape: int, seed: int = 0) -> tuple[TensorInfo, np.ndarray]:
-    """Any bytes are a tensor; only the scale that is NaN in MXFP4 and NVFP4 is left out."""
+    """Any bytes are a tensor, except for the NaN scale of MXFP4 and NVFP4."""
     info = info_of(kind, *shape)
     high = 255 if kind.name in ("MXFP4", "NVFP4") else 256
     return info, np.random.default_rng(seed).integers(0, high, info.nbytes, dtype=np.uint8)

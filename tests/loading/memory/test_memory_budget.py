@@ -20,7 +20,7 @@ MEMORY = DeviceMemory(400 * MB, 200 * MB)
 
 @dataclass
 class Limits:
-    """Stands for MLX's."""
+    """Stands for MLX's allocator."""
 
     wired: int = 0
     spare: int = 0
@@ -42,7 +42,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> Limits:
 
 
 def plan(weights: int = 10 * MB, **options):
-    """Plans such a model with the memory that it is given."""
+    """Plan such a model with the given memory."""
     return lambda memory: plan_memory(Tiny(tiny_model("llama"), weights), memory=memory, **options)
 
 
@@ -131,7 +131,7 @@ def test_weights_that_grow_take_what_the_plan_has_left(limits: Limits) -> None:
     assert left > 10 * MB
     assert first.take(MB) == MB
     assert (first.plan.weights, first.plan.left, both.reserved) == (weights + MB, left - MB, first.plan.used)
-    second = both.reserve(plan(100 * MB))  # takes all that the first did not reserve
+    second = both.reserve(plan(100 * MB))  # takes everything that the first did not reserve
     free = MEMORY.usable - first.plan.used - second.plan.used
     assert 0 <= free < left
     assert first.take(50 * MB) == free

@@ -1,4 +1,4 @@
-"""What the memory is used for, and that it is enough."""
+"""The plan covers all uses of memory, and the memory is enough."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_cap_and_a_draft_model_leave_less(tmp_path):
     assert capped.pool_tokens < whole.pool_tokens
     assert (drafted.weights, drafted.draft_weights) == (loaded.weight_bytes, 20 * MB)
     assert drafted.token == 2 * whole.token
-    # A shorter context takes less of a step where the past is copied, and that goes to the pool.
+    # If the past is copied, a shorter context needs less in a step, and the pool gets the difference.
     assert 2 * drafted.pool_tokens < whole.pool_tokens + max(whole.step - drafted.step, 0) / whole.token
     with pytest.raises(MemoryPlanError, match=r"0\.01 GB may be used \(memory_gb\)"):
         plan_memory(loaded, memory=device(200 * MB), memory_gb=0.01)
@@ -117,7 +117,7 @@ def test_reading_the_weights_may_take_more_than_running_does():
 
 
 class Unread(Exception):
-    """A weight was asked for."""
+    """A weight was requested."""
 
 
 def _refuse_reads(monkeypatch):
@@ -151,7 +151,7 @@ def _async(model, **options):
 
 @pytest.mark.parametrize("opens", [LLM, _async, load], ids=["LLM", "AsyncLLM", "load"])
 def test_no_way_to_load_goes_round_the_plan(tmp_path, monkeypatch, opens):
-    """On a device without memory nothing is read, whoever asks."""
+    """On a device without memory no weight is read, through any entry."""
     model = tiny_directory(tmp_path)
     _refuse_reads(monkeypatch)
     monkeypatch.setattr("mlxinfer.util.device.memory_limit", lambda: (10 * MB, "physical memory"))

@@ -1,4 +1,4 @@
-"""Plans with the numbers of Macs, for models as they are published. Nothing is computed."""
+"""Plans with the numbers of Macs, for published models. Nothing is computed."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_growing_pool_is_there_twice_in_parts() -> None:
 
 
 def test_the_published_numbers_are_those_of_a_file(tmp_path: Path) -> None:
-    """What the outline asks for is what a real model of this size has: 4 bits and a scale per 64 weights are the gigabytes given here."""
+    """The outline requests the tensors of a real model: with 4 bits and a scale per 64 weights they take the gigabytes given here."""
     for config, gigabytes in ((GEMMA3_4B_TEXT, 2.6), (QWEN3_8B, 4.6)):
         asked = MetaMatrices()
         build(config, asked)

@@ -1,4 +1,4 @@
-"""What a step needs for matrices of GGUF blocks, which are unpacked in slices on a GPU."""
+"""A step's memory for matrices of GGUF blocks, which a GPU unpacks in slices."""
 
 from __future__ import annotations
 

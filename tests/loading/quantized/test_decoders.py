@@ -1,4 +1,4 @@
-"""Every layout of other tools against the numbers in float64 that it was packed from, bit for bit."""
+"""Every layout of other tools gives the float64 numbers that it was packed from, bit for bit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def written(directory: Path, case: Case, tensors: dict[str, Part], **config: Any
 
 
 def agree(found: np.ndarray, truth: np.ndarray, case: Case) -> None:
-    """Bit for bit; a scale in float32 times a code is rounded, and with it a bias."""
+    """Bit for bit, except that a float32 scale times a code is rounded, and its bias too."""
     np.testing.assert_allclose(found, truth, rtol=0, atol=2e-7 * np.abs(truth).max() if case.wide_scales else 0)
 
 
@@ -68,7 +68,7 @@ def test_rows_by_themselves(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize(("scales", "settings"), [("block", {}), ("powers", {"scale_fmt": "ue8m0"}), ("tensor", {})])
 @pytest.mark.parametrize("shape", [(130, 96), (32, 160)])
 def test_eight_bits_in_other_sizes_and_for_experts(tmp_path: Path, scales: str, settings: dict[str, Any], shape: tuple[int, int]) -> None:
-    """Blocks at the edges are smaller; experts are one tensor of three axes."""
+    """Blocks at the edges are smaller. Experts are one tensor of three axes."""
     case = fp8(scales, (64, 64), **settings)
     experts = [case.encode(np.random.default_rng(seed), *shape) for seed in (1, 2, 3)]
     parts = {name: (dtype, np.stack([expert.parts[name][1] for expert in experts])) for name, (dtype, _) in experts[0].parts.items()}

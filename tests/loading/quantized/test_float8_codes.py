@@ -1,4 +1,4 @@
-"""8-bit floats whose scales are no powers of two: unpacked, or kept for the CPU kernels."""
+"""8-bit floats whose scales are not powers of two: unpacked, or kept for the CPU kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_codes_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def quantized(target: Path, name: str, block: int | None) -> tuple[Path, Path]:
-    """A golden model in 8-bit floats, a scale per block or per matrix with one for activations, and the same numbers in float32."""
+    """A golden model in 8-bit floats, with a scale per block or per matrix and one for activations, and the same numbers in float32."""
     weights = mx.load(str(GOLDEN / name / "model.safetensors"))
     assert isinstance(weights, dict)
     stored: dict[str, tuple[str, np.ndarray]] = {}

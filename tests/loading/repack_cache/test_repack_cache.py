@@ -1,4 +1,4 @@
-"""Packed matrices that are kept on disk: a later start must compute the same from them, and never from what is stale or damaged."""
+"""Packed matrices on disk: a later start computes the same from them, and ignores stale or damaged ones."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def logits(loaded: LoadedModel) -> np.ndarray:
 
 
 def settled(model: Path) -> np.ndarray:
-    """Logits after a load and all the writing that it causes."""
+    """Logits after a load and all writing that it causes."""
     found = logits(load(model))
     finish_background_work()
     return found
@@ -84,7 +84,7 @@ def test_the_matrices_are_those_of_the_copy(model: Path) -> None:
 
 
 def overwrite(model: Path) -> None:
-    """Damage numbers in the middle of a copy, and give it its old times back."""
+    """Damage numbers in the middle of a copy, and restore its times."""
     path = copy_path(model)
     before = path.stat()
     with path.open("r+b") as file:
@@ -132,7 +132,7 @@ def test_a_copy_that_was_begun_is_finished(model: Path) -> None:
 
 
 def _writer(model: Path, monkeypatch: pytest.MonkeyPatch) -> CopyWriter:
-    """What a load of a model without a copy would do later."""
+    """The writer that a load of a model without a copy would run later."""
     found: list[CopyWriter] = []
     monkeypatch.setattr(cache, "later", lambda work, *, at_exit=None, delay_s, nice: found.append(at_exit))
     load(model)
@@ -140,12 +140,12 @@ def _writer(model: Path, monkeypatch: pytest.MonkeyPatch) -> CopyWriter:
 
 
 def _again(writer: CopyWriter) -> CopyWriter:
-    """The same in another process."""
+    """The same writer in another process."""
     return CopyWriter(writer._path, writer._plan.source, writer._matrices)
 
 
 def _stopped(writer: CopyWriter, pieces: int) -> None:
-    """Let it write so many pieces in a process that ends then."""
+    """Let a process write `pieces` pieces and end."""
     asked = iter([False] * pieces)
     writer(lambda: next(asked, True))
     writer._steps.close()  # type: ignore[attr-defined]
@@ -307,7 +307,7 @@ def test_the_copy_that_was_not_used_for_longest_makes_room(tmp_path: Path, monke
     for age, path in enumerate(models[:2]):
         settled(path)
         os.utime(copy_path(path).with_suffix(".checked"), (1e9 + age, 1e9 + age))
-    settled(models[0])  # has been used now
+    settled(models[0])  # counts as used now
     size = kept_bytes() // 2
     monkeypatch.setenv("MLXINFER_PACKED_GB", str(2.5 * size / 1e9))
     settled(models[2])

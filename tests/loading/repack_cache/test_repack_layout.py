@@ -1,4 +1,4 @@
-"""The file of a packed copy: what is planned can be read back, and nothing else is believed."""
+"""The file of a packed copy: planned contents can be read back, and anything else is refused."""
 
 from __future__ import annotations
 
