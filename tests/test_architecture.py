@@ -159,10 +159,6 @@ def _top_level_imports() -> dict[str, set[str]]:
     return found
 
 
-# Small files that still have to move into their only importer.
-KNOWN_SMALL: set[str] = set()
-
-
 def test_small_files_have_more_than_one_importer() -> None:
     """Kernel folders and families are exempt: a launcher, its reference and a family are looked up by place."""
     importers: dict[str, set[str]] = {}
@@ -176,7 +172,7 @@ def test_small_files_have_more_than_one_importer() -> None:
         exempt = layer_of(module) in ("kernels_metal", "kernels_cpu") or ".families." in module or path.name == "__init__.py"
         if lines < SMALL_LINES and not exempt and len(importers.get(module, ())) == 1 and importers[module] == top[module]:
             problems.append(f"{path.relative_to(ROOT)}: {lines} lines, imported by {importers[module].pop()} only: move them there")
-    assert_none([problem for problem in problems if problem.partition(":")[0] not in KNOWN_SMALL])
+    assert_none(problems)
 
 
 def _folders() -> Iterator[Path]:
@@ -186,16 +182,12 @@ def _folders() -> Iterator[Path]:
     yield from sorted(found - {ROOT / "mlxinfer", ROOT / "tests"})
 
 
-# Folders that still have to be divided.
-KNOWN_LONG: set[str] = set()
-
-
 def test_folders_have_few_entries() -> None:
     problems = []
     for folder in _folders():
         # Built extensions and caches are not part of the source.
         entries = [path for path in folder.iterdir() if not path.name.startswith(("__pycache__", "_native", "."))]
-        if len(entries) > FOLDER_ENTRIES and str(folder.relative_to(ROOT)) not in KNOWN_LONG:
+        if len(entries) > FOLDER_ENTRIES:
             problems.append(f"{folder.relative_to(ROOT)}: {len(entries)} entries (at most {FOLDER_ENTRIES})")
     assert_none(problems)
 
