@@ -1,4 +1,4 @@
-"""How sequences are cut into chunks: the scheduler, the runner and the engine ask one object, so that none of them has a mode."""
+"""Divides sequences into chunks. The scheduler, the runner and the engine ask one policy and have no modes of their own."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ if TYPE_CHECKING:
 
 
 class ChunkPolicy:
-    """Chunks as long as the budget allows, and all sequences of a step in one pass through the model."""
+    """Chunks as long as the budget allows. All sequences of a step go through the model together."""
 
     apart = False
-    """Whether each sequence goes through the model by itself."""
+    """True if each sequence goes through the model alone."""
     drafts = True
-    """Whether drafts may be verified, several rows of a sequence at once."""
+    """True if drafts may be verified, several rows of a sequence at once."""
     snapshots = True
-    """Whether what does not fill a page may be shared by other sequences."""
+    """True if sequences may share partial pages."""
 
     def __init__(self, rope: RopeRegime | None = None) -> None:
-        """`rope` tells which answers may only be computed token by token; None: all may be computed in chunks."""
+        """`rope` determines which answers must be computed token by token; None: none of them."""
         self._rope = rope
 
     def step_rows(self, max_num_batched_tokens: int, max_num_seqs: int) -> int:
-        """Rows of the longest step; `max_num_batched_tokens` are wanted."""
+        """Rows of the longest step, `max_num_batched_tokens` if possible."""
         return max_num_batched_tokens
 
     def least_rows(self, max_num_seqs: int) -> int:
-        """Rows that the longest step needs for this many sequences."""
+        """Rows that the longest step needs for `max_num_seqs` sequences."""
         return max_num_seqs
 
     def prefill_rows(self, allowed: int, most: int) -> int:
-        """Rows of prompts for a step, where the prefill budget allows this many and `most` fit."""
+        """Rows of prompts for a step, if the prefill budget allows `allowed` and `most` fit."""
         return allowed
 
     def token_by_token(self, sequence: Sequence) -> bool:
-        """Whether the next token to compute has to be alone in its chunk, though more are known."""
+        """True if the next token must be alone in its chunk, though more are known."""
         return self._stepwise(sequence) and sequence.num_computed_tokens >= len(sequence.prompt)
 
     def length(self, sequence: Sequence, rows: int) -> int:
-        """Tokens of the next chunk, at most `rows`: it ends where something is kept or forked, and at a page's end where that is near."""
+        """Tokens of the next chunk, at most `rows`. It ends at snapshot points and forks, otherwise at the end of a page if possible."""
         past, end = sequence.num_computed_tokens, self._next_stop(sequence)
         if past + rows >= end:
             return end - past
@@ -52,18 +52,18 @@ class ChunkPolicy:
         return aligned - past if aligned > past else rows
 
     def shortened(self, past: int, pages: int) -> int:
-        """Tokens of a chunk after `past` others that may fill no more than this many pages; 0 for none."""
+        """Tokens of a chunk after `past` others that fills at most `pages` pages; 0 for none."""
         return (past // PAGE + pages) * PAGE - past if pages else PAGE - 1 - past % PAGE
 
     def may_share(self, sequence: Sequence) -> bool:
-        """Whether the pages that it has just filled are those that any other sequence would have computed."""
+        """True if other sequences would have computed the same numbers for the pages that it just filled."""
         return True
 
     def _stepwise(self, sequence: Sequence) -> bool:
         return self._rope is not None and self._rope.token_by_token(sequence)
 
     def _next_stop(self, sequence: Sequence) -> int:
-        """Length at which the next chunk has to end at the latest."""
+        """Latest end of the next chunk, as a length of the sequence."""
         past, prompt = sequence.num_computed_tokens, len(sequence.prompt)
         end = sequence.num_tokens
         if past < sequence.fork_point:
@@ -73,14 +73,14 @@ class ChunkPolicy:
 
 
 class WholeTexts(ChunkPolicy):
-    """Every text in one chunk, for models whose tokens attend to what follows them."""
+    """Every text in one chunk, for bidirectional models."""
 
     drafts = False
     snapshots = False
 
     def __init__(self, longest: int, *, apart: bool) -> None:
-        """`longest`: tokens that a text may have. `apart`: each goes through the model by itself, and its states are the same to the bit in
-        any company."""
+        """`longest`: maximum tokens of a text. `apart`: each text goes through the model alone, so that its states do not depend on
+        others, to the bit."""
         super().__init__()
         self.apart = apart
         self._longest = longest
@@ -99,9 +99,10 @@ class WholeTexts(ChunkPolicy):
 
 
 class DeterministicChunks(ChunkPolicy):
-    """Every row is always computed in a chunk of the same shape, so that answers are the same to the bit in any company: a prompt is cut
-    at every page's end and before its last token, what is recomputed of an answer goes token by token, each sequence goes through the
-    model by itself, and there are no drafts."""
+    """Every row is always computed in a chunk of the same shape, so that answers do not depend on other requests, to the bit.
+
+    A prompt is divided at the end of every page and before its last token. Recomputed tokens of an answer go one by one. Each sequence
+    goes through the model alone, without drafts."""
 
     apart = True
     drafts = False
@@ -128,7 +129,7 @@ class DeterministicChunks(ChunkPolicy):
         return 0
 
     def may_share(self, sequence: Sequence) -> bool:
-        """To the bit that holds only for pages of a prompt, without its last token."""
+        """True to the bit only for pages of a prompt without its last token."""
         return sequence.num_computed_tokens < len(sequence.prompt)
 
     def _stepwise(self, sequence: Sequence) -> bool:
@@ -136,7 +137,7 @@ class DeterministicChunks(ChunkPolicy):
 
 
 def chunk_policy(model: Model, config: EngineConfig, rope: RopeRegime) -> ChunkPolicy:
-    """That of an engine."""
+    """The policy of an engine."""
     from ...cache.base import BidirectionalSpec
 
     if any(isinstance(spec, BidirectionalSpec) for spec in model.layers):

@@ -1,5 +1,5 @@
-"""The loop: seal, admit, schedule, submit, collect. A step is built while the one before it is computed, and submitted before that one is
-collected, so that the device always has work while the host looks at results."""
+"""The loop: seal, admit, schedule, submit, collect. A step is built while the one before is computed, and submitted before that one is
+collected. The device thus has work while the host reads results."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ if TYPE_CHECKING:
     from ...cache.kv_events import KVEventSink
 
 _DISK_WAIT_S = 0.005
-"""Seconds to wait for the disk, where nothing else can be done."""
+"""Seconds to wait for the disk if there is nothing else to do."""
 _PREPARATION_S = 0.002
-"""Seconds before its submission that belong to a step; more than that was spent by whoever reads the answers."""
+"""Most seconds before its submission that count as part of a step; the reader of the answers spent the rest."""
 _LEARNING, _SAMPLED = 64, 4
-"""After this many steps, one in four of the plain ones tells the time of a step as well as all."""
+"""After `_LEARNING` steps, one in `_SAMPLED` steps without prompts and drafts is enough to learn the time of a step."""
 
 _log = logging.getLogger(__name__)
 
 
 class Engine:
-    """Runs sequences to their end. Not thread-safe: one thread owns it."""
+    """Runs sequences to their end. Not thread-safe: it belongs to one thread."""
 
     def __init__(
         self,
@@ -69,10 +69,10 @@ class Engine:
         adapted: AdaptedModel | None = None,
         make_cache: Callable[..., PagedCache] = PagedCache,
     ) -> None:
-        """`dtype` is that of activations, keys and values; `kv` the format of full pages. `fingerprint` names the weights, so that what is
-        cached for one model is never used for another. `drafter` proposes tokens. `disk` keeps cached prefixes beyond this process, or has
-        those of another machine; no other engine may use it. `take_memory` is asked where weights become larger than planned. `adapted` is
-        the model with its adapters, for sequences that have one. `make_cache` is called as `PagedCache` is, for every new cache."""
+        """`dtype`: of activations, keys and values. `kv`: format of full pages. `fingerprint` identifies the weights, so that no model uses
+        the cached prefixes of another. `drafter` proposes tokens. `disk` stores cached prefixes beyond this process, or reads those of
+        another machine; no other engine may use it. `take_memory` grants memory if weights become larger than planned. `adapted`: the
+        model with its adapters. `make_cache` creates every new cache, with the arguments of `PagedCache`."""
         self.drafter = drafter
         self.model = model
         self.config = config
@@ -87,7 +87,7 @@ class Engine:
         self._steps, self._replays = 0, True
         self._kv_events: KVEventSink | None = None
         self.watch: Callable[[StepReport], None] | None = None
-        """Is told of every step, for those who look on; it must not change anything."""
+        """Called with a report of every step, for observers; it must not change anything."""
         self._start()
 
     def _start(self) -> None:
@@ -135,16 +135,16 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        """Whether no sequence runs or waits, and no step is pending."""
+        """True if no sequence runs or waits, and no step is pending."""
         return self.scheduler.idle and self._pending is None
 
     @property
     def reads_prompt(self) -> bool:
-        """Whether the step that was submitted last does, and may take long."""
+        """True if the pending step reads prompts, so that it may take long."""
         return self._pending is not None and self._pending.schedule.prefill_rows > 0
 
     def stats(self) -> EngineStats:
-        """What all sequences that have ended took, and what there is now."""
+        """Totals of all ended sequences, and the present state."""
         usage = self.cache.usage()
         return replace(
             self._ended,
@@ -157,8 +157,8 @@ class Engine:
         )
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, `SamplingError` if its
-        adapter has gone, and `QueueFullError`; then nothing has changed."""
+        """Queue a sequence, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, `SamplingError` if its
+        adapter was unloaded, and `QueueFullError`; then nothing has changed."""
         if sequence.adapter is not None and not sequence.adapter.slot:
             raise SamplingError(f"adapter: {sequence.adapter.name!r} was unloaded before the request began")
         if not self.cache.fits(sequence.max_length):
@@ -172,51 +172,51 @@ class Engine:
             self.scheduler.add(each)
 
     def adapt(self, adapted: AdaptedModel | None) -> None:
-        """Go on with these adapters, which were loaded or unloaded since the last step."""
+        """Use adapters that were loaded or unloaded since the last step."""
         self._adapted = self.runner.adapted = adapted
-        self._let_adapters_go()
+        self._release_adapters()
 
     def send_kv_events(self, sink: KVEventSink) -> None:
-        """Tell `sink` what the prefix cache holds, and from now on every change; it is told where the cache starts anew."""
+        """Report the contents of the prefix cache to `sink`, and from now on every change, a new start of the cache included."""
         self._kv_events = sink
         self.cache.send_events(sink)
 
     def tidy(self) -> bool:
-        """Do some work that can wait. To be called while there is nothing to do, as long as it returns True."""
+        """Do some work that can wait. Call it while the engine is idle, as long as it returns True."""
         return self.cache.tidy()
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End all sequences, and write cached prefixes to disk as far as that is done in this time."""
+        """End all sequences, and write cached prefixes to disk for up to `timeout_s`."""
         self._collect_pending([])
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
             self.abort(sequence)
         self.cache.close(timeout_s)
 
     def abort(self, sequence: Sequence, reason: FinishReason = "cancelled") -> None:
-        """End a sequence now; its slot is free as soon as no pending step uses it."""
+        """End a sequence now. Its slot is freed once no pending step uses it."""
         for each in (sequence, *sequence.samples_to_fork):
             if each.finish_reason is None:
                 each.finish(reason)
                 self._ended += ended_stats(each)
             self.scheduler.remove(each)
             self._free_if_unused(each)
-        self._let_adapters_go()
+        self._release_adapters()
 
     def step(self) -> list[Event]:
-        """Bring all sequences on. If a GPU kernel fails, they are computed again without it. After any other exception they are cancelled,
-        and the engine is as new."""
+        """Advance all sequences by one step. If a GPU kernel fails, they are computed again without it. After any other exception they are
+        cancelled, and the engine restarts empty."""
         events: list[Event] = []
         try:
             self._advance(events)
         except BaseException as error:
-            if not self._does_without_kernels(error):
+            if not self._retry_without_kernels(error):
                 self._cancel_all()
                 raise
-        self._let_adapters_go()
+        self._release_adapters()
         return events
 
     def _advance(self, events: list[Event]) -> None:
-        """A step. What it brings is added to `events` at once: if it fails later on, the sequences have got it all the same."""
+        """One step. Results are added to `events` at once: if the step fails later, their sequences have them."""
         if self._must_collect():
             self._collect_pending(events)
         self.cache.tidy(idle=False, store=self._pending is None)
@@ -229,9 +229,10 @@ class Engine:
             self.runner.sample(self._pending)
 
     def _must_collect(self) -> bool:
-        """Whether the pending step has to be collected before the next one is scheduled: it verifies drafts, its tokens should be followed
-        by drafts, it is the first to tell how fast prompts are read, it ends where a sequence is kept for others, a sequence has to be
-        computed again, or pages have come from disk."""
+        """True if the pending step must be collected before the next one is scheduled.
+
+        That is so if it verifies drafts, if drafts should follow its tokens, if it is the first to measure prompts, if it ends at a
+        snapshot point, if a sequence must be computed again, or if pages have arrived from disk."""
         pending, running = self._pending, self.scheduler.running
         if pending is None:
             return False
@@ -244,7 +245,7 @@ class Engine:
         return self.proposer.wants_tokens(running)
 
     def _admit(self, events: list[Event]) -> None:
-        """End what is out of time, and let those begin that are first in line."""
+        """End sequences that are out of time, and admit waiting ones."""
         for sequence in self.scheduler.expired(perf_counter()):
             self.abort(sequence, "timeout")
             events.append(Ended(sequence))
@@ -253,8 +254,8 @@ class Engine:
             manager.admit(between_steps=self._pending is None)
 
     def _schedule(self, events: list[Event]) -> Schedule:
-        """The next step, with drafts. Where pages run out, the pending one is collected, which adds to `events`, and the sequences that
-        have to give their pages back do so."""
+        """The next step, with drafts. If pages run out, the pending step is collected, which adds to `events`, and sequences are
+        preempted."""
         self.proposer.propose(self.scheduler.running)
         while (schedule := self.scheduler.schedule()).preempt:
             self._collect_pending(events)
@@ -265,7 +266,7 @@ class Engine:
         return schedule
 
     def _submit(self, schedule: Schedule, *, idle: bool) -> PendingStep | None:
-        """Start the next step, if there is one, and return the one that was pending. If there is neither, and `idle`, wait for the disk."""
+        """Start the next step, if there is one, and return the pending one. If there is neither, and `idle`, wait for the disk."""
         before, self._pending = self._pending, None
         if schedule.work:
             self._pending = self.runner.submit(schedule, before)
@@ -278,7 +279,7 @@ class Engine:
         self._collect(pending, events)
 
     def _collect(self, step: PendingStep | None, events: list[Event]) -> None:
-        """Wait for a step, and learn from it; then its sequences get their tokens."""
+        """Wait for a step, learn from it, and give its sequences their tokens."""
         if step is None:
             return
         step.wait()
@@ -294,7 +295,7 @@ class Engine:
             self.watch(StepReport(step.schedule, events[before:], began, now, len(self.scheduler.waiting)))
 
     def _learn(self, step: PendingStep, sampled: list[ScheduledSequence], now: float) -> None:
-        """A step takes from the moment when the one before it was collected, or from its own submission if the device was idle."""
+        """Learn the step's duration: from the collection of the step before, or from its own submission if the device was idle."""
         waited = step.submitted >= self._collected_at
         seconds = now - max(self._collected_at, step.submitted - _PREPARATION_S)
         self._collected_at = now
@@ -308,8 +309,8 @@ class Engine:
             self.scheduler.budget.observe(schedule.decode_rows, schedule.prefill_rows, seconds)
 
     def _seal_ahead(self) -> None:
-        """Give the pages that the pending step fills their places before it has ended: all of their tokens are known. So the next step can
-        be built meanwhile. Nothing is written yet (`ModelRunner.submit`)."""
+        """Assign places to the pages that the pending step fills, before it ends: all their tokens are known. The next step can then be
+        built meanwhile. Nothing is written yet (`ModelRunner.submit`)."""
         pending = self._pending
         if pending is None or not pending.needs_commit:
             return
@@ -350,7 +351,7 @@ class Engine:
             elif s.snapshot_points and s.num_computed_tokens in s.snapshot_points and not self._is_pending(s):
                 self.kv_cache_manager.cache_prefix(s)
 
-    def _let_adapters_go(self) -> None:
+    def _release_adapters(self) -> None:
         if self._adapted is not None and self._adapted.leaving:
             self._adapted.release([s.adapter for s in (*self.scheduler.running, *self.scheduler.waiting) if s.adapter is not None])
 
@@ -362,9 +363,9 @@ class Engine:
     def _is_pending(self, sequence: Sequence) -> bool:
         return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
 
-    def _does_without_kernels(self, error: BaseException) -> bool:
-        """Whether GPU kernels may be to blame. Plain MLX is used instead from now on, and the engine begins anew with the same sequences,
-        which compute again what is known of them, as after a preemption."""
+    def _retry_without_kernels(self, error: BaseException) -> bool:
+        """True if GPU kernels may have caused the error. Plain MLX is used from now on. The engine restarts with the same sequences, which
+        recompute their known tokens, as after a preemption."""
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
         if not disable_guilty(error, layers, replays=self.runner.replays):
@@ -376,14 +377,14 @@ class Engine:
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
         before = self.scheduler
         for sequence in list(before.running):
-            if sequence.finish_reason:  # it has all its tokens, and the step failed before it was removed
+            if sequence.finish_reason:  # complete, but the step failed before its removal
                 self._ended += ended_stats(sequence)
                 before.remove(sequence)
             sequence.preempt()
         self._start()
         self.scheduler.inherit(before)
         del before, layers, drafts
-        clear_frames(error.__traceback__)  # they hold the old cache
+        clear_frames(error.__traceback__)  # its frames refer to the old cache
         unpacking.run()
         return True
 

@@ -1,4 +1,4 @@
-"""What a step of the engine reports."""
+"""Events that a step of the engine reports."""
 
 from __future__ import annotations
 
@@ -15,50 +15,45 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token that a sequence got."""
+    """A new token of a sequence."""
 
     sequence: Sequence
-    """Whose token it is."""
     token_id: int
-    """The token."""
     logprob: float | None = None
-    """Its log-probability (natural), if the sequence asked for it."""
+    """Its log-probability (natural), if the sequence wants it."""
     top: tuple[tuple[int, float], ...] = ()
-    """The likeliest tokens as (id, log-probability), likeliest first."""
+    """(id, log-probability) of the likeliest tokens, likeliest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Logits:
-    """Logits of a sequence that wants them; the same come again if it had to give its pages back and start anew."""
+    """Logits of a sequence that wants them. A preempted sequence reports them again."""
 
     sequence: Sequence
-    """Whose they are."""
     rows: mx.array
     """float32 `[rows, vocab]`."""
     past: int = 0
-    """The position of the first row."""
+    """Position of the first row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pooled:
-    """What a chunk of a sequence adds to its vector; all of it comes again if it had to give its pages back."""
+    """The part of a vector that comes from one chunk. A preempted sequence reports all parts again."""
 
     sequence: Sequence
-    """Whose it is."""
     part: mx.array
-    """float32 `[1, n]`, to be added to those of the chunks before."""
+    """float32 `[1, n]`, to add to the parts of earlier chunks."""
     past: int
     """Tokens before the chunk."""
     is_last: bool
-    """Whether the chunk ends the text."""
+    """True if the chunk ends the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence ended without a token: its time was up."""
+    """A sequence ended without a new token, at its deadline."""
 
     sequence: Sequence
-    """Which one."""
 
 
 Event = Union[Token, Logits, Pooled, Ended]
@@ -66,15 +61,15 @@ Event = Union[Token, Logits, Pooled, Ended]
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What `Engine.watch` is told of each step that was computed."""
+    """The argument of `Engine.watch`, for each computed step."""
 
     schedule: Schedule
-    """What it computed: rows of prompts and of answers, by sequence."""
+    """The scheduled rows, by sequence."""
     events: list[Event]
-    """What its sequences got."""
+    """The results of its sequences."""
     began: float
-    """When the device could begin with it, in seconds of `perf_counter`: it was submitted, and the step before it had ended."""
+    """Time when the device could start it, in seconds of `perf_counter`: submitted, and the step before ended."""
     ended: float
-    """When its results were read, likewise."""
+    """Time when its results were read, likewise."""
     waiting: int
-    """Sequences that had no place at that time."""
+    """Sequences that were waiting at that time."""

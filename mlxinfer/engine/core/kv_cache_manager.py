@@ -1,4 +1,4 @@
-"""Gives sequences their slots in the cache, with what is known of their beginning, and takes them back."""
+"""Allocates and frees the cache slots of sequences, and shares cached prefixes between them."""
 
 from __future__ import annotations
 
@@ -14,36 +14,36 @@ from .sequence import Sequence
 
 
 class KVCacheManager:
-    """Stands between the scheduler, which knows who is next, and the cache, which knows what there is room for."""
+    """Connects the scheduler, which chooses the next sequence, with the cache, which knows the free pages."""
 
     def __init__(self, cache: PagedCache, scheduler: Scheduler, rope: RopeRegime, chunks: ChunkPolicy, *, prefix_cache: bool) -> None:
-        """`prefix_cache`: sequences with the same beginning share its pages."""
+        """`prefix_cache`: sequences with the same prefix share its pages."""
         self._cache = cache
         self._scheduler = scheduler
         self._rope = rope
         self._chunks = chunks
         self._prefix_cache = prefix_cache
         self.leaders: list[Sequence] = []
-        """Sequences whose further samples are still to fork from them."""
+        """Sequences from which other samples have yet to fork."""
         self.restarts = rope.boundary is not None
-        """Whether sequences may have to be computed again (`must_restart`)."""
+        """True if sequences may have to be computed again (`must_restart`)."""
         self._between_steps = True
 
     def admit(self, *, between_steps: bool) -> None:
-        """Let those begin that are first in line, as far as there is room. `between_steps`: no step is pending."""
+        """Admit waiting sequences in order while there is room. `between_steps`: no step is pending."""
         self._between_steps = between_steps
         if self.restarts:
             for sequence in filter(self.must_restart, self._scheduler.running):
                 self._restart(sequence)
         self._fork_all()
         if self._scheduler.admit(self.allocate):
-            self._fork_all()  # all of a prompt may be cached already
+            self._fork_all()  # a whole prompt may be cached already
 
     def allocate(self, sequence: Sequence) -> Allocation:
-        """Give a sequence its slot, with whatever of its tokens is cached already."""
+        """Give a sequence its slot, with the cached prefix of its tokens."""
         salt = self._cache_salt(sequence)
         if salt is not None:
-            store, self._between_steps = self._between_steps, False  # once, as it takes time
+            store, self._between_steps = self._between_steps, False  # once, because it takes time
             if self._cache.prefetch(sequence.tokens, salt, store=store):
                 return Allocation.LOADING
         match = None if salt is None else self._cache.find(sequence.tokens, salt)
@@ -56,7 +56,7 @@ class KVCacheManager:
         return Allocation.DONE
 
     def free(self, sequence: Sequence) -> None:
-        """Take the slot back; what was computed stays cached as long as there is room. No pending step may use it."""
+        """Free the slot, which no pending step may use. Its pages stay cached while there is room."""
         assert sequence.slot is not None
         self.cache_prefix(sequence)
         self._cache.release(sequence.slot)
@@ -65,18 +65,18 @@ class KVCacheManager:
             self.leaders.remove(sequence)
 
     def preempt(self, sequence: Sequence) -> None:
-        """Give its pages to others. It comes back, and computes again what is not cached by then."""
+        """Free the pages of a sequence for others. It waits again, and later recomputes tokens that are not cached any more."""
         self.free(sequence)
         sequence.preempt()
         self._scheduler.requeue(sequence)
 
     def cache_prefix(self, sequence: Sequence) -> None:
-        """Keep what a sequence has computed so far for others that begin alike, its last page included, though that is not full."""
+        """Cache the computed tokens of a sequence for others with the same prefix, its partial last page included."""
         if sequence.slot is not None and self._chunks.snapshots and self._cache_salt(sequence) is not None:
             self._cache.keep(sequence.slot, sequence.tokens[: sequence.num_computed_tokens])
 
     def must_restart(self, sequence: Sequence) -> bool:
-        """Whether all of a running sequence has to be computed again, because its length has changed its rope."""
+        """True if a running sequence must be computed again, because its length has changed its rope."""
         return self._rope.must_restart(sequence)
 
     def _restart(self, sequence: Sequence) -> None:
@@ -86,18 +86,18 @@ class KVCacheManager:
         sequence.attach(self._cache.open(None, self._cache_salt(sequence)))
 
     def _has_room(self, newcomer: PageDemand) -> bool:
-        """Whether it can run next to the others for a while: a page more for each, so that none has to leave at once."""
+        """True if it fits with one more page for every running sequence, so that none is preempted at once."""
         running = self._scheduler.running
         return self._cache.room([*(PageDemand(s.slot, s.num_computed_tokens, s.remaining + PAGE) for s in running), newcomer])
 
     def _cache_salt(self, sequence: Sequence) -> str | None:
-        """What its keys and values depend on besides its tokens; None if they are not shared."""
+        """Everything that its keys and values depend on besides its tokens; None if they are not shared."""
         whole = sequence.wants_logits or (sequence.pooling is not None and not sequence.pooling.may_skip)
         shared = self._prefix_cache and not whole and sequence.hooks is None
         salt = self._rope.cache_salt(sequence) if shared else None
         if salt is not None and sequence.adapter is not None:
             salt = f"{salt} adapter {sequence.adapter.digest}"
-        if salt is not None and sequence.cache_salt:  # as a digest: it may be a secret, and salts are in KV events
+        if salt is not None and sequence.cache_salt:  # a digest: it may be a secret, and KV events contain salts
             salt = f"{salt} of {blake2b(sequence.cache_salt.encode(errors='surrogatepass'), digest_size=16).hexdigest()}"
         return salt
 
@@ -107,10 +107,10 @@ class KVCacheManager:
                 self._fork(leader)
 
     def _fork(self, leader: Sequence) -> None:
-        """Its samples take the leader's past and run from here on; they wait where there is no room for all of them."""
+        """Let the samples of a leader continue from its computed tokens; those without room wait."""
         assert leader.slot is not None
         for sample in reversed(leader.samples_to_fork):
-            if sample.finish_reason:  # ended while the chunk before the fork was computed
+            if sample.finish_reason:  # ended during the chunk before the fork
                 continue
             fits = self._has_room(PageDemand(leader.slot, leader.num_computed_tokens, 1 + PAGE))
             if len(self._scheduler.running) >= self._scheduler.max_num_seqs or not fits:

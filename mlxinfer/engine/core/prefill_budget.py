@@ -1,4 +1,4 @@
-"""How much of the prompts is read next to running answers, so that these keep their share of the speed they have alone."""
+"""Limits the prompt rows of a step, so that running answers keep a share of the speed that they have alone."""
 
 from __future__ import annotations
 
@@ -8,45 +8,46 @@ from ...cache.pages import PAGE
 from .step_times import StepTimes
 
 _NEARLY_BEST = 0.9
-"""The smallest chunk is taken that reads this part of what the best one reads in the same time: streams stay smooth."""
+"""Use the smallest chunk with at least this part of the best chunk's rows per second: streams stay smooth."""
 _FIRST_ROWS = 16
 """Rows of prompts in the first step that has any."""
 _MIXED_STEPS = 32
-"""After this many steps with prompts there is one without, so that it stays known how long one takes."""
+"""Steps with prompts after which one without is measured."""
 _RARE = 0.02
-"""The cost of a chunk is never known more exactly than to this part of a step."""
+"""Least cost of a chunk, as a part of a step: measurements are no more exact."""
 _QUIET_S = 1.0
-"""Seconds that a step may take where no answer runs: an interrupt waits for that long, and a GPU's watchdog for a few seconds more."""
+"""Longest step in seconds if no answer runs. An interrupt waits that long; a GPU's watchdog waits a few seconds more."""
 _QUIET_ROWS, _LEAST_ROWS = 512, 256
-"""Rows of such a step before one was measured, and the least: shorter ones read prompts more slowly."""
+"""Rows of such a step before one was measured, and its least rows: shorter steps read prompts more slowly."""
 
 
 class PrefillBudget:
-    """An account of seconds. A step in which answers get a token each pays in what that may cost, `t / share` where `t` is its time
-    without prompts, and takes out what it did cost. Prompts are read from what is there, in chunks of the size that reads most for
-    its cost, which may have to be saved up for. A balance below zero, after a misjudged step or a short prompt, is paid back first.
+    """An account of seconds. Each decode step credits `t / share`, where `t` is its time without prompts, and debits its duration.
+
+    Prompts are read from the balance, in chunks of the size with the most rows per second. Such a chunk may have to be saved up for.
+    A negative balance, after a misjudged step or a short prompt, is paid back first.
     """
 
     def __init__(self, times: StepTimes, *, share: float, max_step_s: float) -> None:
-        """`share`: the part of their speed that answers keep; `max_step_s`: seconds that a step with prompts may take. Raises `ValueError`
-        for a share that is none."""
+        """`share`: the part of their speed that answers keep. `max_step_s`: longest step with prompts, in seconds. Raises `ValueError`
+        unless 0 < share <= 1."""
         if not 0 < share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, not {share}")
         self.times = times
         self.share = share
         self.max_step_s = max_step_s
         self.balance = 0.0
-        """Seconds that may be spent on prompts."""
+        """Seconds available for prompts."""
         self.plain: defaultdict[int, int] = defaultdict(int)
-        """Steps without prompts that have not been booked yet, by their rows: whoever schedules one counts it here."""
+        """Steps without prompts that are not booked yet, by their rows; the scheduler counts them here."""
         self._planned: deque[tuple[int, int, float]] = deque()
         self._target = 0.0
         self._explored = False
         self._mixed = 0
 
     def allowance(self, decode_rows: int, wanted: int, most: int, shortest: int = 0) -> int:
-        """Rows of prompts for a step with `decode_rows` rows of answers, of the `wanted` that are left to read and at most `most`. The
-        next prompt in line has `shortest` rows left: it may overdraw the account a little if that brings it to its end."""
+        """Rows of prompts for a step with `decode_rows` rows of answers: at most `most`, of `wanted` remaining ones. The next prompt has
+        `shortest` rows left, and may overdraw the account a little if it then ends."""
         most = min(wanted, most)
         if not decode_rows or most <= 0:
             return max(min(most, self._quiet_rows()), 0)
@@ -68,16 +69,16 @@ class PrefillBudget:
         return self._affordable(chunk, cost, most, limit, floor)
 
     def must_measure(self, decode_rows: int, prefill_rows: int, most: int) -> bool:
-        """Whether a step has to be timed before the next one, of up to `most` rows, is scheduled: the first that only reads a prompt."""
+        """True if a step must be timed before the next one, of up to `most` rows, is scheduled: the first step without answers."""
         return most > _QUIET_ROWS <= prefill_rows and not decode_rows and not self.times.reading
 
     def _quiet_rows(self) -> int:
-        """Rows of a step that no answer waits for."""
+        """Rows of a step without answers."""
         reading = self.times.reading
         return max(int(_QUIET_S / reading), _LEAST_ROWS) if reading else _QUIET_ROWS
 
     def commit(self, decode_rows: int, prefill_rows: int) -> None:
-        """Book what the next step, which reads prompts, will probably cost."""
+        """Book the expected cost of the next step, which reads prompts."""
         self._credit()
         self._mixed = self._mixed + 1 if decode_rows else 0
         alone = self.times.alone(decode_rows) if decode_rows else None
@@ -91,7 +92,7 @@ class PrefillBudget:
             self._planned.popleft()
 
     def _credit(self) -> None:
-        """Book the steps without prompts since the last one with prompts: what they pay in, up to what may be saved."""
+        """Book the credits of the steps without prompts since the last one with prompts, up to the maximum balance."""
         if not self.plain:
             return
         for rows, steps in self.plain.items():
@@ -101,8 +102,8 @@ class PrefillBudget:
         self._mixed = 0
 
     def observe(self, decode_rows: int, prefill_rows: int, seconds: float) -> None:
-        """What a step with prompts took that was committed, in seconds from the end of the one before it; `times` has learnt from it
-        already. A step without prompts is its own measure: its noise is no fault of the prompts, so that it need not be told."""
+        """Replace the expected cost of a committed step by the measured one: `seconds` from the end of the step before. `times` has
+        learnt from the step already. Steps without prompts change nothing: their noise does not come from prompts."""
         if not decode_rows or not prefill_rows:
             return
         booked = self._booked(decode_rows, prefill_rows)
@@ -118,11 +119,11 @@ class PrefillBudget:
         return 0.0
 
     def _alone(self, rows: int) -> float | None:
-        """Seconds of a step without prompts; None if one has to be measured first."""
+        """Seconds of a step without prompts; None if one must be measured first."""
         return self.times.alone(rows) if self._mixed < _MIXED_STEPS and self.times.knows(rows) else None
 
     def _first(self, alone: float, limit: float, most: int) -> int:
-        """Nothing is known yet: a row costs at most what the whole step costs."""
+        """Rows of the first chunk. Without measurements, a row costs at most as much as the whole step."""
         if self.balance < 0:
             return 0
         return max(1, min(_FIRST_ROWS, most, int(limit / alone)))
@@ -133,7 +134,7 @@ class PrefillBudget:
         return max(seconds, floor)
 
     def _chunk(self, most: int, limit: float, floor: float) -> tuple[int, float]:
-        """The size to save up for, and its cost."""
+        """(rows of the chunk to save up for, its cost)."""
         known = min(2 * self.times.prompts.largest, most)
         sizes = [s for s in _SIZES if s < known] + [known]
         costs = [self._cost(s, floor) for s in sizes]
@@ -142,7 +143,7 @@ class PrefillBudget:
             self._explored = True
         best = max(s / c for s, c in within)
         if not self._explored and not self.times.prompts.knows(known):
-            # Larger chunks are tried until they clearly cost more for what they read.
+            # Larger chunks are tried until they are clearly slower per row.
             largest = self.times.prompts.largest
             self._explored = largest / self._cost(largest, floor) < best / 2
             if not self._explored:
@@ -150,7 +151,7 @@ class PrefillBudget:
         return next((s, c) for s, c in within if s / c >= _NEARLY_BEST * best)
 
     def _affordable(self, chunk: int, cost: float, most: int, limit: float, floor: float) -> int:
-        """Nothing until the chunk can be paid, then all that can be paid."""
+        """0 until the chunk is affordable, then the most rows that are."""
         if self.balance < cost:
             return 0
         budget = min(self.balance, limit)

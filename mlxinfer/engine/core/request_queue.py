@@ -1,4 +1,4 @@
-"""The requests that wait: bounded, by priority, fair between clients, first come first served for each."""
+"""The waiting list: bounded, ordered by priority, fair between clients, first come first served within a client."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 
 class VirtualTokenCounter:
-    """Tokens computed for each client, of prompts and answers alike, on a common scale.
+    """Tokens computed for each client, in prompts and answers, on a common scale.
 
-    A client that joins starts at the least served of those that are active, or where it was when it left if that is more: being away
-    earns no credit, and leaving for a moment pays no debt. These are the start tags of start-time fair queueing (Goyal, Vin and Cheng,
-    SIGCOMM 1996), with tokens as the unit as in the virtual token counter (Sheng et al., OSDI 2024).
+    A client that joins starts at the count of the least served active client, or at its own earlier count if that is higher. Absence earns
+    no credit, and leaving briefly pays no debt. These are the start tags of start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996),
+    in tokens as in the virtual token counter (Sheng et al., OSDI 2024).
     """
 
     def __init__(self) -> None:
         self.served: dict[str, float] = {}
-        """Tokens by client. Whoever computes some for an active client adds them here."""
+        """Tokens by client. The scheduler adds those that it schedules."""
         self._active: dict[str, int] = {}
         self._least: list[tuple[float, str]] = []
         self._floor = 0.0
@@ -35,7 +35,7 @@ class VirtualTokenCounter:
         return self.served.get(client, 0.0)
 
     def join(self, client: str) -> None:
-        """One more sequence of this client is waiting or running."""
+        """Note one more waiting or running sequence of this client."""
         count = self._active.get(client, 0)
         if not count and self._active:
             self._floor = max(self._floor, self._least_active())
@@ -46,7 +46,7 @@ class VirtualTokenCounter:
         heapq.heappush(self._least, (served, client))
 
     def leave(self, client: str) -> None:
-        """One of its sequences has ended. Leaving more often than joining is harmless."""
+        """Note that one of its sequences ended. Leaving more often than joining is harmless."""
         count = self._active.get(client, 0)
         if count > 1:
             self._active[client] = count - 1
@@ -55,7 +55,7 @@ class VirtualTokenCounter:
             self._forget()
 
     def _least_active(self) -> float:
-        """Entries of the heap may be too low, as clients are served, but never too high: the first that is right is the least."""
+        """The least count. Entries of the heap may be too low, but never too high, so the first correct one is the least."""
         while self._least:
             served, client = self._least[0]
             if client not in self._active or client not in self.served:
@@ -67,7 +67,7 @@ class VirtualTokenCounter:
         return self._floor
 
     def _forget(self) -> None:
-        """Drop what no longer matters: everything when no client is active, else the clients that a new start would place no lower."""
+        """Drop all counts if no client is active, otherwise those of absent clients that a new start would place no lower."""
         if not self._active:
             self.served.clear()
             self._least.clear()
@@ -75,7 +75,7 @@ class VirtualTokenCounter:
         elif len(self.served) > 2 * len(self._active) + 64:
             self._floor = max(self._floor, self._least_active())
             away = sorted((served, client) for client, served in self.served.items() if client not in self._active)
-            # At the latest half of them go, so that the names of clients never pile up.
+            # At least half of them go, so that names of clients never pile up.
             for place, (served, client) in enumerate(away):
                 if served <= self._floor or place < len(away) // 2:
                     del self.served[client]
@@ -84,25 +84,25 @@ class VirtualTokenCounter:
 
 
 Key = tuple[int, int, float, int]
-"""Priority, 0 for those that come back and 1 for newcomers, what the client was served, arrival."""
+"""(priority, 0 for preempted sequences and 1 for new ones, tokens of the client, arrival)."""
 
 
 @dataclass(slots=True)
 class _Line:
-    """Sequences of one priority in the order of arrival: newcomers of one client, or all that come back."""
+    """Sequences of one priority in order of arrival: new ones of one client, or all preempted ones."""
 
     priority: int
     client: str | None
     members: OrderedDict[Sequence, None] = field(default_factory=OrderedDict)
     entered: Key | None = None
-    """The key under which the heap of lines has it."""
+    """Its key in the heap of lines."""
 
 
 class RequestQueue:
-    """Order: `priority`, lower first; then sequences that ran already, by arrival; then clients, the least served first; then arrival.
+    """Order: `priority`, lower first; then sequences that ran already, by arrival; then the least served client; then arrival.
 
-    Adding, taking and removing cost the logarithm of the number of clients. A key only grows while its line waits, as clients are served,
-    so an outdated one is found when it comes up, and mended then.
+    Adding, taking and removing cost the logarithm of the number of clients. A key only grows while its line waits, because clients are
+    served meanwhile. An outdated key is therefore found and corrected when it reaches the top.
     """
 
     def __init__(self, max_waiting: int, service: VirtualTokenCounter | None = None) -> None:
@@ -111,7 +111,7 @@ class RequestQueue:
         self._lines: dict[tuple[int, str | None], _Line] = {}
         self._heap: list[tuple[Key, int, _Line]] = []
         self.sequences: dict[Sequence, _Line] = {}
-        """Those that wait, each with its line. Only read from outside."""
+        """Waiting sequences, each with its line. Read-only for others."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._ticket = 0
 
@@ -122,7 +122,7 @@ class RequestQueue:
         return sequence in self.sequences
 
     def __iter__(self) -> Iterator[Sequence]:
-        """All of them, line by line; the order of service is only known one at a time (`peek`)."""
+        """Iterate over all, line by line. `peek` gives the order of service, one at a time."""
         return iter(list(self.sequences))
 
     def check(self, count: int = 1) -> None:
@@ -134,23 +134,23 @@ class RequestQueue:
             )
 
     def push(self, sequence: Sequence) -> None:
-        """Let a newcomer wait. Raises `QueueFullError`."""
+        """Add a new sequence. Raises `QueueFullError`."""
         self.check()
         line = self._line(sequence.priority, sequence.client_id)
         line.members[sequence] = None
-        self._entered(sequence, line)
+        self._note_entry(sequence, line)
 
     def push_back(self, sequence: Sequence) -> None:
-        """Let one wait that was accepted before: it goes before all newcomers of its priority, and is never refused."""
+        """Add a sequence that was accepted before. It precedes all new ones of its priority and is never refused."""
         line = self._line(sequence.priority, None)
         later = [s for s in line.members if s.arrival > sequence.arrival]
         line.members[sequence] = None
         for s in later:
             line.members.move_to_end(s)
-        self._entered(sequence, line)
+        self._note_entry(sequence, line)
 
     def peek(self) -> Sequence | None:
-        """The next one, which stays."""
+        """The next sequence, which stays in the queue."""
         while self._heap:
             key, _, line = self._heap[0]
             if key != line.entered:
@@ -166,7 +166,7 @@ class RequestQueue:
         return None
 
     def remove(self, sequence: Sequence) -> bool:
-        """Whether it was there."""
+        """Remove a sequence. Returns True if it was waiting."""
         line = self.sequences.pop(sequence, None)
         if line is None:
             return False
@@ -174,12 +174,12 @@ class RequestQueue:
         if not line.members:
             del self._lines[line.priority, line.client]
             line.entered = None
-            self._tidy()
+            self._drop_stale()
         return True
 
     @contextmanager
     def aside(self) -> Iterator[Callable[[Sequence], int]]:
-        """A function that passes over the next one, and returns how many were; at the end they have their places again."""
+        """Yield a function that sets a sequence aside and returns how many are. At the end all return to their places."""
         passed: list[tuple[Sequence, _Line]] = []
 
         def set_aside(sequence: Sequence) -> int:
@@ -194,10 +194,10 @@ class RequestQueue:
                 line = self._line(before.priority, before.client)
                 line.members[sequence] = None
                 line.members.move_to_end(sequence, last=False)
-                self._entered(sequence, line)
+                self._note_entry(sequence, line)
 
     def expired(self, now: float) -> list[Sequence]:
-        """Those whose deadline has passed; they stay until they are removed."""
+        """Sequences whose deadline has passed; they stay until they are removed."""
         if not self._deadlines or self._deadlines[0][0] > now:
             return []
         passed = []
@@ -215,7 +215,7 @@ class RequestQueue:
             line = self._lines[priority, client] = _Line(priority, client)
         return line
 
-    def _entered(self, sequence: Sequence, line: _Line) -> None:
+    def _note_entry(self, sequence: Sequence, line: _Line) -> None:
         assert sequence not in self.sequences, "it is waiting already"
         self.sequences[sequence] = line
         key = self._key(line)
@@ -231,8 +231,8 @@ class RequestQueue:
             return line.priority, 0, 0.0, arrival
         return line.priority, 1, self.service.of(line.client), arrival
 
-    def _tidy(self) -> None:
-        """Entries of lines and deadlines that are gone leave when they come up; when they are most of what there is, at once."""
+    def _drop_stale(self) -> None:
+        """Drop stale entries of both heaps if they are the majority. Otherwise they are dropped at the top."""
         if len(self._heap) > 2 * len(self._lines) + 64:
             self._heap = [entry for entry in self._heap if entry[0] == entry[2].entered]
             heapq.heapify(self._heap)

@@ -1,9 +1,9 @@
-"""Which sequences get how many tokens in the next step. Knows counts, and no arrays; it only picks, and changes no sequence.
+"""Chooses the sequences and tokens of the next step. It works on counts, without arrays, and changes no sequence.
 
-Every answer that needs a token gets it. What `PrefillBudget` allows in addition goes to prompts: by priority, then by service to the
-client, then by arrival. So clients take turns chunk by chunk, a short prompt never waits for the whole of another client's long one, and
-prompts of one client are read one after another. Where pages run out, chunks shrink or wait, then the youngest sequence gives its pages
-back; the oldest of the highest priority always goes on, so all of them end.
+Every answer that needs a token gets it. Prompts get what `PrefillBudget` allows in addition: by priority, then the least served client,
+then arrival. Clients thus alternate chunk by chunk, a short prompt never waits for the whole of another client's long one, and prompts of
+one client are read one after another. If pages run out, chunks shrink or wait, then the youngest sequence is preempted. The oldest of the
+highest priority always continues, so all sequences end.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ if TYPE_CHECKING:
 
 
 class Allocation(Enum):
-    """What came of the attempt to give a waiting sequence its slot."""
+    """Result of the attempt to give a waiting sequence its slot."""
 
     DONE = "done"
     NO_ROOM = "no room"
-    """The sequences that run need the pages."""
+    """Running sequences need the pages."""
     LOADING = "loading"
-    """What is cached of it is being read from disk, or comes from another machine."""
+    """Its cached prefix is being read from disk or from another machine."""
 
 
 _MOST_LOADING = 4
-"""Sequences whose beginnings may be on their way; those behind them wait."""
+"""Sequences whose prefixes may be loading at once; later ones wait."""
 
 
 class PageBudget(Protocol):
-    """What the scheduler sees of the cache."""
+    """The cache as the scheduler sees it."""
 
     def room(self, growth: Many[PageDemand]) -> bool:
-        """Whether there are pages for all of this in one step."""
+        """Return True if one step has pages for all of `growth`."""
         ...
 
 
@@ -51,7 +51,7 @@ def _rank(sequence: Sequence) -> tuple[int, int]:
 
 
 class Scheduler:
-    """Holds the sequences that run and those that wait."""
+    """The running and the waiting sequences."""
 
     def __init__(
         self,
@@ -64,8 +64,8 @@ class Scheduler:
         chunks: ChunkPolicy | None = None,
         max_scored_rows: int = 2**31,
     ) -> None:
-        """`max_num_batched_tokens`: rows of a step; `max_num_seqs`: sequences that run at once; `max_scored_rows`: rows of prompts whose
-        logits are asked for. Raises `ValueError` where the rows are too few for the sequences."""
+        """`max_num_batched_tokens`: rows of a step. `max_num_seqs`: running sequences. `max_scored_rows`: rows of a step whose logits are
+        returned. Raises `ValueError` if the rows are too few for the sequences."""
         chunks = chunks or ChunkPolicy()
         least = chunks.least_rows(max_num_seqs)
         if not 1 <= max_num_seqs <= least <= max_num_batched_tokens:
@@ -80,15 +80,15 @@ class Scheduler:
         self.running: list[Sequence] = []
         self._arrivals = 0
         self._blocked: int | None = None
-        """Priority of the first in line, if it found no seat or no room."""
+        """Priority of the next waiting sequence, if it found no seat or no room."""
 
     @property
     def idle(self) -> bool:
-        """Whether nothing runs and nothing waits."""
+        """True if no sequence runs or waits."""
         return not self.running and not self.waiting.sequences
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait. Raises `QueueFullError`."""
+        """Queue a sequence. Raises `QueueFullError`."""
         self.waiting.check()
         self._arrivals = max(sequence.arrival, self._arrivals + 1)
         sequence.arrive(self._arrivals)
@@ -96,12 +96,12 @@ class Scheduler:
         self.waiting.push(sequence)
 
     def run(self, sequence: Sequence) -> None:
-        """Let a sequence that was never added, a fork of one that runs, run at once; it has its slot already."""
+        """Run a fork of a running sequence at once; it has its slot already."""
         self.waiting.service.join(sequence.client_id)
         self.running.append(sequence)
 
     def requeue(self, sequence: Sequence) -> None:
-        """Let a sequence wait that ran, or a fork that finds no room: its place is before all newcomers of its priority."""
+        """Queue a sequence that ran, or a fork without room, before all new ones of its priority."""
         if sequence in self.running:
             self.running.remove(sequence)
         else:
@@ -110,14 +110,13 @@ class Scheduler:
         self._blocked = None
 
     def inherit(self, before: Scheduler) -> None:
-        """Take over all sequences of another scheduler, which is not used any more. Those that ran there have given their slots up, and are
-        the first to wait."""
+        """Take over all sequences of a scheduler that is not used any more. Its running ones have no slots now, and are queued first."""
         self.waiting, self._arrivals, self.running = before.waiting, before._arrivals, before.running
         for sequence in list(self.running):
             self.requeue(sequence)
 
     def remove(self, sequence: Sequence) -> None:
-        """Forget a sequence that has ended. Harmless if it is not here."""
+        """Remove an ended sequence. Harmless if it is not here."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif self.waiting.remove(sequence):
@@ -132,8 +131,8 @@ class Scheduler:
         return late + self.waiting.expired(now) if self.waiting.sequences else late
 
     def admit(self, allocate: Callable[[Sequence], Allocation]) -> list[Sequence]:
-        """Let those run that are first in line, as long as there are seats and `allocate` finds room. Returns them. Nobody waits for
-        what is loaded of another one, which keeps its place."""
+        """Run waiting sequences in order while there are seats and `allocate` finds room, and return them. A request whose prefix is
+        still loading keeps its place and blocks no other request."""
         admitted: list[Sequence] = []
         self._blocked = None
         with self.waiting.aside() as set_aside:
@@ -150,11 +149,11 @@ class Scheduler:
         return admitted
 
     def must_measure(self, submitted: Schedule) -> bool:
-        """Whether the number of rows to schedule next depends on how long this step takes."""
+        """True if the rows of the next step depend on the duration of this one."""
         return self.budget.must_measure(submitted.decode_rows, submitted.prefill_rows, self.max_num_batched_tokens)
 
     def schedule(self) -> Schedule:
-        """The next step, given that those before it were submitted. After a preemption, call it again."""
+        """The next step, after the previous ones were submitted. Call it again after a preemption."""
         decode: list[Sequence] = []
         prefill: list[Sequence] = []
         for s in self.running:
@@ -187,12 +186,12 @@ class Scheduler:
         return Schedule(work, [], decode_rows, prefill_rows, drafts)
 
     def _make_room(self, ready: list[Sequence]) -> Schedule:
-        """The youngest leaves. If only one is left, those that have ended still hold pages until their last step was collected."""
+        """Preempt the youngest. If only one is left, ended sequences hold pages until their last step is collected."""
         return Schedule(preempt=[max(ready, key=_rank)]) if len(ready) > 1 else Schedule()
 
     def _decode_work(self, decode: list[Sequence], spare: int, *, sharing: bool) -> tuple[list[ScheduledSequence], int]:
-        """A row for each answer, and its drafts as far as `spare` rows go, or half of those where prompts are read in the same step.
-        Returns the number of drafts too."""
+        """A row for each answer, and drafts in up to `spare` rows, or half of them if the step reads prompts too (`sharing`). Also returns
+        the number of drafts."""
         spare = left = spare // 2 if sharing else spare
         work = []
         for s in decode:
@@ -202,7 +201,7 @@ class Scheduler:
         return work, spare - left
 
     def _chunks(self, prefill: list[Sequence], decode_rows: int, growth: list[PageDemand]) -> list[ScheduledSequence] | None:
-        """Chunks of prompts; None if pages are so short that the first of all sequences would not go on."""
+        """Chunks of prompts; None if the first of all running sequences gets no pages."""
         service = self.waiting.service
         line = sorted(prefill, key=lambda s: (s.priority, service.of(s.client_id), s.arrival)) if len(prefill) > 1 else prefill
         wanted = sum([s.remaining for s in line])
@@ -226,7 +225,7 @@ class Scheduler:
         return work
 
     def _fitting(self, sequence: Sequence, count: int, growth: list[PageDemand]) -> int:
-        """`count`, or as much of it as there are pages for."""
+        """`count`, or as many tokens as there are pages for."""
         past = sequence.num_computed_tokens
         full = (past + count) // PAGE - past // PAGE
         if not full or self.pages.room([*growth, PageDemand(sequence.slot, past, count)]):

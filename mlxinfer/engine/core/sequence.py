@@ -1,6 +1,6 @@
-"""One sequence being generated: how far it is known, and how far it is computed. There are no phases.
+"""One sequence: its known tokens and its computed tokens. There are no phases.
 
-Only this module assigns the fields; every other one calls the verbs (tests/test_forbidden_code.py checks this).
+Only this module assigns the fields; other modules call methods (tests/test_forbidden_code.py checks this).
 """
 
 from __future__ import annotations
@@ -28,81 +28,79 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """Tokens `0 .. num_computed_tokens` have their keys and values in the cache, or in a step that was submitted. Tokens up to
-    `num_tokens` are known: the host has read `tokens`, and at most one more, `pending_token`, is on the device only.
+    """Tokens below `num_computed_tokens` have their keys and values in the cache, or in a submitted step. Tokens below `num_tokens` are
+    known: the host has read `tokens`, and at most one more, `pending_token`, is on the device only.
     """
 
     prompt: list[int]
     """Token ids."""
     params: SamplingParams
-    """How its tokens are chosen; the engine does not look at `n`, `seed`, `stop` and `max_tokens`."""
+    """Sampling parameters; the engine ignores `n`, `seed`, `stop` and `max_tokens`."""
     seed: int
-    """64 bits; with a token's position it makes that token's noise."""
+    """64 bits; with a token's position it determines that token's noise."""
     max_length: int
-    """Tokens at which it ends: prompt plus `max_tokens`, within the context."""
+    """Maximum length: prompt plus `max_tokens`, within the context."""
     stop_ids: frozenset[int] = frozenset()
     """Tokens that end it."""
     index: int = 0
-    """Which of a request's samples it is."""
+    """Index among the samples of its request."""
     wants_logits: bool = False
-    """Logits of all its tokens are reported, and none is sampled."""
+    """True to report the logits of all its tokens and sample none."""
     samples_to_fork: list[Sequence] = field(default_factory=list)
-    """Further samples of the same prompt: they fork from this one before its last prompt token is computed."""
+    """Other samples of the same prompt, which fork from this one before its last prompt token is computed."""
     cache_salt: str = ""
-    """Its pages are shared only with sequences of the same salt."""
+    """Only sequences with the same salt share its pages."""
     client_id: str = ""
-    """Clients get their turns evenly."""
+    """Clients are served evenly."""
     priority: int = 0
     """Lower is served first."""
     deadline: float | None = None
-    """When it ends with what it has, in seconds of `perf_counter`."""
+    """Time at which it ends with what it has, in seconds of `perf_counter`."""
     snapshot_points: tuple[int, ...] = ()
-    """Lengths of the prompt, ascending, at which a message ends: what is computed up to there is kept for reuse."""
+    """Lengths of the prompt, ascending, at which the computed prefix is cached: ends of messages."""
     constraint: Constraint | None = None
-    """What the answer is held to; it has taken the tokens of `answer`. None for free text."""
+    """Constraint of the answer, advanced by the tokens of `answer`; None for free text."""
     chat: ChatPrompt | None = None
-    """How the answer is told apart into reasoning, content and calls; None for plain text."""
+    """The prompt whose format divides the answer into reasoning, content and calls; None for plain text."""
     hooks: Hooks | None = None
-    """What looks into the model while it computes this sequence, or changes it: it goes through the model without the others then, and
-    shares no pages with them. None for nothing."""
+    """Hooks that read or change the model's activations. Such a sequence goes through the model apart from others, and shares no pages with
+    them."""
     adapter: LoadedAdapter | None = None
-    """What changes the model's projections for it; None for the model as it is."""
+    """LoRA adapter; None for the plain model."""
 
     pooling: Pooling | None = None
-    """How its states become one vector, which is reported; no token is sampled then. None for answers and for logits."""
+    """Pooling of its states to one vector, which is reported instead of tokens; None for answers and logits."""
 
     tokens: list[int] = field(init=False)
     """Prompt and answer, as far as the host has read them."""
     num_tokens: int = field(init=False)
-    """Known tokens, with the one that is on the device only."""
+    """Known tokens, including one that is on the device only."""
     num_computed_tokens: int = field(init=False, default=0)
-    """Tokens whose keys and values are in the cache, or in a step that was submitted."""
+    """Tokens whose keys and values are in the cache, or in a submitted step."""
     rope_length: int = field(init=False)
-    """Tokens of the sequence when its prompt was admitted; rope variants that depend on the length go by it."""
+    """Length when its prompt was admitted, for rope variants that depend on the length."""
     awaited_token: tuple[mx.array, int] | None = field(init=False, default=None)
-    """uint32 tokens of a step, and which of them is the last known one, if the host has not read it."""
+    """(uint32 tokens of a step, index of the last known one), if the host has not read it."""
     drafts: Proposed = field(init=False, default_factory=list)
     """Tokens proposed after the last known one, for the next step to verify."""
     arrival: int = 0
-    """Its place in the order of arrival, which it keeps when it is preempted."""
+    """Place in the order of arrival, also after a preemption."""
     slot: int | None = field(init=False, default=None)
-    """Its place in the cache; None while it waits and after it has ended."""
+    """Slot in the cache; None while it waits and after its end."""
     finish_reason: FinishReason | None = field(init=False, default=None)
-    """Why it ended; None while it has not."""
+    """Reason of its end; None before."""
     error: str = field(init=False, default="")
-    """What was wrong, if it ended with "error"."""
+    """The error, if `finish_reason` is "error"."""
     times: Times = field(init=False)
-    """When what happened to it."""
     reused_tokens: int = field(init=False, default=0)
-    """Tokens of the prompt that the cache had when the sequence was admitted."""
+    """Tokens of the prompt that were cached at admission."""
     cache_miss_reason: str = field(init=False, default="")
-    """Why they were not more."""
+    """Reason why no more were cached."""
     drafted_tokens: int = field(init=False, default=0)
-    """Drafts that were verified."""
+    """Verified drafts."""
     accepted_tokens: int = field(init=False, default=0)
-    """Drafts that held."""
+    """Accepted drafts."""
     preemptions: int = field(init=False, default=0)
-    """How often it gave its pages to others."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -116,7 +114,7 @@ class Sequence:
 
     @property
     def is_only_read(self) -> bool:
-        """Whether what is computed of its prompt is all that is wanted of it."""
+        """True if it is computed for logits or a vector, and no token is sampled."""
         return self.wants_logits or self.pooling is not None
 
     @property
@@ -129,51 +127,51 @@ class Sequence:
 
     @property
     def remaining(self) -> int:
-        """Tokens left to compute before the next one can be sampled; 0 when the last one is on its way."""
+        """Tokens to compute before the next one can be sampled; 0 if the last one is pending."""
         if self.finish_reason or (self.num_tokens >= self.max_length and not self.is_only_read):
             return 0
         return self.num_tokens - self.num_computed_tokens
 
     @property
     def fork_point(self) -> int:
-        """Length at which a chunk has to end so that other samples can fork there; 0 if none will."""
+        """Length at which a chunk must end, so that other samples can fork; 0 without other samples."""
         return len(self.prompt) - 1 if self.samples_to_fork else 0
 
     def lead(self, samples: list[Sequence]) -> None:
-        """Have these samples fork from this one, or with an empty list none."""
+        """Set the samples that fork from this one."""
         self.samples_to_fork = samples
 
     def arrive(self, arrival: int) -> None:
-        """Take a place in the order of arrival."""
+        """Set the place in the order of arrival."""
         self.arrival = arrival
 
     def attach(self, slot: int, reused: int = 0, miss: str = "") -> None:
-        """Take a slot that holds the first `reused` tokens; `miss` says why not more."""
+        """Take a slot with the first `reused` tokens; `miss` is the reason why no more are cached."""
         self.slot, self.num_computed_tokens = slot, reused
         if not self.times.started:
             self.times.started = perf_counter()
             self.reused_tokens, self.cache_miss_reason = reused, miss
 
     def attach_fork(self, leader: Sequence, slot: int) -> None:
-        """Take a slot that holds all that `leader` has computed."""
+        """Take a slot with all computed tokens of `leader`."""
         self.times.started = leader.times.started
         self.slot = slot
         self.num_computed_tokens = self.reused_tokens = leader.num_computed_tokens
 
     def restart(self) -> None:
-        """Give the slot up, to compute everything again in another one, rotated for its present length."""
+        """Drop the slot, to compute everything again in another one, with the rope of the present length."""
         self.slot, self.num_computed_tokens = None, 0
         self.rope_length, self.awaited_token = self.num_tokens, None
 
     def preempt(self) -> None:
-        """Give the slot up, to be attached again later."""
+        """Drop the slot, to be attached again later."""
         self.detach()
         self.num_tokens, self.num_computed_tokens = len(self.tokens), 0
         self.awaited_token, self.drafts = None, []
         self.preemptions += 1
 
     def detach(self) -> None:
-        """Give the slot up."""
+        """Drop the slot."""
         self.slot = None
 
     def propose(self, drafts: Proposed) -> None:
@@ -181,13 +179,13 @@ class Sequence:
         self.drafts = drafts
 
     def advance(self, count: int) -> None:
-        """A step was submitted that computes `count` more tokens, drafts not counted. Where it verifies drafts, the number of tokens stays
-        open until `append`."""
+        """Note that a submitted step computes `count` more tokens, drafts excluded. If it verifies drafts, the number of tokens is open
+        until `append`."""
         self.num_computed_tokens += count
         self.awaited_token, self.drafts = None, []
 
     def follow(self, tokens: mx.array, row: int) -> None:
-        """The step that was submitted last samples its next token: one of these, uint32 `[R]`."""
+        """Note that the step submitted last samples its next token: `tokens[row]` of uint32 `[R]`."""
         self.awaited_token = tokens, row
         self.num_tokens += 1
 
@@ -221,26 +219,26 @@ class Sequence:
         return appended
 
     def finish(self, reason: FinishReason) -> None:
-        """End it, unless it has ended."""
+        """End the sequence, unless it has ended."""
         self.finish_reason = self.finish_reason or reason
 
 
 @dataclass(slots=True)
 class Times:
-    """When what happened, in seconds of `perf_counter`; 0 if it has not happened."""
+    """Times of events, in seconds of `perf_counter`; 0 before an event."""
 
     added: float = field(default_factory=perf_counter)
-    """The sequence was made."""
+    """Creation of the sequence."""
     started: float = 0.0
-    """It got a slot for the first time."""
+    """First allocation of a slot."""
     first_token: float = 0.0
-    """Its first token was read."""
+    """First token on the host."""
     last_token: float = 0.0
-    """Its latest token was read."""
+    """Latest token on the host."""
 
 
 def request_stats(sequence: Sequence) -> RequestStats:
-    """What the sequence has taken so far. Times that have not begun are zero."""
+    """Statistics of the sequence so far. Times that have not started are zero."""
     times = sequence.times
     started = times.started or times.added
     first = times.first_token or started
@@ -257,7 +255,7 @@ def request_stats(sequence: Sequence) -> RequestStats:
 
 
 def ended_stats(sequence: Sequence) -> EngineStats:
-    """What an ended sequence adds to its engine's sums."""
+    """The part of an ended sequence in its engine's totals."""
     stats = request_stats(sequence)
     return EngineStats(
         requests=1,

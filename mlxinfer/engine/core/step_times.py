@@ -1,31 +1,31 @@
-"""How long steps take, learnt from those that were collected: the one model that prompts and drafts are measured out by."""
+"""Predicts step durations from collected steps, for the prefill budget and for draft lengths."""
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 
 _OUTLIER = 2.0
-"""A measurement counts as at most this many times the average: a hiccup fades, a change for good is believed after a few steps."""
+"""A measurement counts as at most this many times the average: a hiccup fades, a lasting change is learnt within a few steps."""
 _KNOWN = 4
-"""Measurements of a size after which it tells how fast the machine is now."""
+"""Measurements of a size after which it indicates the machine's present speed."""
 _FEW = 8
-"""Measurements of a size that weigh the same: the first ones of a process are slow, and should not be believed for long."""
+"""Measurements of a size that weigh the same: the first ones of a process are slow and should fade."""
 _DRIFT = 0.02
-"""Weight of a further measurement of a size, in proportion to the other sizes."""
+"""Weight of a further measurement of a size, relative to the other sizes."""
 _SPEED = 0.2
-"""Exponent by which a known size moves the speed of the machine."""
+"""Exponent with which a known size changes the machine's speed."""
 _WAIT = 1.1
-"""A step that waits for the one before, by one of the same size that does not, as long as none was measured."""
+"""Assumed ratio of a step that waits for the one before to one that does not."""
 _SLOPE = 0.1
-"""What a further row adds to a step, in proportion, as long as it is not known."""
+"""Assumed relative cost of a further row."""
 _PROMPT_MEMORY = 128
-"""Measurements of prompts after which a size that was not among them is forgotten: reading becomes slower as prompts become longer."""
+"""Measurements of prompts after which a size without one is forgotten: reading slows down as prompts grow."""
 _LONG = 128
-"""Rows of a step that tells how long a row takes: shorter ones take as long as the weights need to be read."""
+"""Least rows of a step that shows the time per row: shorter ones are bound by reading the weights."""
 _TURN = 0.1
 """Weight of a further measurement of the draft model's turns."""
 _SLOWER = 0.5
-"""Weight of a measurement that is slower than those before it: the first may have waited for a compiler. A faster one counts in full."""
+"""Weight of a measurement slower than the average: the first may have waited for a compiler. Faster ones count fully."""
 
 
 class Curve:
@@ -34,9 +34,9 @@ class Curve:
     def __init__(
         self, *, through_zero: bool = False, memory: int | None = None, few: int = 10, slowest: float = 0.1, slope: float = 0.0
     ) -> None:
-        """`through_zero`: no rows take no time. `memory`: a size that was not among this many measurements is forgotten. The first
-        `few` of a size weigh the same, each later one `slowest`. `slope`: what a row more than ever measured adds, in proportion; 0 goes on
-        along the last two sizes."""
+        """`through_zero`: no rows take no time. `memory`: a size without a measurement among the last `memory` ones is forgotten. The
+        first `few` measurements of a size weigh the same, later ones `slowest`. `slope`: relative cost of a row beyond the largest size; 0
+        continues the line of the last two sizes."""
         self._origin = through_zero
         self._memory = memory
         self._few = few
@@ -49,7 +49,7 @@ class Curve:
         self._line: tuple[list[float], list[float]] | None = None
 
     def add(self, rows: int, seconds: float, *, scale: float = 0.0) -> None:
-        """Learn a measurement. Less than `scale` is never an outlier."""
+        """Add a measurement. Less than `scale` is never an outlier."""
         key = _class(rows)
         self._line = None
         self._adds += 1
@@ -65,7 +65,7 @@ class Curve:
             return
         size, mean, count = point
         if count < 3 and seconds < mean / _OUTLIER:
-            # The first steps of a size may have waited for something that happens once, such as a compiler.
+            # The first steps of a size may have waited for a compiler.
             self._points[key] = (rows, seconds, 1)
             return
         weight = 1 / (count + 1) if count < self._few else self._slowest
@@ -73,16 +73,16 @@ class Curve:
         self._points[key] = (size + weight * (rows - size), mean + weight * (seconds - mean), count + 1)
 
     def knows(self, rows: int) -> bool:
-        """Whether this size was measured."""
+        """True if this size was measured."""
         return _class(rows) in self._points
 
     def known(self, rows: int, count: int) -> float | None:
-        """The average of this size, if it was measured more than `count` times."""
+        """The average of this size if it was measured more than `count` times, otherwise None."""
         point = self._points.get(_class(rows))
         return point[1] if point is not None and point[2] > count else None
 
     def over(self, other: Curve, factor: float) -> Curve:
-        """This one, and `other` times `factor` for the sizes that this one does not know."""
+        """This curve, with `other` times `factor` for sizes that were not measured here."""
         both = Curve(slope=self._slope)
         both._points = {key: (size, seconds * factor, count) for key, (size, seconds, count) in other._points.items()} | self._points
         both._classes = sorted(both._points)
@@ -104,7 +104,7 @@ class Curve:
             self._classes.remove(key)
 
     def at(self, rows: int) -> float | None:
-        """As measured, or never falling between what was; None if nothing was measured."""
+        """Seconds for these rows: measured, or interpolated without falling; None without measurements."""
         point = self._points.get(_class(rows))
         if point is not None and round(point[0]) == rows:
             return point[1]
@@ -134,7 +134,7 @@ class Curve:
 
 
 def _class(rows: int) -> int:
-    """Sizes up to 16 each, then eight to an octave."""
+    """The class of a size: each size up to 16, then eight classes per octave."""
     if rows <= 16:
         return rows
     shift = rows.bit_length() - 4
@@ -142,21 +142,20 @@ def _class(rows: int) -> int:
 
 
 class StepTimes:
-    """Seconds of steps without prompts by their rows (one for each answer, and drafts), and what the rows of prompts add to them.
+    """Seconds of steps without prompts by their rows (one for each answer, and drafts), and the seconds that prompt rows add.
 
-    Sizes of steps without prompts are kept in proportion to one another, as multiples of `unit`: where the machine becomes slower, all of
-    them do at once.
+    Times of steps without prompts are stored as multiples of `unit`, so that all of them follow a change of the machine's speed.
     """
 
     def __init__(self) -> None:
         self.unit = 0.0
-        """Seconds of the first size measured, as fast as the machine is now; 0 before."""
+        """Seconds of the first measured size at the present speed; 0 before a measurement."""
         self.prompts = Curve(through_zero=True, memory=_PROMPT_MEMORY)
-        """Seconds that rows of prompts add to a step that answers take part in."""
+        """Seconds that prompt rows add to a step with answers."""
         self.reading = 0.0
-        """Seconds that a row takes in steps that do nothing but read prompts; 0 before one was measured."""
+        """Seconds per row in steps without answers; 0 before one was measured."""
         self.turn = 0.0
-        """Seconds of one turn of the draft model, beyond what `round` takes; 0 before one was measured."""
+        """Seconds of one turn of the draft model, in addition to `round`; 0 before one was measured."""
         self._turn_mean, self._turns = 0.0, 0
         self._ahead = Curve(few=_FEW, slowest=_DRIFT, slope=_SLOPE)
         self._waiting = Curve(few=_FEW, slowest=_DRIFT, slope=_SLOPE)
@@ -164,8 +163,8 @@ class StepTimes:
         self._rounds: Curve | None = None
 
     def observe(self, rows: int, prefill_rows: int, seconds: float, *, waited: bool = False, turns: int = 0) -> None:
-        """Learn from a step with `rows` rows of answers and `prefill_rows` of prompts. `waited`: it was submitted after the one before it
-        was collected. `turns`: how often the draft model ran for it."""
+        """Learn from a step with `rows` rows of answers and `prefill_rows` of prompts. `waited`: it was submitted after the step before was
+        collected. `turns`: runs of the draft model for it."""
         if prefill_rows and not rows:
             self._read(prefill_rows, seconds)
         elif prefill_rows:
@@ -178,7 +177,7 @@ class StepTimes:
             self._learn(self._drafting if turns else self._waiting if waited else self._ahead, rows, seconds)
 
     def _turn(self, rows: int, turns: int, seconds: float) -> None:
-        # Measurements below zero count as they are: without them, noise alone would make turns look long.
+        # Negative measurements count too: without them, noise would make turns look long.
         round_ = self.round(rows)
         found = min(seconds - round_, max(_OUTLIER * turns * self.turn, round_)) / turns
         self._turns += 1
@@ -195,21 +194,21 @@ class StepTimes:
         self._rounds = None
         share = sizes.known(rows, _KNOWN)
         if share:
-            # A single slow step, while the machine was busy with something else, should not count for long.
+            # A single slow step, while the machine was busy otherwise, must not count for long.
             change = min(max(seconds / (share * self.unit), 1 / _OUTLIER), _OUTLIER)
             self.unit *= change**_SPEED
             seconds = change * share * self.unit
         sizes.add(rows, seconds / self.unit)
 
     def knows(self, rows: int) -> bool:
-        """Whether steps of this size without prompts were measured, or smaller and larger ones."""
+        """True if steps of this size without prompts were measured, or smaller and larger ones."""
         sizes = (self._ahead, self._waiting, self._drafting)
         if any(curve.knows(rows) for curve in sizes):
             return True
         return any(0 < curve.smallest < rows for curve in sizes) and any(rows < curve.largest for curve in sizes)
 
     def alone(self, rows: int) -> float | None:
-        """Seconds of a step without prompts as it is usually submitted; None if none was measured."""
+        """Seconds of a usual step without prompts; None if none was measured."""
         sizes = (self._ahead, self._waiting, self._drafting)
         share = next((curve for curve in sizes if curve.knows(rows)), self._ahead).at(rows)
         if share is None:
@@ -217,11 +216,11 @@ class StepTimes:
         return None if share is None else self.unit * share
 
     def step(self, rows: int) -> float:
-        """Seconds of a step that was submitted before the one before it was collected; 0 if none was measured."""
+        """Seconds of a step submitted before the previous one was collected; 0 if none was measured."""
         return self.unit * (self._ahead.at(rows) or 0.0)
 
     def round(self, rows: int) -> float:
-        """Seconds of a step that waits for the one before it; 0 if nothing was measured."""
+        """Seconds of a step that waits for the previous one; 0 if nothing was measured."""
         if self._rounds is None:
             self._rounds = self._waiting.over(self._ahead, _WAIT)
         return self.unit * (self._rounds.at(rows) or 0.0)

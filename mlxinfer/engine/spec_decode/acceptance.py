@@ -1,4 +1,4 @@
-"""How many tokens to draft: from how often drafts were right, and from how long steps take. Nothing here knows MLX."""
+"""Chooses draft lengths from acceptance rates and step times. Uses no MLX."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from ...util.dataclass import dataclass
 from ..core.step_times import StepTimes
 
 PRIOR_WEIGHT = 6.0
-"""Tokens that a first guess weighs as much as."""
+"""Weight of a first guess, in tokens."""
 MEMORY = 0.98
-"""Weight of the past at each new token."""
+"""Factor on earlier counts at each new token."""
 LEAST = 0.08
-"""A draft that is less likely than this costs more than it brings, on every machine."""
+"""Least useful probability of a draft: below it a draft costs more than it gains, on every machine."""
 
 
 class Acceptance:
-    """How often the draft at each place was right, if those before it were: for a draft model, which cannot be tried without cost. A place
-    that was seen rarely is taken to be like the one before it."""
+    """Acceptance rate of the draft at each place, given that those before were accepted. For draft models, whose drafts cost time. A rarely
+    seen place is assumed to be like the one before."""
 
     def __init__(self, prior: float = 0.7) -> None:
         self._prior = prior
@@ -25,11 +25,11 @@ class Acceptance:
         self._seen: list[float] = []
 
     def copy(self) -> Acceptance:
-        """Another one, which begins with what this one knows."""
+        """A new object with this one's first rate as its prior."""
         return Acceptance(self._conditional(0, self._prior))
 
     def learn(self, drafted: int, accepted: int) -> None:
-        """The first `accepted` of `drafted` tokens in a row held."""
+        """Count that the first `accepted` of `drafted` tokens were accepted."""
         missing = max(drafted - len(self._seen), 0)
         self._right += [0.0] * missing
         self._seen += [0.0] * missing
@@ -38,7 +38,7 @@ class Acceptance:
             self._seen[i] = self._seen[i] * MEMORY + 1
 
     def chances(self, count: int) -> list[float]:
-        """Probabilities that the first draft holds, the first two, and so on up to `count`, as far as drafting them is worth it."""
+        """Probabilities that the first draft is accepted, the first two, and so on up to `count`, as long as drafting pays."""
         found: list[float] = []
         whole, before = 1.0, self._prior
         for i in range(count):
@@ -57,17 +57,17 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What drafting for one sequence promises."""
+    """Possible drafts of one sequence."""
 
     chances: Sequence[float]
-    """`chances[i]`: probability that the first i + 1 drafts hold; a draft that never does is none."""
+    """`chances[i]`: probability that the first i + 1 drafts are accepted."""
     turn: float = 0.0
-    """Seconds that the draft model needs for each draft, for all sequences together; 0 for drafts from the text itself."""
+    """Seconds of the draft model per draft, for all sequences together; 0 for n-grams."""
 
 
 def best_lengths(candidates: Sequence[Candidate], rows: int, times: StepTimes) -> tuple[list[int], float]:
-    """How many drafts of each sequence make the next step yield most tokens a second, and how many times as many tokens a second that are
-    as without drafts. `rows`: rows of the step without drafts, each of which gives a token."""
+    """Drafts per sequence that maximise tokens per second of the next step, and the speed-up over no drafts. `rows`: rows of the step
+    without drafts, each of which gives a token."""
     lengths = [0] * len(candidates)
     alone = times.step(rows)
     if not alone:

@@ -1,4 +1,4 @@
-"""A small model of the same vocabulary that writes ahead of a large one."""
+"""Draft models: small models with the vocabulary of the target model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ from ...util.dataclass import dataclass
 from ..core.sequence import Sequence
 
 _BEHIND = 32
-"""Known tokens that are computed together with the first draft; where more are missing, they are computed before."""
+"""Most missing tokens that are computed together with the first draft; more are computed before it."""
 
 
 def check_draft(model: Model, draft: Tokenizer, target: Tokenizer) -> None:
-    """Raises `DraftError` where a model, of which only the outline has to be there, cannot draft for another. `draft` and `target` are
-    their tokenizers."""
+    """Raise `DraftError` if a model, loaded or only outlined, cannot draft for another. `draft` and `target`: their tokenizers."""
     check_kind(model)
     check_vocabulary(target, draft)
 
 
 def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
-    """Raises `DraftError` where an id does not mean the same to both."""
+    """Raise `DraftError` if a token id differs in meaning between the two."""
     if not target.vocab_size or not draft.vocab_size:
         raise DraftError("a draft model needs the tokenizers of both models, to compare them: one of them has none")
     if target.vocab_size != draft.vocab_size:
@@ -48,14 +47,13 @@ def check_vocabulary(target: Tokenizer, draft: Tokenizer) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """A loaded draft model, from which an engine makes itself a `DraftModel` whenever it starts."""
+    """A loaded draft model, from which an engine creates a `DraftModel` at every start."""
 
     model: Model
-    """The draft model."""
     dtype: mx.Dtype
-    """Dtype of its keys and values."""
+    """Of its keys and values."""
     cost: float
-    """Time of one of its steps, in steps of the model it drafts for."""
+    """Time of its step relative to a step of the target model."""
     kv: KVFormat | None = None
     """Format of its full pages; None: 16 bits."""
     fingerprint: str = ""
@@ -63,11 +61,11 @@ class Drafter:
 
     @staticmethod
     def of(target: LoadedModel, draft: LoadedModel, kv: KVFormat | None = None) -> Drafter:
-        """A draft model that has passed `check_draft`."""
+        """Wrap a draft model that has passed `check_draft`."""
         return Drafter(draft.model, draft.dtype, min(draft.weight_bytes / max(target.weight_bytes, 1), 1.0), kv, str(draft.path))
 
     def start(self, config: EngineConfig, vocab_size: int) -> DraftModel:
-        """The model with an empty cache; `vocab_size` is that of the model it drafts for."""
+        """The model with an empty cache. `vocab_size`: of the target model."""
         cache = PagedCache(
             self.model.layers,
             dtype=self.dtype,
@@ -82,7 +80,7 @@ class Drafter:
 
 
 def check_kind(model: Model) -> None:
-    """Raises `DraftError` for a model whose past cannot be taken back."""
+    """Raise `DraftError` for a model whose states cannot be rolled back."""
     if not all(isinstance(spec, AttentionSpec) for spec in model.layers):
         raise DraftError(f"{model.model_type} cannot draft: its layers keep states, from which wrong drafts cannot be taken back")
 
@@ -93,20 +91,20 @@ class _Place:
 
     slot: int
     computed: int
-    """Tokens that are there."""
+    """Computed tokens."""
     base: int = 0
-    """Tokens that were known when it was last drafted for."""
+    """Known tokens at its last drafts."""
     draft_count: int = 0
-    """Drafts that wait to be verified."""
+    """Drafts that are not verified yet."""
 
 
 class DraftModel:
-    """Implements `TokenDrafter`, from a cache of its own. It samples with each row's own settings, seed and positions: where its
-    probabilities are the model's, it chooses the tokens that the model is going to choose, whatever the temperature."""
+    """Implements `TokenDrafter`, with its own cache. It samples with each sequence's parameters, seed and positions. Where its
+    probabilities equal the target's, it chooses the same tokens, at any temperature."""
 
     def __init__(self, model: Model, cache: PagedCache, *, vocab_size: int, max_num_batched_tokens: int, cost: float = 0.3) -> None:
-        """`vocab_size` is that of the model drafted for, which may have rows beyond its last token. `cache` needs the capacity of that
-        model's, in tokens. `cost` is that of a step, in steps of that model."""
+        """`vocab_size`: of the target model, which may have rows beyond its last token. `cache` needs the capacity of the target's, in
+        tokens. `cost`: of a step, relative to the target's."""
         check_kind(model)
         self.cost = cost
         self.model = model
@@ -117,18 +115,18 @@ class DraftModel:
         self._unsealed: tuple[CacheStep, dict[int, Many[int]]] | None = None
 
     def room(self, sequence: Sequence) -> int:
-        """Drafts that can be made now for a sequence, up to a page's end; 0 while its past is not computed."""
+        """Drafts possible now for a sequence, up to the end of a page; 0 until its tokens are computed."""
         place, known = self._places.get(sequence), len(sequence.tokens)
         if place is None:
             return 0
-        # Its drafts may not have been taken up: then the last known token is computed again, to draft after it.
+        # Its drafts may not have been used: then the last known token is computed again, to draft after it.
         place.computed = min(place.computed, known - 1)
         if known - place.computed > _BEHIND or known // PAGE != place.computed // PAGE:
             return 0
         return max(min(PAGE - known % PAGE, self.model.max_context - known), 0)
 
     def catch_up(self, sequences: Many[Sequence]) -> None:
-        """Compute what is missing of those of these that answer, all but the last token, as much as fits in a step."""
+        """Compute missing tokens of answering sequences, without the last one, as many as fit in a step."""
         segments: list[Segment] = []
         tokens: list[int] = []
         growth: list[PageDemand] = []
@@ -142,7 +140,7 @@ class DraftModel:
             due = behind >= _BEHIND or (behind > 0 and len(s.tokens) // PAGE != place.computed // PAGE)
             count = min(behind, self.max_num_batched_tokens - len(tokens)) if due else 0
             growth = [*growth, PageDemand(place.slot, place.computed, count)] if count else growth
-            # Pages that the model's own cache shares may lie here more than once: a sequence without room goes on without drafts.
+            # Pages shared in the target's cache may exist here more than once: a sequence without room continues without drafts.
             if count and self.cache.room(growth):
                 segments.append(Segment(place.slot, len(tokens), count, place.computed, max(s.rope_length, end)))
                 tokens += s.tokens[place.computed : place.computed + count]
@@ -157,7 +155,7 @@ class DraftModel:
             self._unsealed = step, {g.slot: slots[g.slot] for g in segments}
 
     def propose(self, wanted: Many[tuple[Sequence, int]]) -> None:
-        """Set this many drafts of each sequence, which only the device knows. The sequences' last tokens have been read."""
+        """Set this many drafts of each sequence, as arrays on the device. The host has read the sequences' last tokens."""
         wanted = sorted(wanted, key=lambda one: -one[1])
         drafts: list[list[mx.array]] = [[] for _ in wanted]
         batch: SamplingBatch | None = None
@@ -177,14 +175,14 @@ class DraftModel:
             s.propose(own[0] if len(own) == 1 else mx.concatenate(own))
 
     def verified(self, sequence: Sequence, accepted: int) -> None:
-        """The first `accepted` of its drafts hold: what was computed of them stays. The last one never was."""
+        """Keep the computed tokens of the first `accepted` drafts. The last draft was never computed."""
         place = self._places.get(sequence)
         if place is not None and place.draft_count:
             place.computed = place.base + min(accepted, place.draft_count - 1)
             place.draft_count = 0
 
     def forget(self, sequence: Sequence) -> None:
-        """Give back its slot in the draft model's cache."""
+        """Free its slot in the draft model's cache."""
         place = self._places.pop(sequence, None)
         if place is not None:
             self._seal()
@@ -226,7 +224,7 @@ class DraftModel:
         return self.cache.begin(segments)
 
     def _seal(self) -> None:
-        """Finish the last step if it filled pages."""
+        """Commit the last step if it filled pages."""
         if self._unsealed is not None:
             step, tokens = self._unsealed
             self._unsealed = None

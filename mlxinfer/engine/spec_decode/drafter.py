@@ -1,4 +1,4 @@
-"""What proposes tokens besides the text itself."""
+"""The protocol of draft models and heads."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ if TYPE_CHECKING:
 
 
 class TokenDrafter(Protocol):
-    """Drafts for many sequences at once: a draft model, or a head that reads the model's hidden rows."""
+    """Drafts for many sequences at once: a draft model, or a head that reads the model's hidden states."""
 
     cost: float
-    """Time of one of its turns, which make a draft of each sequence, in steps of the model it drafts for: a guess until it is measured."""
+    """Estimated time of one turn (a draft of each sequence), relative to a step of the target model; used until it is measured."""
     cache: PagedCache
-    """Where its layers keep their past."""
+    """Cache of its layers."""
 
     def room(self, sequence: Sequence) -> int:
-        """Drafts that can be made now for a sequence, up to a page's end."""
+        """Return the number of drafts possible now for a sequence, up to the end of a page."""
         ...
 
     def catch_up(self, sequences: Many[Sequence]) -> None:
-        """Compute what is missing of those of these that answer, if it has a past of its own."""
+        """Compute missing tokens of answering sequences, if it has its own cache."""
         ...
 
     def propose(self, wanted: Many[tuple[Sequence, int]]) -> None:
-        """Set this many drafts of each sequence, which only the device knows. The sequences' last tokens have been read."""
+        """Set this many drafts of each sequence, as arrays on the device. The host has read the sequences' last tokens."""
         ...
 
     def verified(self, sequence: Sequence, accepted: int) -> None:
-        """The first `accepted` of its drafts hold."""
+        """Note that the first `accepted` of its drafts were accepted."""
         ...
 
     def forget(self, sequence: Sequence) -> None:
-        """It has given its slot back."""
+        """Note that the sequence has no slot any more."""
         ...

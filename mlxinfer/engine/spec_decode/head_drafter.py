@@ -1,4 +1,4 @@
-"""The model's own head, or one trained for it, writes ahead: it reads the hidden rows that the model leaves behind."""
+"""Draft heads: the model's own head, or one trained for it, which reads the model's hidden states."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ..core.sequence import Sequence
 
 
 class HeadDrafter:
-    """Implements `TokenDrafter`. The head's keys and values are in the model's own cache, where every step appends them for its tokens;
-    what the head appends for tokens that are not verified yet is written over by the step that verifies them. A head that reads the model's
-    pages appends nothing. It samples with each row's own settings, seed and positions, as `DraftModel` does."""
+    """Implements `TokenDrafter`. The head's keys and values are in the model's cache, where every step appends them for its tokens. The
+    step that verifies drafts overwrites what the head appended for them. A head that reads the model's pages appends nothing. It samples
+    with each sequence's parameters, seed and positions, as `DraftModel` does."""
 
     def __init__(self, model: Model, cache: PagedCache, noise: KeptNoise | None = None) -> None:
-        """`noise` is that which the rows that verify drafts take."""
+        """`noise`: shared with the rows that verify drafts."""
         assert model.mtp is not None
         self._noise = None if noise is None else noise.draw
         self.model = model
         self.cache = cache
-        self.cost = _share(model)
+        self.cost = _relative_bytes(model)
         self._layers = model.mtp.places
         self._appends = not model.mtp.reads
         self._batch: tuple[list[Sequence], SamplingBatch] | None = None
@@ -60,11 +60,11 @@ class HeadDrafter:
             self._batch = None
 
     def _hidden_rows(self, sequences: list[Sequence]) -> mx.array:
-        """The hidden rows of the last computed tokens, `[R, hidden]`."""
+        """Hidden states of the last computed tokens, `[R, hidden]`."""
         return self.cache.states(self._layers.state, [s.slot for s in sequences if s.slot is not None])[:, 0]
 
     def _turn(self, rows: list[Sequence], tokens: mx.array, before: mx.array, drafts: Many[Many[mx.array]]) -> tuple[mx.array, mx.array]:
-        """A draft of each sequence after those that it has: the head's rows `[R, n]`, and tokens int32 `[R]`."""
+        """One more draft of each sequence: (the head's rows `[R, n]`, tokens int32 `[R]`)."""
         segments, turn = [], len(drafts[0])
         for i, s in enumerate(rows):
             assert s.slot is not None
@@ -79,7 +79,7 @@ class HeadDrafter:
         else:
             sampled = sampler.sample(scores.whole(self.model.vocab_size), positions).tokens
         sampled = sampled.astype(mx.int32)
-        if not turn:  # further turns start with the step that verifies them, which is built meanwhile
+        if not turn:  # later turns start with the step that verifies them, which is built meanwhile
             mx.async_eval(step.state, hidden, sampled)  # type: ignore[no-untyped-call]
         step.close()
         return hidden, sampled
@@ -90,7 +90,7 @@ class HeadDrafter:
         return self._batch[1]
 
 
-def _share(model: Model) -> float:
-    """Bytes that the head reads, in those that the model reads."""
+def _relative_bytes(model: Model) -> float:
+    """Bytes that the head reads, relative to the model's."""
     own = sum(array.nbytes for array in arrays(model.mtp))
     return min(own / max(sum(array.nbytes for array in arrays(model)) - own, 1), 1.0)

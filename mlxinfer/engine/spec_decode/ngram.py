@@ -1,7 +1,6 @@
-"""Drafts without a draft model: a sequence goes on as it went on before.
+"""Drafts without a draft model: proposes the tokens that followed the last ones earlier in the sequence.
 
-Prompt lookup decoding (Saxena, 2023), with an index instead of a search, as in llama.cpp's lookup: where the last tokens stood before,
-what followed there is proposed. Nothing here knows MLX.
+Prompt lookup decoding (Saxena, 2023), with an index instead of a search, as in llama.cpp's lookup. Uses no MLX.
 """
 
 from __future__ import annotations
@@ -11,33 +10,33 @@ from array import array
 from .acceptance import LEAST, MEMORY, PRIOR_WEIGHT
 
 _PRIOR = (0.3, 0.3, 0.35, 0.5, 0.7, 0.85, 0.92)
-"""How often a match of length 0, 1, 2-3, 4-7, 8-15... foretells the next token, until it is known better."""
+"""Prior probability that a match of length 0, 1, 2-3, 4-7, 8-15... predicts the next token."""
 _LENGTHS = (4, 3, 2)
-"""Lengths of the n-grams that are looked up, longest first."""
+"""Lengths of the n-grams, longest first."""
 _LONGEST = 32
-"""Longer matches are not measured."""
+"""Largest measured length of a match."""
 
 
 class NgramIndex:
-    """Where the n-grams of one sequence last stood, and the match that is being followed: it goes on at `tokens[pointer]`, and `run` tokens
-    before that agree with the last ones.
+    """Last positions of the n-grams of one sequence, and the current match. The match predicts `tokens[pointer]`; `run` tokens before that
+    equal the last ones.
 
-    A table has a place for each hash and forgets on collision, so that it takes four bytes a token and a lookup is checked.
+    A table has one place per hash and overwrites on collision. It takes four bytes a token, and every lookup is checked.
     """
 
     def __init__(self, tokens: list[int], limit: int) -> None:
-        """`tokens` is the sequence's own list, which grows up to `limit`."""
+        """`tokens`: the sequence's own list, which grows up to `limit`."""
         self.tokens = tokens
         self.pointer = 0
         self.run = 0
         self.known = 0
-        """Tokens that are indexed; the others come with `extend` or `add`."""
+        """Indexed tokens."""
         size = 1 << max(limit, 64).bit_length()
         self._mask = size - 1
         self._tables = [array("i", bytes(4 * size)) for _ in _LENGTHS]
 
     def extend(self, count: int) -> None:
-        """Index the next `count` tokens, and look for what follows the last one."""
+        """Index the next `count` tokens, and find a match for the last ones."""
         end = min(self.known + count, len(self.tokens))
         for i in range(self.known, end - 1):
             self._store(i)
@@ -47,7 +46,7 @@ class NgramIndex:
         self.known = end
 
     def add(self) -> bool | None:
-        """Index the next token. Whether the match had foretold it, None if there was none."""
+        """Index the next token. Returns True if the match predicted it, None without a match."""
         i = self.known
         self.known = i + 1
         if not self.run:
@@ -62,7 +61,7 @@ class NgramIndex:
         return False
 
     def continuation(self, count: int) -> list[int]:
-        """The next `count` tokens as foretold; a match that reaches the end goes round. Empty without a match."""
+        """The next `count` predicted tokens; a match that reaches the end wraps around. Empty without a match."""
         if not self.run:
             return []
         tokens, first = self.tokens, self.pointer
@@ -72,7 +71,7 @@ class NgramIndex:
         return [tokens[first + i % period] for i in range(count)]
 
     def _find(self, i: int) -> None:
-        """Follow the latest place where the longest n-gram that ends at `tokens[i]` stood before; then store those that end there."""
+        """Match the latest earlier position of the longest n-gram that ends at `tokens[i]`, then store the n-grams that end there."""
         self.run = 0
         if i < _LENGTHS[0] - 1:
             return
@@ -89,7 +88,7 @@ class NgramIndex:
                 table[place] = i + 1
 
     def _places(self, i: int) -> tuple[int, int, int]:
-        """Places in the tables for the n-grams that end at `tokens[i]`."""
+        """Places in the tables of the n-grams that end at `tokens[i]`."""
         d, c, b, a = self.tokens[i - 3 : i + 1]
         two = a * 0x9E3779B1 + b * 0x85EBCA77
         three = two + c * 0xC2B2AE3D
@@ -105,25 +104,25 @@ class NgramIndex:
 
 
 class MatchStats:
-    """How often the next token was foretold, by the length of the match. It learns from every token, drafted or not."""
+    """Rate of right predictions by the length of the match. It learns from every token, drafted or not."""
 
     def __init__(self) -> None:
         self._right = [p * PRIOR_WEIGHT for p in _PRIOR]
         self._seen = [PRIOR_WEIGHT] * len(_PRIOR)
 
     def learn(self, run: int, right: bool) -> None:
-        """A match of length `run` foretold the next token, or did not."""
+        """Count a prediction by a match of length `run`."""
         i = min(run.bit_length(), len(_PRIOR) - 1)
         self._right[i] = self._right[i] * MEMORY + right
         self._seen[i] = self._seen[i] * MEMORY + 1
 
     def chance(self, run: int) -> float:
-        """Probability that the next token is what follows a match of length `run`."""
+        """Probability that a match of length `run` predicts the next token."""
         i = min(run.bit_length(), len(_PRIOR) - 1)
         return self._right[i] / self._seen[i]
 
     def chances(self, run: int, count: int) -> list[float]:
-        """Probabilities that the first of the next tokens is right, the first two, and so on up to `count`, as far as that is worth it."""
+        """Probabilities that the first predicted token is right, the first two, and so on up to `count`, as long as drafting pays."""
         found: list[float] = []
         whole = 1.0
         for i in range(count):

@@ -1,4 +1,4 @@
-"""Which sequences get how many drafts in the next step, and what was learnt from the last one."""
+"""Chooses the drafts of the next step, and learns from collected steps."""
 
 from __future__ import annotations
 
@@ -22,80 +22,80 @@ if TYPE_CHECKING:
     from .drafter import TokenDrafter
 
 _WORTH = 1.05
-"""Gain from which a step is made to wait for the one before it."""
+"""Least speed-up for which a step waits for the one before."""
 _AT_ONCE = 512
-"""Tokens of a prompt that are indexed between two steps."""
+"""Tokens of a prompt that are indexed per step."""
 _HICCUP = 2.0
-"""What a step has lost counts as if it had taken at most this many times as long as expected: the machine was busy with something else."""
+"""A step counts as at most this many times its expected duration: the machine may have been busy otherwise."""
 _PATIENCE = 32
 """Steps without the draft model after which it is tried again."""
 _REST = 8
-"""Steps for which a draft model that promised nothing is not asked about again: that it is not costs as little as possible."""
+"""Steps for which a draft model without expected gain is not considered, to keep its overhead low."""
 
 
 @dataclass(slots=True)
 class GainAccount:
-    """What speculation has saved and lost. It may lose a small part of all time, and a step or so at the start: where it does not pay it is
+    """Time saved and lost by speculation. It may lose a small part of all time, and about a step at the start. If it does not pay, it is
     tried ever more rarely."""
 
     share: float = 0.01
-    """The part of all time that it may lose."""
+    """Part of all time that may be lost."""
     elapsed: float = 0.0
-    """Seconds that all steps would have taken without it."""
+    """Seconds of all steps, as if without speculation."""
     saved: float = 0.0
-    """Seconds saved; below 0 if more were lost."""
+    """Saved seconds; negative for a loss."""
     _longest: float = 0.0
 
     @property
     def open(self) -> bool:
-        """Whether drafts may be tried."""
+        """True if drafts may be tried."""
         return self.saved >= -self.share * self.elapsed - 0.5 * self._longest
 
     def plain(self, seconds: float) -> None:
-        """A step without drafts took this long."""
+        """Add a step without drafts."""
         self.elapsed += seconds
         self._longest += 0.05 * (seconds - self._longest)
 
     def round(self, seconds: float, plain_seconds: float) -> None:
-        """A step took `seconds`, and its tokens would have taken `plain_seconds` without drafts."""
+        """Add a step of `seconds`, whose tokens would have taken `plain_seconds` without drafts."""
         self.elapsed += plain_seconds
-        # What was won long ago does not pay for losses without end.
+        # Old gains must not pay for losses without end.
         self.saved = min(self.saved + plain_seconds - seconds, 0.1 * self.elapsed, 8 * plain_seconds)
 
 
 @dataclass(slots=True)
-class _Past:
-    """What is known of one sequence."""
+class _SequenceStats:
+    """Statistics of one sequence."""
 
     index: NgramIndex | None
-    """None where n-grams are switched off."""
+    """None if n-grams are disabled."""
     acceptance: Acceptance
-    """How the draft model fares."""
+    """Of the draft model."""
     matches: MatchStats = field(default_factory=MatchStats)
-    """How the index fares."""
+    """Of the index."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
     sequence: Sequence
     candidate: Candidate
-    past: _Past | None
+    past: _SequenceStats | None
     expected: list[int]
-    """Tokens that the sequence's structure lets expect: they come first."""
+    """Tokens predicted by the grammar; drafted before any others."""
 
 
 class Proposer:
-    """Proposes drafts: what a sequence has said before, or what a draft model or a head says.
+    """Proposes drafts from earlier text of a sequence, a draft model or a head.
 
-    The engine asks `wants_tokens` while a step is pending, and collects that step if so; then `propose` sets the drafts of sequences. It
-    hands every collected step to `learn`, and every sequence that gives its slot back to `forget`. A step with drafts has to be collected
-    before the next one is scheduled.
+    The engine asks `wants_tokens` while a step is pending, and collects that step if it returns True. Then `propose` sets the drafts of
+    sequences. The engine passes every collected step to `learn`, and every sequence that loses its slot to `forget`. A step with drafts
+    must be collected before the next one is scheduled.
     """
 
     def __init__(
         self, max_draft: int, times: StepTimes, rope: RopeRegime, *, draft: TokenDrafter | None = None, ngrams: bool = True
     ) -> None:
-        """`max_draft`: drafts of each sequence and step; 0 switches everything off."""
+        """`max_draft`: most drafts of a sequence in a step; 0 disables drafting."""
         self.max_draft = max_draft if ngrams or draft else 0
         self.times = times
         self.draft = draft
@@ -103,16 +103,16 @@ class Proposer:
         self.account = GainAccount()
         self._rope = rope
         self._acceptance = Acceptance()
-        self._pasts: dict[Sequence, _Past] = {}
+        self._pasts: dict[Sequence, _SequenceStats] = {}
         self._waits = False
         self._waited = 0.0
         self._quiet, self._patience = 0, _PATIENCE
         self._rest = 0
-        """Steps for which the draft model is not asked about; below 0: none."""
+        """Remaining steps without considering the draft model; none if negative."""
 
     def wants_tokens(self, running: Iterable[Sequence]) -> bool:
-        """Whether the pending step should be collected before the next one is scheduled: drafts are likely to follow its tokens. Only
-        tokens that were read already are looked at, so that sequences which never repeat themselves run as fast as without drafts."""
+        """True if the pending step should be collected before the next one is scheduled, because drafts are likely to follow its tokens.
+        Only tokens on the host are examined, so that sequences without repetitions run as fast as without drafts."""
         self._rest -= 1
         if not self.max_draft or (self._rest >= 0 and not self.ngrams):
             return False
@@ -126,11 +126,11 @@ class Proposer:
         return best_lengths([p.candidate for p in plans], rows, self.times)[1] > _WORTH
 
     def _due(self, plans: list[_Plan]) -> bool:
-        """Whether the draft model has not been asked for so long that it is tried again."""
+        """True if the draft model was not used for long enough to be tried again."""
         return self._quiet >= self._patience and any(plan.candidate.turn for plan in plans)
 
     def propose(self, running: Many[Sequence]) -> None:
-        """Set the drafts of sequences whose last token has been read, if that pays."""
+        """Set the drafts of sequences whose last token is on the host, if drafts pay."""
         if not self.max_draft:
             return
         if self._waits:
@@ -145,7 +145,7 @@ class Proposer:
         plans, rows = self._plans(running, ahead=False)
         if plans and self.account.open:
             lengths, _ = best_lengths([p.candidate for p in plans], rows, self.times)
-            self._draft(plans, self._probed(plans, lengths))
+            self._draft(plans, self._with_trials(plans, lengths))
 
     def learn(self, step: PendingStep, sampled: Many[ScheduledSequence], seconds: float) -> int:
         """Learn from a collected step that took `seconds`. Returns how often the draft model ran for it."""
@@ -170,7 +170,7 @@ class Proposer:
         return turns
 
     def forget(self, sequence: Sequence) -> None:
-        """It has given its slot back."""
+        """Drop the statistics of a sequence without a slot."""
         self._pasts.pop(sequence, None)
         if self.draft:
             self.draft.forget(sequence)
@@ -191,8 +191,8 @@ class Proposer:
                 if s.constraint is not None:
                     s.propose(_allowed(s, s.drafts))
 
-    def _probed(self, plans: list[_Plan], lengths: list[int]) -> list[int]:
-        """Try the draft model again where it has not paid for a while; ever more rarely."""
+    def _with_trials(self, plans: list[_Plan], lengths: list[int]) -> list[int]:
+        """`lengths`, with one draft each if it is time to try the draft model again; that happens ever more rarely."""
         can = [i for i, plan in enumerate(plans) if plan.candidate.turn]
         if any(lengths[i] for i in can):
             self._quiet, self._patience = 0, _PATIENCE
@@ -216,8 +216,8 @@ class Proposer:
         return w.num_drafts
 
     def _plans(self, running: Iterable[Sequence], *, ahead: bool) -> tuple[list[_Plan], int]:
-        """What could be drafted after the last token of each sequence, which has been read or (`ahead`) is still pending; and how many
-        sequences get a token."""
+        """Possible drafts after the last token of each sequence, which is on the host or (`ahead`) pending; and the number of sequences
+        that get a token."""
         plans, rows = [], 0
         for s in running:
             remaining = s.remaining
@@ -226,7 +226,7 @@ class Proposer:
             rows += 1
             if remaining != 1 or (s.awaited_token is not None) != ahead:
                 continue
-            past = self._follow(s)
+            past = self._updated_stats(s)
             expected, chances = _expected(s, ahead)
             candidate = self._candidate(s, past, ahead) if past is not None and (self.draft or (past.index and past.index.run)) else None
             if expected and sum(chances) >= (sum(candidate.chances) if candidate else 0.0):
@@ -238,13 +238,13 @@ class Proposer:
                 plans.append(_Plan(s, candidate, past, expected))
         return plans, rows
 
-    def _candidate(self, s: Sequence, past: _Past, ahead: bool) -> Candidate | None:
+    def _candidate(self, s: Sequence, past: _SequenceStats, ahead: bool) -> Candidate | None:
         room = self._room(s)
         if not room:
             return None
         found: list[float] = []
         if past.index is not None and past.index.run:
-            # The first predicted token may be the pending one. It is not a draft, but the drafts after it only help if it comes true.
+            # The first predicted token may be the pending one: not a draft, but later drafts need it to be right.
             found = past.matches.chances(past.index.run, room + ahead)[int(ahead) :]
         if self.draft and not (ahead and self._rest >= 0):
             can = min(room, self.draft.room(s) - ahead)
@@ -253,14 +253,14 @@ class Proposer:
                 return Candidate(modelled, self.times.turn or self.draft.cost * (self.times.step(1) or 1.0))
         return Candidate(found) if found else None
 
-    def _follow(self, s: Sequence) -> _Past | None:
-        """What is known of an answer that is being written, with all tokens read so far; None while the index is not up to date."""
+    def _updated_stats(self, s: Sequence) -> _SequenceStats | None:
+        """Statistics of a running answer, updated with all tokens on the host; None while the index lags behind."""
         past = self._pasts.get(s)
         if past is None:
             if len(s.tokens) <= len(s.prompt) or s.is_only_read or s.samples_to_fork or self._rope.token_by_token(s):
                 return None
             index = NgramIndex(s.tokens, s.max_length) if self.ngrams else None
-            past = self._pasts[s] = _Past(index, self._acceptance.copy())
+            past = self._pasts[s] = _SequenceStats(index, self._acceptance.copy())
         index = past.index
         if index is None:
             return past
@@ -276,7 +276,7 @@ class Proposer:
         return past
 
     def _room(self, s: Sequence) -> int:
-        """Drafts that can stand after what is known: none may fill a page, or be the last token that the sequence can have."""
+        """Possible drafts after the known tokens: none may fill a page or be the last possible token of the sequence."""
         known = s.num_tokens
         if known // PAGE != s.num_computed_tokens // PAGE:
             return 0
@@ -284,8 +284,8 @@ class Proposer:
 
 
 def _expected(s: Sequence, ahead: bool) -> tuple[list[int], list[float]]:
-    """The tokens that a structure lets expect after the last known one, and their chances. If that one is pending (`ahead`), it is the
-    first that was expected."""
+    """Tokens that a structure predicts after the last known one, and their chances. If that one is pending (`ahead`), it is assumed to be
+    the first predicted one."""
     if s.constraint is None:
         return [], []
     tokens, chances = s.constraint.expected()
@@ -294,7 +294,7 @@ def _expected(s: Sequence, ahead: bool) -> tuple[list[int], list[float]]:
 
 
 def _allowed(s: Sequence, drafts: Proposed) -> Proposed:
-    """As many of the drafts as the sequence's structure allows."""
+    """The leading drafts that the sequence's structure allows."""
     if s.constraint is None:
         return drafts
     known = drafts if isinstance(drafts, list) else cast("list[int]", drafts.tolist())
