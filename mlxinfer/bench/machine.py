@@ -1,7 +1,7 @@
-"""What this machine can do, measured: reading and copying memory, multiply-adds.
+"""Measures this machine: reading and copying memory, multiply-adds.
 
-The rates are the best of several passes, so they are what is possible, not what is usual. On a GPU MLX measures, on a CPU numpy with one
-thread per processor allowed, because MLX's own CPU operations use a small part of the machine.
+The rates are the best of several passes. On a GPU MLX is measured, on a CPU NumPy with one thread per allowed processor, because MLX's own
+CPU operations use a small part of the machine.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _SIDE = {"gpu": 4096, "cpu": 1024}
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Rates per second. A copied byte counts twice, as it is read and written; a multiply-add is two operations."""
+    """Rates per second. A copied byte counts twice (read and written), a multiply-add as two operations."""
 
     device: str
     """Name of the GPU or the processor."""
     threads: int
     """Processors that this process may use; on a CPU the threads that measured."""
     buffer_bytes: int
-    """Size of what was read: smaller than the processor's cache, it measures that."""
+    """Size of the buffer; one smaller than the processor's cache measures the cache."""
     read_bytes: float
     """Bytes read per second."""
     copy_bytes: float
@@ -43,7 +43,8 @@ class Machine:
 
 
 def measure_machine(nbytes: int) -> Machine:
-    """`nbytes` is the size of the buffer to read (16 MiB to 1 GiB): that of the weights gives the rate at which they could be read."""
+    """Measure the machine. `nbytes`: size of the buffer (16 MiB to 1 GiB). The size of the weights gives the rate at which they can be
+    read."""
     size = min(max(nbytes, _LEAST_BYTES), _MOST_BYTES) // 64 * 64
     read, copy, multiply, dtype = _gpu_rates(size) if is_gpu() else _cpu_rates(size, allowed_threads())
     return Machine(_device_name(), allowed_threads(), size, read, copy, multiply, dtype)
@@ -55,7 +56,7 @@ def _cpu_rates(size: int, threads: int) -> tuple[float, float, float, str]:
     parts, targets = np.array_split(source, threads), np.array_split(target, threads)
     matrix = np.ones((_SIDE["cpu"],) * 2, np.float32)
     with ThreadPoolExecutor(threads) as pool:
-        # Reductions and copies let go of the interpreter's lock.
+        # Reductions and copies release the interpreter's lock.
         read = _best(lambda: list(pool.map(np.maximum.reduce, parts)))
         copy = _best(lambda: list(pool.map(np.copyto, targets, parts)))
     multiply = _best(lambda: matrix @ matrix)

@@ -1,4 +1,4 @@
-"""Measures an engine at work: prompts of random tokens, answers of a fixed length, on the way that every request takes."""
+"""Measures an engine with prompts of random tokens and answers of a fixed length, on the path of every request."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _LEAST_STEPS = 4
 
 
 class Bench:
-    """Times parts of the work of an engine that has no other user. After an exception it cannot be used any more."""
+    """Times an engine that has no other user. It is unusable after an exception."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._random = np.random.default_rng(0)
 
     def prefill(self, tokens: int) -> float:
-        """Seconds from a prompt of this many tokens to the first token of its answer."""
+        """Seconds from a prompt of `tokens` tokens to the first token of its answer."""
         sequence = self._sequence(tokens, tokens + 1)
         start = perf_counter()
         self.engine.add(sequence)
@@ -41,19 +41,19 @@ class Bench:
         return sequence.times.first_token - start
 
     def fits(self, depth: int, streams: int, steps: int) -> bool:
-        """Whether `filled` has the room: each sequence is measured on a copy, which shares nothing in the worst case."""
+        """True if `filled` has room. Each sequence is measured on a copy, which shares nothing in the worst case."""
         limit = _limit(depth, steps)
         return self.engine.cache.room([PageDemand(None, 0, limit)] * (2 * streams))
 
     @contextmanager
     def filled(self, depth: int, streams: int, steps: int) -> Iterator[list[Sequence]]:
-        """Sequences with `depth` (at least one) tokens behind them, each with its own past, for `decode` of up to `steps` tokens."""
+        """Sequences with `depth` (at least one) cached tokens each, for `decode` of up to `steps` tokens."""
         held = [self._hold(self._sequence(max(depth, 1), _limit(depth, steps))) for _ in range(streams)]
         yield held
         self._end(held)
 
     def decode(self, held: list[Sequence], steps: int) -> float:
-        """Seconds in which every one of these sequences gets `steps` tokens, all of them together. They stay as they are."""
+        """Seconds for `steps` tokens of each sequence, all together. The sequences stay unchanged."""
         running = [self._copy(sequence) for sequence in held]
         for sequence in running:
             self.engine.scheduler.run(sequence)
@@ -69,7 +69,7 @@ class Bench:
         return Sequence(self._random.integers(0, vocabulary, tokens).tolist(), _GREEDY, seed=0, max_length=limit)
 
     def _hold(self, sequence: Sequence) -> Sequence:
-        """Compute what it knows, and take it off the schedule with its past in the cache."""
+        """Compute its known tokens, and take it off the schedule while they stay in the cache."""
         self.engine.add(sequence)
         self._advance([sequence], 1)
         self.engine.scheduler.remove(sequence)
@@ -77,7 +77,7 @@ class Bench:
         return sequence
 
     def _copy(self, held: Sequence) -> Sequence:
-        """One that runs on from there; computed anew where the model's past cannot be shared."""
+        """A copy to continue from; recomputed if the model's cache cannot fork."""
         copy = Sequence(list(held.tokens), _GREEDY, seed=0, max_length=held.max_length)
         if not self.engine.cache.can_fork:
             return self._hold(copy)
@@ -86,7 +86,7 @@ class Bench:
         return copy
 
     def _advance(self, sequences: list[Sequence], count: int) -> None:
-        """Run until all of them have `count` more tokens."""
+        """Run until all have `count` more tokens."""
         targets = [len(s.tokens) + count for s in sequences]
         while any(len(s.tokens) < target for s, target in zip(sequences, targets, strict=True)):
             self.engine.step()
@@ -102,59 +102,59 @@ class Bench:
 
 
 def _limit(depth: int, steps: int) -> int:
-    """Length at which a sequence ends that is measured at this depth: what it needs and no less, or it would end early."""
+    """Maximum length of a sequence that is measured at this depth."""
     return max(depth, 1) + steps + 4 * _WARM_STEPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What to measure."""
+    """Settings of a measurement."""
 
     prefill: tuple[int, ...] = (128, 512)
-    """Tokens of prompts; a row for each."""
+    """Lengths of prompts; a row for each."""
     depths: tuple[int, ...] = (0, 1024)
     """Tokens in the cache of each sequence before decoding; a row for each depth and batch."""
     batches: tuple[int, ...] = (1, 4, 8)
-    """Sequences that are decoded together."""
+    """Numbers of sequences that are decoded together."""
     repeat: int = 5
     """Samples of a row."""
     steps: int = 64
-    """The most tokens that a sample of decoding takes of each sequence."""
+    """Most tokens per sequence in a sample of decoding."""
     max_seconds: float = 60.0
-    """A row is left out if one sample of it would take longer, and gets fewer samples if all of them would; 0: no limit."""
+    """A row is skipped if one sample would take longer, and has fewer samples if all together would; 0: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """How near a speed is to what the machine can do: 1 is what a plain read of the same bytes takes, or as many multiply-adds in a
-    large product of matrices."""
+    """A speed relative to the machine: 1 is the speed of a plain read of the same bytes, or of a large matrix product with as many
+    multiply-adds."""
 
     bandwidth: float
-    """Part of the speed of a plain read."""
+    """Relative to a plain read."""
     operations: float
-    """Part of the multiply-adds of a large product."""
+    """Relative to a large product."""
     limit: str
     """"memory" or "arithmetic"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """Speeds of one kind of work."""
+    """Speeds of one row."""
 
     work: str
     """"prefill" or "decode"."""
     tokens: int
-    """Tokens of the prompt, or the most that a sample of decoding took of each sequence."""
+    """Tokens of the prompt, or tokens per sequence in a sample of decoding."""
     depth: int
-    """Tokens in the cache of each sequence before."""
+    """Cached tokens of each sequence before."""
     batch: int
-    """Sequences together."""
+    """Number of sequences."""
     rates: tuple[float, ...] = ()
     """Tokens per second of all sequences together, one for each sample."""
     cost: Cost | None = None
-    """Cost of one step of decoding in the middle of a sample, or of a whole prompt; None where the model's sizes are not known."""
+    """Cost of a decode step in the middle of a sample, or of a whole prompt; None if the model's sizes are unknown."""
     left_out: str | None = None
-    """Why it was not measured; None if it was."""
+    """Reason why it was not measured; None if it was."""
 
     @property
     def rate(self) -> float:
@@ -163,7 +163,7 @@ class Measurement:
 
     @property
     def seconds(self) -> float:
-        """Seconds for what `cost` counts."""
+        """Seconds of the work in `cost`."""
         return (self.batch if self.work == "decode" else self.tokens) / self.rate
 
     @property
@@ -172,7 +172,7 @@ class Measurement:
         return f"prefill {self.tokens}" if self.work == "prefill" else f"decode {self.depth} x{self.batch}"
 
     def against(self, machine: Machine) -> Shares | None:
-        """None where nothing was measured, or nothing is known of the cost."""
+        """Speed relative to a machine; None without a measurement or a cost."""
         if not self.rates or self.cost is None:
             return None
         reading, computing = self.cost.bytes / machine.read_bytes, self.cost.operations / machine.operations
@@ -180,7 +180,7 @@ class Measurement:
 
 
 def measure(llm: LLM, plan: Workload, tell: Tell) -> Iterator[Measurement]:
-    """The rows of a plan, as they are done. `tell` is called with what is being measured."""
+    """Yield the rows of a plan. `tell` is called with a line about the current measurement."""
     engine, sizes = llm.engine, footprint(llm.engine.model, llm.config, llm.dtype, llm.kv)
     bench = Bench(engine)
     tell("warming up")
@@ -208,7 +208,7 @@ def _prefill_row(bench: Bench, plan: Workload, tokens: int, speed: float, tell: 
 
 
 def _decode_rows(bench: Bench, plan: Workload, depth: int, speed: float, tell: Tell) -> Iterator[Measurement]:
-    """All batches at one depth: the cache is filled once, with as many sequences as the largest of them needs."""
+    """All batches at one depth. The cache is filled once, for the largest batch."""
     reasons = {batch: _obstacle(bench, plan, depth, batch, speed) for batch in plan.batches}
     rows = [Measurement(work="decode", tokens=0, depth=depth, batch=batch, left_out=reason) for batch, reason in reasons.items()]
     streams = max((row.batch for row in rows if not row.left_out), default=0)
@@ -242,7 +242,7 @@ def _decode_row(bench: Bench, plan: Workload, row: Measurement, held: list[Seque
 
 
 def _samples(plan: Workload, name: str, once: Callable[[], float], tell: Tell) -> list[float]:
-    """Times: `repeat` of them, or as many as there is time for."""
+    """`repeat` times in seconds, or as many as `max_seconds` allows."""
     times: list[float] = []
     while len(times) < plan.repeat and (not times or not _too_long(plan, sum(times) + times[-1])):
         tell(f"{name}: {len(times) + 1} of {plan.repeat}")

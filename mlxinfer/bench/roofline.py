@@ -1,7 +1,7 @@
-"""What a step has to move and to compute, from the sizes of the model alone: what is left out makes it a lower bound.
+"""Lower bounds of the bytes and operations of a step, from the sizes of the model.
 
-Counted are the weights, read once a step, keys, values and states, and the operations (a multiply-add is two) of products with
-matrices and of attention. Not counted are activations, which stay in the processor's caches, and everything elementwise.
+Counted are the weights, read once per step, keys, values and states, and the operations (two per multiply-add) of matrix products and
+attention. Activations, which stay in the processor's caches, and elementwise operations are not counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..nn.packing import arrays, objects
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What has to be moved and computed."""
+    """Bytes and operations of some work."""
 
     bytes: float = 0.0
     """Bytes read and written in memory."""
@@ -41,57 +41,57 @@ class Cost:
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
-    """The size of a part of the model."""
+class WeightSize:
+    """Size of a part of the model."""
 
     nbytes: int
     """Bytes as stored."""
     parameters: int
-    """Parameters that a token is multiplied with."""
+    """Parameters by which a token is multiplied."""
 
     @classmethod
-    def of(cls, part: object) -> Weights:
+    def of(cls, part: object) -> WeightSize:
         shapes = [node.matrix.shape for node in objects(part) if isinstance(node, (Linear, Embedding))]
         return cls(sum(array.nbytes for array in arrays(part)), sum(map(math.prod, shapes)))
 
 
 @dataclass(frozen=True, slots=True)
 class _Attention:
-    """One layer."""
+    """Sizes of an attention layer."""
 
     window: int | None
-    """Tokens that a token sees; None: all before it."""
+    """Tokens that a token attends to; None for all before it."""
     token_bytes: float
     """Bytes of a token's keys and values."""
     pair_operations: int
-    """Operations for each pair of a token and one that it sees."""
+    """Operations per pair of a token and one that it attends to."""
 
     def step(self, past: int, count: int) -> Cost:
-        """Cost of `count` tokens after `past` others: what they see is read once, what they add is written."""
+        """Cost of `count` tokens after `past` others: attended tokens are read once, new ones written."""
         read = past if self.window is None else min(past, self.window - 1)
         pairs = self._pairs(past + count) - self._pairs(past)
         return Cost((read + count) * self.token_bytes, pairs * self.pair_operations)
 
     def _pairs(self, length: int) -> int:
-        """Tokens that each of the first `length` sees, itself included, added up."""
+        """Number of pairs of the first `length` tokens, each with itself included."""
         growing = length if self.window is None else min(length, self.window)
         return growing * (growing + 1) // 2 + (length - growing) * growing
 
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
-    """The sizes that costs follow from."""
+    """Sizes of a model that determine its costs."""
 
-    body: Weights
-    """What every token goes through."""
-    head: Weights
-    """What makes logits."""
-    experts: Weights
+    body: WeightSize
+    """Parts that every token goes through."""
+    head: WeightSize
+    """The head, or the embedding in its place."""
+    experts: WeightSize
     """All experts together."""
     chosen: float
-    """The share of the experts that a token goes through."""
+    """Share of the experts that a token goes through."""
     attention: tuple[_Attention, ...]
-    """The layers with keys and values."""
+    """Layers with keys and values."""
     state_bytes: int
     """Bytes of a sequence's recurrent states."""
 
@@ -110,7 +110,7 @@ class Footprint:
         return total
 
     def _weights(self, tokens: int, *, rows: int) -> Cost:
-        """Products of a step with this many tokens, of which `rows` get logits."""
+        """Matrix products of a step with `tokens` tokens, `rows` of which have logits."""
         touched = 1 - (1 - self.chosen) ** tokens
         nbytes = self.body.nbytes + self.experts.nbytes * touched + (self.head.nbytes if rows else 0)
         parameters = tokens * (self.body.parameters + self.experts.parameters * self.chosen) + rows * self.head.parameters
@@ -118,14 +118,14 @@ class Footprint:
 
 
 def footprint(model: Model, config: Mapping[str, Any], dtype: mx.Dtype, kv: KVFormat | None = None) -> Footprint | None:
-    """None for a model whose graph is not of this project: nothing is known of it. Experts are taken to be chosen evenly."""
+    """Sizes of a model; None for mlx-lm's graphs. Experts are assumed to be chosen evenly."""
     if not isinstance(model, Decoder):
         return None
-    experts = Weights.of(_experts(model))
-    blocks, norm = Weights.of(model.blocks), Weights.of(model.norm)
+    experts = WeightSize.of(_experts(model))
+    blocks, norm = WeightSize.of(model.blocks), WeightSize.of(model.norm)
     return Footprint(
-        body=Weights(blocks.nbytes + norm.nbytes - experts.nbytes, blocks.parameters - experts.parameters),
-        head=Weights.of(model.head or model.embedding),
+        body=WeightSize(blocks.nbytes + norm.nbytes - experts.nbytes, blocks.parameters - experts.parameters),
+        head=WeightSize.of(model.head or model.embedding),
         experts=experts,
         chosen=_chosen_share(model, config),
         attention=tuple(_attention(spec, config, dtype, kv) for spec in model.layers if isinstance(spec, AttentionSpec)),

@@ -1,4 +1,4 @@
-"""The adapters of a model while it runs: more are loaded and some unloaded between two steps, within memory that was planned."""
+"""The adapters of a running model, loaded and unloaded between two steps within the planned memory."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 
 class AdapterSet:
-    """Belongs to the thread that computes; others may `open` files and look names up."""
+    """Belongs to the thread that computes. Other threads may `open` files and look up names."""
 
     def __init__(self, loaded: LoadedModel, adapted: AdaptedModel | None, planned: int, take_memory: Callable[[int], int]) -> None:
-        """`planned` are the bytes that adapters may take, `take_memory` asks for more."""
+        """`planned`: bytes for adapters. `take_memory` requests more."""
         self.adapted = adapted
-        """The model with its adapters; None before there is one."""
+        """The model with its adapters; None without adapters."""
         self.loaded: dict[str, LoadedAdapter] = {} if adapted is None else dict(adapted.adapters)
-        """Those that requests can ask for, by name."""
+        """Adapters that requests can use, by name."""
         self._model = loaded
         self._planned = planned
         self._take_memory = take_memory
 
     def open(self, name: str, path: str | Path) -> Adapter:
-        """Read an adapter's headers, for `load`; the caller closes it. Raises `SettingError` for a name that cannot be, `AdapterError`."""
+        """Read an adapter's headers, for `load`; the caller closes it. Raises `SettingError` for an invalid name, `AdapterError`."""
         from ..adapters.files import open_adapter
 
         check_adapter_name(name)
@@ -39,13 +39,13 @@ class AdapterSet:
         except OSError as error:
             raise AdapterError(f"the adapter {name!r} cannot be read: {error.strerror or error}") from None
 
-    def _check_alone(self) -> None:
+    def _check_not_divided(self) -> None:
         if getattr(self._model.model, "divided", False):
             raise AdapterError("the model runs on several machines, whose adapters stay as they were at the start: restart with --adapter")
 
     def load(self, adapter: Adapter) -> None:
-        """Let requests ask for it. Raises `AdapterError` and `MemoryPlanError`, and then nothing has changed."""
-        self._check_alone()
+        """Load it for requests. After `AdapterError` or `MemoryPlanError` nothing has changed."""
+        self._check_not_divided()
         if adapter.name in self.loaded:
             raise AdapterError(f"there is an adapter called {adapter.name!r} already: unload it first, or give this one another name")
         from ..adapters.adapted_model import AdaptedModel
@@ -60,8 +60,8 @@ class AdapterSet:
         self.loaded[adapter.name] = adapted.adapters[adapter.name]
 
     def unload(self, name: str) -> None:
-        """Let no further request ask for it. Its memory is given back when none has it any more. Raises `AdapterError`."""
-        self._check_alone()
+        """Refuse further requests for it. Its memory is freed after the last request that uses it. Raises `AdapterError`."""
+        self._check_not_divided()
         if self.adapted is None or name not in self.loaded:
             known = f"there are {', '.join(self.loaded)}" if self.loaded else "the model has none"
             raise AdapterError(f"there is no adapter called {name!r} to unload; {known}")
@@ -69,7 +69,7 @@ class AdapterSet:
         del self.loaded[name]
 
     def _check_memory(self, wanted: int) -> None:
-        """All of them together take `wanted` bytes."""
+        """Raise `MemoryPlanError` unless all adapters together may take `wanted` bytes."""
         if wanted > self._planned:
             self._planned += self._take_memory(wanted - self._planned)
         if wanted > self._planned:
@@ -80,6 +80,6 @@ class AdapterSet:
 
 
 def load_into(adapters: AdapterSet, name: str, path: str | Path, change: Callable[[Callable[[], None]], object]) -> None:
-    """Open an adapter, and load it where `change` calls: between two steps. Raises as `AdapterSet.open` and `load`."""
+    """Open an adapter, and load it inside `change`, between two steps. Raises the errors of `AdapterSet.open` and `load`."""
     with closing(adapters.open(name, path)) as adapter:
         change(lambda: adapters.load(adapter))

@@ -1,4 +1,4 @@
-"""The front door for asyncio: many tasks ask, one thread computes."""
+"""`AsyncLLM`: a model for asyncio, whose engine runs in one thread."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 _COMPILING = ThreadPoolExecutor(2, "mlxinfer structures")
-"""Threads that check and compile grammars. Slow grammars wait for one another, and delay no other request."""
+"""Threads that check and compile grammars. Slow grammars delay one another and no other request."""
 _SHORT = 2000
 """Characters or token ids that are prepared in the event loop: another thread would take longer."""
 Preparing = Callable[[InputProcessor], Awaitable[PreparedPrompt]]
@@ -60,71 +60,70 @@ class AsyncLLM(ModelBase):
             async for chunk in llm.stream("Once upon a time", SamplingParams(max_tokens=20)):
                 print(chunk.text, end="")
 
-    It has the methods and properties of `LLM`, and every request takes what `LLM`'s take. One thread of its own loads the model, which
-    `ready` waits for, and computes; properties raise `MLXInferError` before. Cancelling a task, or closing a stream, ends its request
-    before the next step. If the engine fails, requests under way get `EngineError`, and it starts again, once an
-    hour.
+    It has the methods and properties of `LLM`, with the same arguments. Its own thread loads the model and computes. `ready` waits for the
+    model; properties raise `MLXInferError` before. Cancelling a task, or closing a stream, ends its request before the next step. If the
+    engine fails, running requests raise `EngineError`, and the engine restarts, once an hour.
     """
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
         self._thread = EngineThread(partial(OpenModel.open, args), progress)
-        weakref.finalize(self, self._thread.close).atexit = False  # at the interpreter's end the thread is waited for as well
+        weakref.finalize(self, self._thread.close).atexit = False  # at its end the interpreter waits for the thread as well
 
     async def ready(self) -> None:
-        """Wait until the model is loaded. Raises the `MLXInferError` that it could not be loaded for."""
+        """Wait until the model is loaded. Raises the `MLXInferError` of a failed load."""
         await self._opened()
 
     def prepare_structures(self) -> None:
-        """Begin to prepare the vocabulary for structured answers and tools, in another thread: 0.5 s of a processor for 49,000 tokens and
-        2.5 s for 262,000, which the first request that needs it would take otherwise. The model must be `ready`."""
-        Thread(target=self._now.inputs.grammars.prepare, name="mlxinfer vocabulary", daemon=True).start()
+        """Start preparing the vocabulary for structured answers and tools, in another thread. Otherwise the first such request does it:
+        0.5 s of a processor for 49,000 tokens, 2.5 s for 262,000. The model must be `ready`."""
+        Thread(target=self._opened_now.inputs.grammars.prepare, name="mlxinfer vocabulary", daemon=True).start()
 
     @property
     def _described(self) -> OpenModel:
-        return self._now
+        return self._opened_now
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model itself, with its summary and files; only its own thread may compute with it."""
-        return self._now.loaded
+        """The loaded model, with its summary and files. Only the engine's thread may compute with it."""
+        return self._opened_now.loaded
 
     @property
     def output_format(self) -> OutputFormat:
-        """How the model writes reasoning and calls in chats."""
-        return self._now.inputs.output_format
+        """The model's format of reasoning and calls in chats."""
+        return self._opened_now.inputs.output_format
 
     @property
     def ended(self) -> bool:
-        """Whether it was closed, or failed for good: nothing runs any more."""
+        """True after `close`, or if the engine failed for good."""
         return self._thread.ended.done()
 
     async def load_adapter(self, name: str, path: str | Path) -> None:
-        """As `LLM.load_adapter`, next to requests that run."""
+        """See `LLM.load_adapter`. Requests continue meanwhile."""
         opened = await self._opened()
         await asyncio.to_thread(load_into, opened.adapters, name, path, self._thread.change_adapters)
 
     async def unload_adapter(self, name: str) -> None:
-        """As `LLM.unload_adapter`."""
+        """See `LLM.unload_adapter`."""
         opened = await self._opened()
         await asyncio.to_thread(self._thread.change_adapters, partial(opened.adapters.unload, name))
 
     @property
     def end(self) -> Future[None]:
-        """Done once nothing runs any more."""
+        """Done once the engine's thread has ended."""
         return self._thread.ended
 
     def stats(self) -> EngineStats:
-        """What all requests took so far, and what there is now, at most a few steps ago."""
+        """Totals of all requests so far, and the state at most a few steps ago."""
         return self._thread.stats
 
     def send_kv_events(self, sink: KVEventSink) -> None:
-        """Have `sink` called with what the prefix cache holds, then with every change: `BlockStored`, `BlockRemoved` and `AllBlocksCleared`
-        (`mlxinfer.cache.kv_events`), in their order, from several threads. It must return at once. For routers: docs/routers.md."""
+        """Call `sink` with the contents of the prefix cache, then with every change: `BlockStored`, `BlockRemoved` and `AllBlocksCleared`
+        (`mlxinfer.cache.kv_events`), in order, from several threads. It must return at once. For routers: docs/routers.md."""
         self._thread.send_kv_events(sink)
 
     async def hand_out(self, function: Callable[[KVExport], Result]) -> Result:
-        """Call a function between two steps, with what gives pages of the prefix cache to other machines. Raises `SettingError` where the
-        model was not opened with `kv_producer`."""
+        """Call a function between two steps, with the exporter of the prefix cache's pages. Raises `SettingError` for a model without
+        `kv_producer`."""
         await self._opened()
         return await asyncio.to_thread(self._thread.hand_out, function)
 
@@ -134,21 +133,21 @@ class AsyncLLM(ModelBase):
         params: SamplingParams | Many[SamplingParams] | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]:
-        """Answers to one prompt or any number of them, as `LLM.generate`: a list with `n` completions for each prompt, in order. Raises
+        """Answers to one or any number of prompts, as `LLM.generate`: a list with `n` completions for each prompt, in order. Raises
         `MLXInferError`s."""
         return await self._generate(prompts, *generating("generate", params, options))
 
     def stream(
         self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> AsyncGenerator[Chunk, None]:
-        """The `n` answers in pieces, of which `Chunk.index` tells whose they are; the last piece of each has its `finish_reason`. Raises
-        `MLXInferError`s, also in the middle of an answer."""
+        """The `n` answers in pieces; `Chunk.index` is the answer's index, and the last piece of each has its `finish_reason`. Raises
+        `MLXInferError`s, also during an answer."""
         return _flat(self._bursts(partial(_sequences, partial(_prompt, prompt), *generating("stream", params, options))))
 
     def bursts(
         self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> AsyncGenerator[list[Chunk], None]:
-        """`stream`, with those pieces in one list that came together: for programs that pass them on."""
+        """`stream`, with all available pieces in one list, for programs that forward them."""
         return self._bursts(partial(_sequences, partial(_prompt, prompt), *generating("bursts", params, options)))
 
     async def chat_prompt(self, messages: Messages, **chat: Unpack[ChatKeywords]) -> ChatPrompt:
@@ -169,17 +168,17 @@ class AsyncLLM(ModelBase):
         return _flat(self._bursts(partial(_sequences, partial(_chat, messages, chat), params, terms)))
 
     async def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
-        """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
-        `MLXInferError`s, and `DeadlineError` after `timeout_s`."""
+        """Log-probabilities of a prompt's tokens from the second on, each with the `top` likeliest (0 to 64). Raises `MLXInferError`s, such
+        as `DeadlineError` after `timeout_s`."""
         terms = RequestOptions.of("score", options)
         async with aclosing(self._bursts(partial(_scored, prompt, top, terms))) as bursts:
             return prompt_logprobs([chunk async for burst in bursts for chunk in burst], terms.timeout_s)
 
     async def logits(self, token_ids: Prompt, **options: Unpack[RequestKeywords]) -> mx.array:
-        """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
+        """Logits of the next token after each token, float32 `[T, vocab]`, evaluated, by the same cache and steps as in `generate`."""
         terms = RequestOptions.of("logits", options)
         sequences = await _scored(token_ids, None, terms, (await self._opened()).inputs)
-        (logits,) = await self._whole(Request(sequences, streams=False, wants_logits=True))
+        (logits,) = await self._results(Request(sequences, streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
         return logits
 
@@ -191,7 +190,7 @@ class AsyncLLM(ModelBase):
         input_type: str | None = None,
         truncate: bool = False,
     ) -> list[list[int]]:
-        """The token ids that `embed` computes, for whoever wants to count them first; `embed` takes them as they are."""
+        """The token ids of texts, to count them before `embed`, which accepts them unchanged."""
         check_texts(texts)
         embedder = Embedder.of(await self._opened())
         make = partial(embedder.token_ids, texts, embedder.prompt(prompt_name, input_type), truncate=truncate)
@@ -234,7 +233,7 @@ class AsyncLLM(ModelBase):
     async def counted_relevance(
         self, pairs: Many[Pair], *, instruction: str | None = None, **options: Unpack[RequestKeywords]
     ) -> tuple[np.ndarray, int]:
-        """`relevance`, and how many tokens the pairs had."""
+        """(`relevance`, number of tokens of the pairs)."""
         check_pairs(pairs)
         terms, how = RequestOptions.of("relevance", options), scorer(await self._opened())
         ids = await _prepared(sum(len(a) + len(b) for a, b in pairs), partial(how.token_ids, pairs, instruction))
@@ -268,19 +267,19 @@ class AsyncLLM(ModelBase):
         what: str | Iterable[str] = ("residual", "attention", "mlp", "logits"),
         **options: Unpack[RequestKeywords],
     ) -> Trace:
-        """What the model computes for a prompt, as `LLM.trace`. What is computed from a trace later, such as its logit lens, waits for the
-        engine's thread."""
+        """Activations of a prompt, as `LLM.trace`. Later computations from the trace, such as its logit lens, wait for the engine's
+        thread."""
         terms, opened = RequestOptions.of("trace", options), await self._opened()
         ids = await _prepared(_size(prompt), partial(opened.inputs.scored_ids, prompt))
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
-        (logits,) = await self._whole(Request([opened.inputs.scored(ids, None, terms, tracing.hooks)], streams=False, wants_logits=True))
+        (logits,) = await self._results(Request([opened.inputs.scored(ids, None, terms, tracing.hooks)], streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
         return await asyncio.to_thread(tracing.result, opened.loaded, ids, logits, self._thread.compute)
 
     async def close(self) -> None:
-        """Give the memory back. Requests under way and later ones get `EngineError`."""
+        """Free the memory. Running and later requests raise `EngineError`."""
         self._thread.close()
-        if self._thread.process != os.getpid():  # the thread that would end is missing in a forked child
+        if self._thread.process != os.getpid():  # a forked child has no thread that could end
             return
         await asyncio.wrap_future(self._thread.ended)
 
@@ -296,7 +295,7 @@ class AsyncLLM(ModelBase):
         await self.close()
 
     @property
-    def _now(self) -> OpenModel:
+    def _opened_now(self) -> OpenModel:
         if not self._thread.opened.done():
             raise MLXInferError("the model is being loaded: await ready() first")
         return self._thread.opened.result()
@@ -314,7 +313,7 @@ class AsyncLLM(ModelBase):
         each = opened.inputs.all_params(params, len(items))
         found = await _prepared(sum(map(_size, items)), partial(_all_prepared, opened.inputs, items))
         free = asyncio.Semaphore(FEED * opened.config.max_num_seqs)
-        requests = [await _described(opened.inputs, prompt, one, terms) for prompt, one in zip(found, each, strict=True)]
+        requests = [await _make_sequences(opened.inputs, prompt, one, terms) for prompt, one in zip(found, each, strict=True)]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
         try:
             answers = await asyncio.gather(*tasks)
@@ -324,7 +323,7 @@ class AsyncLLM(ModelBase):
         return [completion for answer in answers for completion in answer]
 
     async def _bursts(self, sequences: Callable[[InputProcessor], Awaitable[list[Sequence]]]) -> AsyncGenerator[list[Chunk], None]:
-        """The iterator over a request: closing it ends the request before the next step."""
+        """Iterate over a request. Closing the iterator ends the request before the next step."""
         request = Request(await sequences((await self._opened()).inputs), streams=True)
         running = len(request.sequences)
         self._thread.send(request)
@@ -339,15 +338,15 @@ class AsyncLLM(ModelBase):
 
     async def _complete(self, sequences: list[Sequence], free: asyncio.Semaphore) -> list[Completion]:
         async with free:
-            found = [piece for piece in await self._whole(Request(sequences, streams=False)) if isinstance(piece, Completion)]
+            found = [piece for piece in await self._results(Request(sequences, streams=False)) if isinstance(piece, Completion)]
         return sorted(found, key=lambda completion: completion.index)
 
     async def _vector(self, sequence: Sequence) -> np.ndarray | None:
-        (vector,) = await self._whole(Request([sequence], streams=False))
+        (vector,) = await self._results(Request([sequence], streams=False))
         return vector if isinstance(vector, np.ndarray) else None
 
-    async def _whole(self, request: Request) -> list[Piece]:
-        """What a request that does not stream brings, a piece for each of its sequences."""
+    async def _results(self, request: Request) -> list[Piece]:
+        """The results of a request without streaming, one piece for each sequence."""
         self._thread.send(request)
         try:
             found: list[Piece] = []
@@ -375,13 +374,13 @@ async def _chat(messages: Messages, chat: ChatKeywords, inputs: InputProcessor) 
 
 
 async def _sequences(prompt: Preparing, params: SamplingParams | None, terms: RequestOptions, inputs: InputProcessor) -> list[Sequence]:
-    return await _described(inputs, await prompt(inputs), params, terms)
+    return await _make_sequences(inputs, await prompt(inputs), params, terms)
 
 
-async def _described(
+async def _make_sequences(
     inputs: InputProcessor, prompt: PreparedPrompt, params: SamplingParams | None, terms: RequestOptions
 ) -> list[Sequence]:
-    """Compiling a grammar takes a while, but lets the event loop go on if it happens in another thread."""
+    """Create sequences. Grammars are compiled in another thread, so that the event loop continues."""
     holds = (isinstance(prompt, ChatPrompt) and prompt.tools) or (params is not None and params.structure is not None)
     if not holds:
         return inputs.sequences(prompt, params, terms)

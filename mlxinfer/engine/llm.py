@@ -1,4 +1,4 @@
-"""The library's front door: load a model, generate, chat, look at logits."""
+"""`LLM`: loads a model, generates, chats, embeds, and returns logits."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ Made = TypeVar("Made")
 
 
 class LLM(ModelBase):
-    """A model that is ready to answer.
+    """A loaded model.
 
         llm = LLM("smollm2")
         print(llm.generate("Once upon a time", max_tokens=20)[0])
 
-    Any thread may use it, several at once too: it computes in their threads, and their requests run together. `AsyncLLM` has the same
-    methods for asyncio.
+    Any number of threads may use it at once: it computes in their threads, and their requests run together. `AsyncLLM` has the same methods
+    for asyncio.
 
-    Every request takes, besides `params`: `client_id` (clients get their turns evenly), `priority` (lower is served first) and
-    `timeout_s`, after which an answer ends with what it has, and `finish_reason` "timeout". Requests that are answered take each field of
-    `SamplingParams` as a keyword too, such as `max_tokens=20`, which wins over the same field of `params`.
+    Every request takes, besides `params`: `client_id` (clients are served evenly), `priority` (lower is served first) and `timeout_s`,
+    after which an answer ends early with `finish_reason` "timeout". Requests that generate also take each field of `SamplingParams` as a
+    keyword, such as `max_tokens=20`. A keyword wins over the same field of `params`.
     """
 
     def _start(self, args: EngineArgs, progress: Progress | None) -> None:
@@ -66,43 +66,43 @@ class LLM(ModelBase):
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model itself, with its summary and files. Raises `MLXInferError` if it is closed."""
+        """The loaded model, with its summary and files. Raises `MLXInferError` after `close`."""
         return self._client.opened.loaded
 
     @property
     def engine(self) -> Engine:
-        """The engine, for measurements and experiments; no other thread may use the model meanwhile. Raises `MLXInferError` if it is
-        closed."""
+        """The engine, for measurements and experiments. No other thread may use the model meanwhile. Raises `MLXInferError` after
+        `close`."""
         return self._client.outputs.engine
 
     @property
     def ended(self) -> bool:
-        """Whether it was closed."""
+        """True after `close`."""
         return self._client.ended
 
     @property
     def output_format(self) -> OutputFormat:
-        """How the model writes reasoning and calls in chats."""
+        """The model's format of reasoning and calls in chats."""
         return self._client.opened.inputs.output_format
 
     def send_kv_events(self, sink: KVEventSink) -> None:
-        """As `AsyncLLM.send_kv_events`. Raises `MLXInferError` if it is closed."""
+        """See `AsyncLLM.send_kv_events`. Raises `MLXInferError` after `close`."""
         with self._client.turn() as outputs:
             outputs.engine.send_kv_events(sink)
 
     def load_adapter(self, name: str, path: str | Path) -> None:
-        """Let requests ask for a further LoRA adapter: a folder of PEFT or mlx-lm, or a GGUF file. Raises `SettingError` for a name that
-        cannot be, `AdapterError` for one that is taken and for a file that does not fit the model, and `MemoryPlanError` where the memory
-        plan has no room (`adapter_memory_gb`); then nothing has changed."""
+        """Load a LoRA adapter for further requests: a folder of PEFT or mlx-lm, or a GGUF file. Raises `SettingError` for an invalid name,
+        `AdapterError` for a used name or a file that does not fit the model, and `MemoryPlanError` if the memory plan has no room
+        (`adapter_memory_gb`). After an error nothing has changed."""
         load_into(self._client.opened.adapters, name, path, self._client.change_adapters)
 
     def unload_adapter(self, name: str) -> None:
-        """Let no further request ask for an adapter. Requests that have it are answered with it, and then its memory is given back. Raises
-        `AdapterError` for a name that there is not."""
+        """Refuse further requests for an adapter. Its memory is freed after the requests that use it. Raises `AdapterError` for an unknown
+        name."""
         self._client.change_adapters(partial(self._client.opened.adapters.unload, name))
 
     def stats(self) -> EngineStats:
-        """What all requests took so far, and what there is now. Raises `MLXInferError` if it is closed."""
+        """Totals of all requests so far, and the present state. Raises `MLXInferError` after `close`."""
         with self._client.turn() as outputs:
             return outputs.engine.stats()
 
@@ -112,10 +112,10 @@ class LLM(ModelBase):
         params: SamplingParams | Many[SamplingParams] | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]:
-        """Answers to one prompt or any number of them, as one batch. A prompt is text, token ids or a `chat_prompt`.
+        """Answers to one or any number of prompts, as one batch. A prompt is text, token ids or a `chat_prompt`.
 
-        Returns a list, for one prompt too: `n` completions for each prompt, in order. `params` are one for all prompts, or a list with one
-        for each. Raises `PromptError` and `SamplingError` before anything is computed.
+        Returns a list, also for one prompt: `n` completions for each prompt, in order. `params` is one object for all prompts, or a list
+        with one for each. Raises `PromptError` and `SamplingError` before anything is computed.
         """
         params, terms = generating("generate", params, options)
         inputs, items = self._client.opened.inputs, as_prompts(prompts)
@@ -127,15 +127,15 @@ class LLM(ModelBase):
     ) -> Generator[Chunk, None, None]:
         """The answer in pieces. Closing the iterator cancels the request.
 
-        With `n` answers, `Chunk.index` tells whose piece it is; the last piece of each has a `finish_reason`. Raises `PromptError` and
-        `SamplingError` at once, and `EngineError` in the middle of an answer if the engine fails.
+        With `n` answers, `Chunk.index` is the answer's index; the last piece of each has a `finish_reason`. Raises `PromptError` and
+        `SamplingError` at once, and `EngineError` during an answer if the engine fails.
         """
         return self._client.stream(self._sequences(prompt, *generating("stream", params, options)))
 
     def bursts(
         self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generator[list[Chunk], None, None]:
-        """`stream`, with those pieces in one list that are there at the same time: for programs that pass them on."""
+        """`stream`, with all available pieces in one list, for programs that forward them."""
         return self._client.bursts(self._sequences(prompt, *generating("bursts", params, options)))
 
     def _sequences(self, prompt: AnyPrompt, params: SamplingParams | None, terms: RequestOptions) -> list[Sequence]:
@@ -173,14 +173,14 @@ class LLM(ModelBase):
         return self._client.stream(inputs.sequences(inputs.chat(messages, **chat), params, terms))
 
     def score(self, prompt: Prompt, top: int = 0, **options: Unpack[RequestKeywords]) -> list[TokenLogprob]:
-        """How likely each token of a prompt is, from the second on, and what the `top` likeliest (0 to 64) would have been. Raises
-        `PromptError`, `SamplingError`, and `DeadlineError` after `timeout_s`."""
+        """Log-probabilities of a prompt's tokens from the second on, each with the `top` likeliest (0 to 64). Raises `PromptError`,
+        `SamplingError`, and `DeadlineError` after `timeout_s`."""
         terms, inputs = RequestOptions.of("score", options), self._client.opened.inputs
         sequence = inputs.scored(inputs.scored_ids(prompt), top, terms)
         return prompt_logprobs(list(self._client.stream([sequence])), terms.timeout_s)
 
     def logits(self, token_ids: Prompt, **options: Unpack[RequestKeywords]) -> mx.array:
-        """float32 `[T, vocab]`, evaluated: after each token, the logits of the next, computed by the cache and step that generate."""
+        """Logits of the next token after each token, float32 `[T, vocab]`, evaluated, by the same cache and steps as in `generate`."""
         terms, inputs = RequestOptions.of("logits", options), self._client.opened.inputs
         return self._client.logits(inputs.scored(inputs.scored_ids(token_ids), None, terms))
 
@@ -248,10 +248,10 @@ class LLM(ModelBase):
         what: str | Iterable[str] = ("residual", "attention", "mlp", "logits"),
         **options: Unpack[RequestKeywords],
     ) -> Trace:
-        """What the model computes for a prompt (text or token ids), layer by layer: see `interpret.Trace` for `what` there is.
+        """Activations of a prompt (text or token ids) by layer; `interpret.Trace` lists the values of `what`.
 
-        `layers` is one, several, or None for all. Interventions that are active hold for it. Raises `SettingError`, also for a trace of
-        more than 4 GiB, and `UnsupportedModelError` for a model that runs on mlx-lm's graph.
+        `layers` is one, several, or None for all. Active interventions apply. Raises `SettingError`, also for a trace of more than 4 GiB,
+        and `UnsupportedModelError` for a model that runs on mlx-lm's graph.
         """
         terms, opened = RequestOptions.of("trace", options), self._client.opened
         ids = opened.inputs.scored_ids(prompt)
@@ -264,7 +264,7 @@ class LLM(ModelBase):
             return compute()
 
     def close(self) -> None:
-        """Give the memory back. Streams end; further calls raise `MLXInferError`."""
+        """Free the memory. Streams end; further calls raise `MLXInferError`."""
         self._closed = self._described.without_weights()
         self._client.close()
 

@@ -1,4 +1,4 @@
-"""Looking inside a model: what each layer computes for a prompt, and what becomes of the answer when that is changed."""
+"""Reads and changes the activations of a model: traces and interventions."""
 
 from .interventions import ablation, patch, steering
 from .trace import LogitLens, Trace

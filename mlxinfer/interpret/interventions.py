@@ -1,4 +1,4 @@
-"""Changes to what a model computes on its way: steering, patching and ablation, each a hook that leaves the model itself as it is."""
+"""Hooks that change activations: steering, patching and ablation. The model itself stays unchanged."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 Positions = Union[int, Iterable[int], Mapping[int, int], None]
-"""Positions of tokens in their sequence; for patches also a mapping from them to those of the source. None: all."""
+"""Positions of tokens in their sequence; for patches also a mapping to positions of the source. None: all."""
 
 
 class Intervention:
-    """A hook that puts other values in place of those at one place of some layers. Implements `models.hooks.Hooks`."""
+    """A hook that replaces values at one place of some layers. Implements `models.hooks.Hooks`."""
 
     def __init__(self, place: str, layers: Iterable[int]) -> None:
         self.place, self.layers = place, frozenset(layers)
@@ -44,7 +44,7 @@ class Intervention:
 
 @dataclass(slots=True)
 class Chain:
-    """Several hooks as one: each gets what the one before has left. Implements `models.hooks.Hooks`."""
+    """Several hooks as one: each receives the result of the one before. Implements `models.hooks.Hooks`."""
 
     links: tuple[Hooks, ...]
     """The hooks, in order."""
@@ -76,11 +76,11 @@ class _Steering(Intervention):
 
     def at(self, place: str, layer: int, x: mx.array, segments: Sequence[Segment]) -> mx.array:
         y = (x.astype(mx.float32) + self._added).astype(x.dtype)
-        return y if self._positions is None else _where(_chosen(segments, self._positions), y, x)
+        return y if self._positions is None else _where(_mask_of(segments, self._positions), y, x)
 
 
 class _Replacement(Intervention):
-    """Puts rows of `values` in place of those at `positions` (of the sequence, to rows of `values`), in some heads or all of them."""
+    """Replaces rows by rows of `values`, in some heads or all. `positions`: from positions in the sequence to rows of `values`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class _Replacement(Intervention):
         heads: tuple[int, ...] | None,
     ) -> None:
         super().__init__(place, values)
-        mx.eval(list(values.values()))  # whichever thread computes with them has a stream of its own
+        mx.eval(list(values.values()))  # the thread that computes with them has another stream
         self._values, self._positions, self._heads = values, positions, heads
 
     def at(self, place: str, layer: int, x: mx.array, segments: Sequence[Segment]) -> mx.array:
@@ -98,7 +98,7 @@ class _Replacement(Intervention):
         if self._positions is None:  # the same for every token
             y, here = mx.broadcast_to(values[None], x.shape), None
         else:
-            rows = [self._positions.get(position) for position in _positions(segments)]
+            rows = [self._positions.get(position) for position in _row_positions(segments)]
             if not any(row is not None for row in rows):
                 return x
             y, here = values[mx.array([row or 0 for row in rows])], mx.array([row is not None for row in rows])
@@ -108,7 +108,7 @@ class _Replacement(Intervention):
 
 
 def steering(model: Model, layer: Layers, vector: object, scale: float = 1.0, positions: Positions = None) -> Hooks:
-    """Adds `scale * vector` (`[hidden]`) to the stream that enters the `layer`, at all positions or some. Raises `SettingError`."""
+    """A hook that adds `scale * vector` (`[hidden]`) to the stream that enters the `layer`. Raises `SettingError`."""
     graph = native(model)
     layers = checked_layers(graph, layer, place=RESIDUAL)
     try:
@@ -125,8 +125,8 @@ def steering(model: Model, layer: Layers, vector: object, scale: float = 1.0, po
 
 
 def patch(model: Model, source: Trace, what: str, layer: Layers, positions: Positions = None, heads: Iterable[int] | None = None) -> Hooks:
-    """Puts the values of another prompt's `source` trace at a place. `positions` are those of the tokens to be changed, by default all that
-    the source has; a mapping tells which of the source's comes where. Raises `SettingError`."""
+    """A hook that inserts the values of another prompt's trace, the `source`, at a place. `positions`: tokens to change, by default all
+    that the source has; a mapping gives the source's position for each. Raises `SettingError`."""
     graph, place = native(model), place_to_change(what)
     held = source[place]
     layers = checked_layers(graph, tuple(held) if layer is None else layer, place=place)
@@ -147,17 +147,17 @@ def ablation(
     mean: Trace | None = None,
     positions: Positions = None,
 ) -> Hooks:
-    """Puts zeros at a place, or with `mean` the average over that trace's positions. Raises `SettingError`."""
+    """A hook that inserts zeros at a place, or with `mean` the average over that trace's positions. Raises `SettingError`."""
     graph, place = native(model), place_to_change(what)
     layers = checked_layers(graph, layer, place=place)
     chosen = _checked_heads(graph, place, layers, heads)
-    values = {one: _standing_in(graph, place, one, mean) for one in layers}
+    values = {one: _replacement_of(graph, place, one, mean) for one in layers}
     if positions is None:
         return _Replacement(place, values, None, chosen)
     return _Replacement(place, {one: value[None] for one, value in values.items()}, dict.fromkeys(_positions_of(positions), 0), chosen)
 
 
-def _standing_in(model: Decoder, place: str, layer: int, mean: Trace | None) -> mx.array:
+def _replacement_of(model: Decoder, place: str, layer: int, mean: Trace | None) -> mx.array:
     if mean is not None:
         held = mean[place]
         if layer not in held:
@@ -179,7 +179,7 @@ def _checked_heads(model: Decoder, place: str, layers: Iterable[int], heads: Ite
 
 
 def _source_rows(positions: Positions, count: int) -> dict[int, int]:
-    """Position in the sequence to row of the source. Raises `SettingError` for rows that the source does not have."""
+    """Row of the source by position in the sequence. Raises `SettingError` for rows beyond the source."""
     if positions is None:
         return {position: position for position in range(count)}
     if isinstance(positions, Mapping):
@@ -200,13 +200,13 @@ def _positions_of(positions: Positions) -> list[int]:
     return found
 
 
-def _positions(segments: Sequence[Segment]) -> list[int]:
-    """The position of each row in its own sequence."""
+def _row_positions(segments: Sequence[Segment]) -> list[int]:
+    """Position of each row in its own sequence."""
     return [position for segment in segments for position in range(segment.past, segment.past + segment.count)]
 
 
-def _chosen(segments: Sequence[Segment], positions: frozenset[int]) -> mx.array:
-    return mx.array([position in positions for position in _positions(segments)])
+def _mask_of(segments: Sequence[Segment], positions: frozenset[int]) -> mx.array:
+    return mx.array([position in positions for position in _row_positions(segments)])
 
 
 def _where(chosen: mx.array, y: mx.array, x: mx.array) -> mx.array:

@@ -1,4 +1,4 @@
-"""The places in a model that can be looked at or changed, and checks of what a caller names."""
+"""The places of a model that can be traced or changed, and checks of their names."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..models.hooks import ATTENTION_OUT, HEADS, MLP, RESIDUAL, ROUTER
 ATTENTION, KV, LOGITS = "attention", "kv", "logits"
 
 TRACED = (RESIDUAL, ATTENTION, ATTENTION_OUT, HEADS, MLP, ROUTER, KV, LOGITS)
-"""What a trace can hold."""
+"""Places that a trace can have."""
 
 Layers = Union[int, Iterable[int], None]
 """One layer, several, or None for all."""
 
 
 def native(model: Model) -> Decoder:
-    """The model's own graph. Raises `UnsupportedModelError` for mlx-lm's, for one that several machines share, and for families whose
-    blocks are not an attention and a feed-forward layer in turn."""
+    """The model as a native graph. Raises `UnsupportedModelError` for mlx-lm's graphs, for models on several machines, and for families
+    whose blocks are not attention followed by a feed-forward layer."""
     if not isinstance(model, Decoder):
         raise UnsupportedModelError(
             f"{model.model_type} runs on mlx-lm's graph, which cannot be looked into: choose a model with a native one"
@@ -36,7 +36,7 @@ def native(model: Model) -> Decoder:
 
 
 def checked_names(what: Union[str, Iterable[str]], known: Sequence[str]) -> tuple[str, ...]:
-    """Names of places. Raises `SettingError` for one that is not `known`."""
+    """Names of places as a tuple. Raises `SettingError` for a name that is not `known`."""
     names = (what,) if isinstance(what, str) else tuple(what)
     for name in names:
         if name not in known:
@@ -48,13 +48,13 @@ def checked_names(what: Union[str, Iterable[str]], known: Sequence[str]) -> tupl
 
 
 def place_to_change(what: str) -> str:
-    """The place that `what` names in an intervention, where "attention" stands for what attention adds to the stream."""
+    """The place that `what` names in an intervention; "attention" is the output of attention there."""
     (name,) = checked_names(what, (RESIDUAL, ATTENTION, ATTENTION_OUT, HEADS, MLP))
     return ATTENTION_OUT if name == ATTENTION else name
 
 
 def checked_layers(model: Decoder, layers: Layers, *, place: str) -> tuple[int, ...]:
-    """The layers meant, ascending. The stream has one more than the model: what leaves the last block. Raises `SettingError`."""
+    """Layers in ascending order. The stream has one more than the model: the output of the last block. Raises `SettingError`."""
     count = len(model.blocks) + (place == RESIDUAL)
     if layers is None:
         return tuple(range(count))
@@ -66,12 +66,12 @@ def checked_layers(model: Decoder, layers: Layers, *, place: str) -> tuple[int, 
 
 
 def attends(model: Decoder, layer: int) -> bool:
-    """Whether a layer is attention; others keep a recurrent state."""
+    """True if a layer is attention, False if it has a recurrent state."""
     return isinstance(model.layers[layer], AttentionSpec)
 
 
 def checked_heads(model: Decoder, layers: Iterable[int], heads: Iterable[int] | None) -> tuple[int, ...] | None:
-    """The heads meant; None for all. Raises `SettingError`."""
+    """Heads as a tuple; None for all. Raises `SettingError`."""
     if heads is None:
         return None
     wanted = (heads,) if isinstance(heads, int) else tuple(heads)

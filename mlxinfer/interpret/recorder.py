@@ -1,4 +1,4 @@
-"""Keeps what a model computes for one sequence, chunk by chunk, while the engine reads it."""
+"""Records the activations of one sequence, chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Kept = list[tuple[int, mx.array]]
 
 
 class Recorder:
-    """A hook that changes nothing; its sequence goes through the model without others. Implements `models.hooks.Hooks`."""
+    """A hook that changes nothing. Its sequence goes through the model alone. Implements `models.hooks.Hooks`."""
 
     def __init__(self, wanted: Mapping[str, Collection[int]]) -> None:
-        """`wanted`: the layers of each place to keep."""
+        """`wanted`: layers to record, by place."""
         self._wanted = {place: frozenset(layers) for place, layers in wanted.items()}
         self._rows: dict[tuple[str, int], Kept] = {}
         self._past: dict[int, list[mx.array]] = {}
@@ -55,7 +55,7 @@ class Recorder:
         return whole.swapaxes(0, 1) if place == HEADS else whole
 
     def _keep(self, place: str, layer: int, x: mx.array, past: int) -> None:
-        """A sequence that is read again from some position, after it gave its pages away, is kept anew from there."""
+        """Record rows. After a preemption, rows of the same positions replace earlier ones."""
         kept = self._rows.setdefault((place, layer), [])
         while kept and kept[-1][0] >= past:
             kept.pop()
@@ -63,7 +63,7 @@ class Recorder:
         self._new.append(kept[-1][1])
 
     def _pattern(self, layer: int, q: mx.array, k: mx.array, params: AttentionParams, spec: AttentionSpec, past: int) -> mx.array:
-        """float32 `[heads, t, past + t]`: how much each of t queries attends to each token."""
+        """Attention weights of t queries on each token, float32 `[heads, t, past + t]`."""
         before = [] if past == 0 else self._past[layer]
         keys = mx.concatenate([*before, k.astype(mx.float32).swapaxes(0, 1)], axis=1)
         self._past[layer] = [keys]
@@ -83,5 +83,5 @@ class Recorder:
 
 
 def _widened(pattern: mx.array, length: int) -> mx.array:
-    """`[heads, t, s]` with zeros for the tokens that came later: `[heads, t, length]`."""
+    """`[heads, t, s]` with zeros for later tokens: `[heads, t, length]`."""
     return mx.pad(pattern, [(0, 0), (0, 0), (0, length - pattern.shape[2])])

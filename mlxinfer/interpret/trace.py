@@ -1,4 +1,4 @@
-"""What a model computed for a prompt, and what can be read off it: logit lens, entropy, surprisal, norms, attribution."""
+"""Activations of a prompt, with analyses: logit lens, entropy, surprisal, norms, attribution."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .recorder import Recorder
 
 Result = TypeVar("Result")
 Computing = Callable[[Callable[[], Result]], Result]
-"""Calls a function where the model may compute."""
+"""Calls a function in a thread that may use the model."""
 
 MOST_BYTES = 4 * 2**30
-"""A trace above this is refused before anything is computed."""
+"""Maximum bytes of a trace; larger ones are refused before anything is computed."""
 
 
 def wanted_places(model: Decoder, what: Union[str, Iterable[str]], layers: Layers) -> dict[str, tuple[int, ...]]:
-    """The layers of each place that a trace is to hold. Raises `SettingError`."""
+    """Layers to trace, by place. Raises `SettingError`."""
     found: dict[str, tuple[int, ...]] = {}
     for place in checked_names(what, TRACED):
         if place == LOGITS:
@@ -46,7 +46,7 @@ def wanted_places(model: Decoder, what: Union[str, Iterable[str]], layers: Layer
 
 
 def check_size(model: Decoder, wanted: Mapping[str, Sequence[int]], tokens: int) -> None:
-    """Raise `SettingError` if a trace of so many tokens would take more memory than `MOST_BYTES`."""
+    """Raise `SettingError` if a trace of `tokens` tokens would take more than `MOST_BYTES`."""
     nbytes = 4 * sum(_floats(model, place, layer, tokens) for place, layers in wanted.items() for layer in layers)
     nbytes += 4 * tokens * model.vocab_size if LOGITS in wanted else 0
     if nbytes > MOST_BYTES:
@@ -66,20 +66,20 @@ def _floats(model: Decoder, place: str, layer: int, tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class LogitLens:
-    """The stream that enters each layer, read as if it were the last."""
+    """Predictions from the stream that enters each layer, as if it were the last layer."""
 
     tokens: list[str]
-    """The text of each token of the prompt."""
+    """Text of each token of the prompt."""
     layers: tuple[int, ...]
-    """The layers, one more than the model has: the last row is the model's own answer."""
+    """Layers, one more than the model has: the last row is the model's own prediction."""
     token_ids: mx.array
-    """int32 `[layers, T]`: the likeliest next token."""
+    """int32 `[layers, T]`: likeliest next token."""
     texts: list[list[str]]
-    """The same as text."""
+    """`token_ids` as text."""
     probability: mx.array
-    """float32 `[layers, T]`: its probability."""
+    """float32 `[layers, T]`: probability of `token_ids`."""
     final_probability: mx.array
-    """float32 `[layers, T]`: the probability of the token that the whole model finds likeliest."""
+    """float32 `[layers, T]`: probability of the whole model's likeliest token."""
     entropy: mx.array
     """float32 `[layers, T]`, in nats."""
 
@@ -89,12 +89,12 @@ class LogitLens:
 
 
 class Trace:
-    """What a model computed for one prompt. `t["residual"][layer]` and the like are evaluated float32 arrays:
+    """Activations of one prompt. `t["residual"][layer]` and the like are evaluated float32 arrays:
 
-    - `"residual"`: the stream that enters a layer, `[T, hidden]`; layer 0 is the embedding, and one layer more than the model has is the
-      stream that leaves the last one, before the last norm. (transformers' `hidden_states`, whose last entry is normed.)
-    - `"attention"`: how much each token attends to each, after the softmax, `[heads, T, T]`, computed from unquantized keys
-    - `"attention_out"`, `"mlp"`: what a layer's mixer and feed-forward part add to the stream, `[T, hidden]`
+    - `"residual"`: the stream that enters a layer, `[T, hidden]`. Layer 0 is the embedding. One layer more than the model has is the
+      stream after the last one, before the last norm. (transformers' `hidden_states`, whose last entry is normed.)
+    - `"attention"`: attention weights after the softmax, `[heads, T, T]`, computed from unquantized keys
+    - `"attention_out"`, `"mlp"`: outputs of a layer's mixer and feed-forward part, `[T, hidden]`, which are added to the stream
     - `"heads"`: each head's result before the output projection, `[heads, T, dim]`
     - `"router"`: the router's logits, `[T, experts]`
     - `"kv"`: a pair of keys (normed and rotated) and values, `[T, kv_heads, dim]` each, before they are quantized
@@ -133,7 +133,7 @@ class Trace:
         return f"Trace({counted(len(self.token_ids), 'token')}: {', '.join(self._values)})"
 
     def logit_lens(self) -> LogitLens:
-        """What the model would answer after each layer. Needs "residual" and, with it, its last layer."""
+        """Predictions after each layer. Needs "residual", with its last layer."""
         held = self._streams()
         return self._compute(lambda: self._lens(held))  # type: ignore[no-any-return]
 
@@ -146,7 +146,7 @@ class Trace:
             chances.append(mx.exp(logprobs.max(axis=-1)))
             final.append(mx.exp(mx.take_along_axis(logprobs, answer[:, None], axis=-1)[:, 0]))
             entropies.append(_entropy(logprobs))
-            mx.eval(best[-1], chances[-1], final[-1], entropies[-1])  # or the logits of all layers would be there at once
+            mx.eval(best[-1], chances[-1], final[-1], entropies[-1])  # otherwise the logits of all layers would exist at once
         stacked = [mx.stack(rows) for rows in (best, chances, final, entropies)]
         mx.eval(stacked)
         ids = cast("list[list[int]]", stacked[0].tolist())
@@ -154,12 +154,12 @@ class Trace:
         return LogitLens(list(self.tokens), tuple(held), stacked[0], texts, *stacked[1:])
 
     def entropy(self) -> mx.array:
-        """float32 `[T]`, in nats: how unsure the model is of the token after each. Needs "logits"."""
+        """Entropy of the token after each, float32 `[T]`, in nats. Needs "logits"."""
         logits = self["logits"]
         return self._compute(lambda: _evaluated(_entropy(_log_softmax(logits))))  # type: ignore[no-any-return]
 
     def surprisal(self) -> mx.array:
-        """float32 `[T - 1]`, in nats: how unlikely each token was, from the second on. Needs "logits"."""
+        """Negative log-probability of each token from the second on, float32 `[T - 1]`, in nats. Needs "logits"."""
         logits, following = self["logits"], mx.array(self.token_ids[1:])
         if following.size == 0:
             raise SettingError("a single token follows nothing: trace a longer prompt")
@@ -170,14 +170,15 @@ class Trace:
         return self._compute(surprise)  # type: ignore[no-any-return]
 
     def residual_norms(self) -> mx.array:
-        """float32 `[layers, T]`: the length of the stream that enters each traced layer. Needs "residual"."""
+        """Norm of the stream that enters each traced layer, float32 `[layers, T]`. Needs "residual"."""
         held = self["residual"]
         return self._compute(lambda: _evaluated(mx.stack([mx.linalg.norm(x, axis=-1) for x in held.values()])))  # type: ignore[no-any-return]
 
     def attribution(self, token: int | None = None, position: int = -1) -> dict[str, float]:
-        """Direct logit attribution: what the embedding and each part of each layer add to the logit of `token` (an id; None: the likeliest)
-        after the token at `position`. The last norm's factor is held fixed, and the logit is taken before scaling and cap, so the parts
-        sum up to it. Needs "residual", "attention_out" and "mlp" of all layers. (Elhage et al., transformer-circuits.pub, 2021)"""
+        """Direct logit attribution: contributions of the embedding and of each part of each layer to the logit of `token` (an id; None: the
+        likeliest) after the token at `position`. The last norm's factor is fixed, and the logit is taken before scaling and cap, so that
+        the contributions sum up to it. Needs "residual", "attention_out" and "mlp" of all layers. (Elhage et al.,
+        transformer-circuits.pub, 2021)"""
         streams, mixed, fed = self._streams(), self[ATTENTION_OUT], self[MLP]
         layers = range(len(self._model.blocks))
         if any(layer not in part for layer in layers for part in (mixed, fed)) or 0 not in streams:
@@ -215,7 +216,7 @@ class Trace:
 
 
 def read(recorder: Recorder, model: Decoder, wanted: Mapping[str, Sequence[int]], logits: mx.array) -> dict[str, Any]:
-    """The values of a trace, evaluated."""
+    """Evaluated values of a trace."""
     values: dict[str, Any] = {}
     for place, layers in wanted.items():
         values[place] = logits if place == LOGITS else {layer: recorder.found(place, layer) for layer in layers}

@@ -1,4 +1,4 @@
-"""Log-probabilities of the chosen and of the likeliest tokens."""
+"""Log-probabilities of chosen and of likeliest tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..util.dataclass import dataclass
 _BLOCK = 256
 
 TokenLogprobs = tuple[float, tuple[tuple[int, float], ...]]
-"""Log-probability of the chosen token, and (id, log-probability) of the likeliest."""
+"""(log-probability of the chosen token, (id, log-probability) of each of the likeliest)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,7 @@ class LogprobArrays:
     """Log-probabilities (natural) of R rows, on the device."""
 
     chosen: mx.array
-    """float32 `[R]`: of the chosen tokens."""
+    """float32 `[R]`: chosen tokens."""
     top_ids: mx.array
     """uint32 `[R, k]`: the likeliest tokens, likeliest first."""
     top: mx.array
@@ -30,14 +30,14 @@ class LogprobArrays:
         return [self.chosen, self.top_ids, self.top]
 
     def read(self) -> list[TokenLogprobs]:
-        """All rows, on the host."""
+        """Log-probabilities of all rows, on the host."""
         chosen = cast("list[float]", self.chosen.tolist())
         ids, values = cast("list[list[int]]", self.top_ids.tolist()), cast("list[list[float]]", self.top.tolist())
         return [(own, tuple(zip(i, v, strict=True))) for own, i, v in zip(chosen, ids, values, strict=True)]
 
 
 def logprobs_of(logits: mx.array, tokens: mx.array, k: int) -> LogprobArrays:
-    """Log-probabilities from float32 logits `[R, vocab]`, of the tokens `[R]` chosen from them and of the `k` likeliest."""
+    """Log-probabilities of the chosen tokens `[R]` and of the `k` likeliest, from float32 logits `[R, vocab]`."""
     total = mx.logsumexp(logits, axis=-1, keepdims=True)
     chosen = mx.take_along_axis(logits, tokens[:, None], axis=-1) - total
     if k == 0:
@@ -50,8 +50,7 @@ def logprobs_of(logits: mx.array, tokens: mx.array, k: int) -> LogprobArrays:
 
 
 def _highest(logits: mx.array, k: int) -> mx.array:
-    """Where the k highest of each row are, `[R, k]` in any order. They lie in the k blocks whose highest are highest, so that only those
-    are looked through."""
+    """Indices of the k highest of each row, `[R, k]` in any order. Only the k blocks with the highest maxima are searched."""
     rows, size = logits.shape
     blocks = -(-size // _BLOCK)
     if k >= blocks:

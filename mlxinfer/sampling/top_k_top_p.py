@@ -1,4 +1,4 @@
-"""top-k, top-p and min-p: which logits stay."""
+"""Thresholds of top-k, top-p and min-p."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ..util.dataclass import dataclass
 from .rows import PickedRows, column, values
 
 _LEAST_LIMITS = 4
-"""Rows of `Cuts.limits` at least: Metal passes smaller arrays in another address space."""
+"""Least rows of `Cuts.limits`: Metal passes smaller arrays in another address space."""
 _TRIED = ((0, 0.9), (50, 0.8), (7, 1.0), (0, 0.3), (0, 1.0))
 """top_k (0: none) and top_p of the trial's rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """top-k, then top-p of what is left, and min-p: columns `[R, 1]`, switched off where they cut nothing."""
+    """top-k, then top-p of the remaining tokens, and min-p: columns `[R, 1]`, neutral in rows without them."""
 
     top_k: mx.array | None
-    """int32 `[rows, 1]`; None where no row has it."""
+    """int32 `[R, 1]`; None if no row has top-k."""
     top_p: mx.array | None
-    """float32 `[rows, 1]`; None where no row has it."""
+    """float32 `[R, 1]`; None if no row has top-p."""
     log_min_p: mx.array | None
-    """float32 `[rows, 1]`, the logarithm of min_p; None where no row has it."""
+    """float32 `[R, 1]`, the logarithm of min_p; None if no row has min-p."""
     limits: mx.array
-    """float32 `[max(rows, 4), 2]`: top_k (vocab if there is none) and top_p of each row, for the Metal kernel."""
+    """float32 `[max(R, 4), 2]`: top_k (vocab without top-k) and top_p of each row, for the Metal kernel."""
 
     @staticmethod
     def of(params: Sequence[SamplingParams], vocab_size: int) -> Cuts | None:
@@ -45,14 +45,14 @@ class Cuts:
         return None if top_k is None and top_p is None and min_p is None else Cuts(top_k, top_p, min_p, mx.array(limits))
 
     def pick(self, picked: PickedRows) -> Cuts:
-        """Those of some rows."""
+        """The cuts of some rows."""
         rows = picked.rows
         top_k, top_p, log_min_p = (None if c is None else c[rows] for c in (self.top_k, self.top_p, self.log_min_p))
         padded = picked.sequences + [0] * (_LEAST_LIMITS - len(picked.sequences))
         return Cuts(top_k, top_p, log_min_p, self.limits[mx.array(padded)])
 
     def threshold(self, logits: mx.array) -> mx.array:
-        """The lowest of the logits `[R, vocab]` that stays in each row, `[R, 1]`: tokens tied at a cut stay together."""
+        """Lowest kept logit of each row of `[R, vocab]`, `[R, 1]`. Tokens tied at a cut are kept together."""
         cut = self.top_k is not None or self.top_p is not None
         if self.log_min_p is None:
             return self._of_probability(logits)
@@ -71,7 +71,7 @@ class Cuts:
 
 
 def fallback_lines(size: int) -> list[str]:
-    """Why vocabularies of this size are sorted on a GPU, if they are. Runs the trial."""
+    """Reasons why a GPU sorts vocabularies of this size, if it does. Runs the trial."""
     return TRIAL.lines([(size,)]) if kernels_in_use() and size >= launcher.LEAST_LOGITS else []
 
 
@@ -81,7 +81,7 @@ def _check_threshold(size: int) -> str | None:
     expected = reference.threshold(logits, limits[:, :1], limits[:, 1:])
     wrong = (logits < launcher.threshold(logits, limits)) != (logits < expected)
     most = int(wrong.astype(mx.int32).sum(axis=-1).max().item())  # type: ignore[arg-type]
-    # A token whose place in the cumulated probability is top_p to the last bits may fall on either side.
+    # A token whose cumulated probability equals top_p up to rounding may fall on either side.
     return f"{most} logits are on the wrong side" if most > 1 + size // 2**15 else None
 
 

@@ -185,7 +185,7 @@ def test_next_to_running_requests_of_asyncio(base, paths, expected):
             with pytest.raises(AdapterError, match="already"):
                 await llm.load_adapter("large", paths["large"])
             assert await asked("large") == expected["large"]
-            assert not llm._now.adapters.adapted.leaving
+            assert not llm._opened_now.adapters.adapted.leaving
 
     asyncio.run(go())
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from support.engines.tiny_engine import GOLDEN, tiny_model
 from support.models.checkpoints import config_of, random_checkpoint
 
-from mlxinfer.bench.roofline import Cost, Footprint, Weights, _Attention, footprint
+from mlxinfer.bench.roofline import Cost, Footprint, WeightSize, _Attention, footprint
 from mlxinfer.loading.load import load
 
 sizes = st.integers(1, 200)
@@ -26,7 +26,7 @@ def test_attention_counts_what_each_token_sees(window: int | None, past: int, co
 
 def made_up(**changes: object) -> Footprint:
     values = {
-        "body": Weights(1000, 400), "head": Weights(300, 100), "experts": Weights(0, 0), "chosen": 0.0,
+        "body": WeightSize(1000, 400), "head": WeightSize(300, 100), "experts": WeightSize(0, 0), "chosen": 0.0,
         "attention": (_Attention(None, 2.0, 3),), "state_bytes": 0,
     }  # fmt: skip
     return Footprint(**(values | changes))
@@ -47,7 +47,7 @@ def test_prefill_reads_the_weights_once_a_chunk_and_makes_logits_once(tokens: in
 
 
 def test_experts_are_read_as_far_as_they_are_chosen() -> None:
-    mixture = made_up(experts=Weights(8000, 800), chosen=0.25)
+    mixture = made_up(experts=WeightSize(8000, 800), chosen=0.25)
     assert mixture.decode(0, 1).bytes == pytest.approx(1000 + 300 + 0.25 * 8000 + 2)
     assert mixture.decode(0, 2).bytes == pytest.approx(1000 + 300 + (1 - 0.75**2) * 8000 + 4)
     assert mixture.decode(0, 1).operations == pytest.approx(2 * (400 + 100 + 200) + 3)
@@ -63,9 +63,9 @@ def test_the_sizes_of_a_model() -> None:
     block = hidden * dim * (2 * heads + 2 * kv) + 3 * hidden * inner
     assert found.body.parameters == layers * block
     assert found.body.nbytes == 4 * (layers * (block + 2 * hidden) + hidden)
-    assert found.head == Weights(4 * config["vocab_size"] * hidden, config["vocab_size"] * hidden)
+    assert found.head == WeightSize(4 * config["vocab_size"] * hidden, config["vocab_size"] * hidden)
     assert found.attention == (_Attention(None, 4.0 * 2 * kv * dim, 4 * heads * dim),) * layers
-    assert (found.experts, found.chosen, found.state_bytes) == (Weights(0, 0), 0.0, 0)
+    assert (found.experts, found.chosen, found.state_bytes) == (WeightSize(0, 0), 0.0, 0)
 
 
 def test_windows_experts_and_states_are_found(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_it_is_prepared_after_the_server_is_ready(tmp_path, short_path, monkeypa
 
     async def remembered(self):
         await ready(self)
-        models.append(self._now)
+        models.append(self._opened_now)
 
     monkeypatch.setattr(AsyncLLM, "ready", remembered)
     monkeypatch.setattr(serve.HTTPServer, "serve", served)
@@ -54,6 +54,6 @@ def test_a_model_without_an_end_token_is_no_trouble(tmp_path):
     async def prepare():
         async with AsyncLLM(tiny_directory(tmp_path / "endless", eos=False)) as llm:
             await llm.ready()
-            llm._now.inputs.grammars.prepare()
+            llm._opened_now.inputs.grammars.prepare()
 
     asyncio.run(prepare())

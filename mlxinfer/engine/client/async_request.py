@@ -1,4 +1,4 @@
-"""What an answer's reader waits on, and how pieces of answers get there from the engine's thread."""
+"""Delivers pieces of answers from the engine's thread to readers in event loops."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ from ..core.sequence import Sequence
 from ..text.output_processor import Output
 
 Piece = Union[Chunk, Completion, mx.array, np.ndarray]
-"""Part of an answer, a whole one, logits, or a vector."""
+"""A chunk, a whole answer, logits, or a vector."""
 
 _EVERY_S = 1 / 30
-"""Seconds between two deliveries of the pieces of running answers, at least: faster than people read. Waking an event loop for each token
-of a small model would take 5 % of its speed on two cores."""
+"""Least seconds between two deliveries for running answers: faster than people read. Waking an event loop for each token of a small model
+would take 5 % of its speed on two cores."""
 
 
 class Request:
-    """What an answer's reader waits on. Pieces that were not taken yet wait here, at most `max_tokens` of them: a slow reader never holds
-    up the engine.
+    """A request as its reader sees it. Unread pieces are kept here, at most `max_tokens`, so that a slow reader never delays the engine.
 
-    `sequences` and `answers` belong to the engine's thread once the request was sent there, everything else to the event loop.
+    `sequences` and `answers` belong to the engine's thread once the request was sent, everything else to the event loop.
     """
 
     def __init__(self, sequences: list[Sequence], *, streams: bool, wants_logits: bool = False) -> None:
-        """`streams`: hand over chunks, not whole completions. `wants_logits`: hand over the logits of the prompt, evaluated."""
+        """`streams`: deliver chunks instead of whole completions. `wants_logits`: deliver the evaluated logits of the prompt."""
         self.loop = asyncio.get_running_loop()
         self.sequences = sequences
         self.streams = streams
@@ -39,13 +38,13 @@ class Request:
         self.answers: list[Output] = []
         self.cancelled = False
         self.begun = False
-        """Whether a piece of it has been handed over. Belongs to the engine's thread."""
+        """True once a piece was delivered. Belongs to the engine's thread."""
         self._pieces: list[Piece] = []
         self._error: MLXInferError | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     async def next(self) -> list[Piece]:
-        """The pieces that have come since the last time, at least one. Raises what ended the request early."""
+        """New pieces, at least one. Raises the error that ended the request early."""
         while not self._pieces:
             if self._error is not None:
                 raise self._error
@@ -58,7 +57,7 @@ class Request:
         return pieces
 
     def take(self, piece: Piece | MLXInferError) -> None:
-        """Called in the event loop."""
+        """Add a piece or an error; called in the event loop."""
         if isinstance(piece, MLXInferError):
             self._error = piece
         else:
@@ -68,7 +67,7 @@ class Request:
 
 
 class Outbox:
-    """Pieces for many requests, handed over together: waking an event loop costs as much as all that they hold."""
+    """Collects pieces of many requests for one delivery, because waking an event loop is expensive."""
 
     def __init__(self) -> None:
         self._pieces: dict[asyncio.AbstractEventLoop, list[tuple[Request, Piece | MLXInferError]]] = {}
@@ -81,11 +80,11 @@ class Outbox:
             request.begun = self._urgent = True
 
     def due(self, now: float) -> bool:
-        """Whether it is time to `send`: a request's first piece and its last wait for nothing."""
+        """True if it is time to `send`. The first and the last piece of a request are always due."""
         return self._urgent or (bool(self._pieces) and now - self._sent_at >= _EVERY_S)
 
     def send(self) -> list[Request]:
-        """Hand all of it over; returns the requests whose loop is gone."""
+        """Deliver all pieces; returns the requests whose loop is closed."""
         lost: list[Request] = []
         for loop, pieces in self._pieces.items():
             try:

@@ -1,4 +1,4 @@
-"""The one thread that owns MLX: it loads the model, runs the engine, and hands out what the answers get."""
+"""The thread that owns MLX: it loads the model, runs the engine and delivers the answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Command = Callable[[], None]
 Progress = Callable[[int, int], None]
 
 _RESTARTS, _WITHIN_S = 1, 3600.0
-"""How often a failed engine begins anew within so many seconds. What fails again at once is broken; a GPU may run out of time or memory
+"""Restarts of a failed engine within `_WITHIN_S` seconds. An engine that fails again at once is broken; a GPU may run out of time or memory
 every few days."""
 _STATS_EVERY_S = 0.05
 _EXIT_PATIENCE_S = 10.0
@@ -87,49 +87,48 @@ _THREADS = ReusedThreads("mlxinfer engine")
 
 
 class _Closed(BaseException):
-    """Loading is given up. Not an `Exception`, so that no handler on the way takes it for a fault of the checkpoint."""
+    """Loading was cancelled. Not an `Exception`, so that no handler mistakes it for a fault of the checkpoint."""
 
 
 class EngineThread:
-    """A thread that loads a model and runs its engine. `send`, `cancel` and `close` may be called from any thread; everything that begins
-    with an underscore runs in the thread itself.
+    """A thread that loads a model and runs its engine. Any thread may call the public methods; private ones run in the thread itself.
 
-    A fault (anything but a user's error) ends all requests with `EngineError`, and the engine begins anew, once an hour; after a second one
-    it stays down. The thread waits for commands when there is nothing to compute, and takes them between two steps otherwise.
+    A fault (anything but a user's error) ends all requests with `EngineError`, and the engine restarts, once an hour. After a second fault
+    it stays down. The thread executes commands between two steps, and waits for them when there is nothing to compute.
     """
 
     def __init__(self, open_model: Callable[[Progress], OpenModel], progress: Progress | None) -> None:
         self.opened: Future[OpenModel] = Future()
-        self.opened.set_running_or_notify_cancel()  # so that none of those who wait for it can cancel it
+        self.opened.set_running_or_notify_cancel()  # so that no waiting caller can cancel it
         self.ended: Future[None] = Future()
         self.ended.set_running_or_notify_cancel()
         self.stats = EngineStats()
         self.process = os.getpid()
-        """Where the thread runs: a forked child does not have it."""
+        """Id of the process with the thread: a forked child does not have it."""
         self._open_model = open_model
         self._progress = progress
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._outbox = Outbox()
         self._outputs: OutputProcessor | None = None
         self._requests: dict[Sequence, Request] = {}
-        """The requests of all sequences that have not ended."""
+        """Requests by sequence that has not ended."""
         self._kv_events: KVEventSink | None = None
         self._gate = Lock()
-        """Keeps requests from being sent after the end."""
+        """Prevents sending requests after the end."""
         self._over = ""
         self._closing = False
         self._down = ""
         self._restarts = 0
         self._faults: list[float] = []
-        """When the engine failed lately, in seconds of `perf_counter`."""
+        """Times of recent faults, in seconds of `perf_counter`."""
         self._before = EngineStats()
         self._stats_at = 0.0
-        # In a daemon, because the interpreter joins other threads before it calls `atexit`'s functions, which are what stops this one.
+        # A daemon: the interpreter joins other threads before it calls the `atexit` function that stops this one.
         atexit.register(self.stop_at_exit)
         _THREADS.run(self._run)
 
     def send(self, request: Request) -> None:
-        """Run a request, whose pieces come through its event loop. Raises `EngineError` where nothing runs any more."""
+        """Run a request; its pieces are delivered in its event loop. Raises `EngineError` after the end."""
         if os.getpid() != self.process:
             raise EngineError(FORKED)
         with self._gate:
@@ -138,8 +137,8 @@ class EngineThread:
             self._commands.put(partial(self._submit, request))
 
     def compute(self, function: Callable[[], Result]) -> Result:
-        """Call a function in this thread, between two steps, and wait for what it returns. Raises what it raises; what is no user's error
-        is a fault of the engine."""
+        """Call a function in this thread, between two steps, and return its result. Its exceptions are raised here; any but a user's error
+        is also a fault of the engine."""
         result: Future[Result] = Future()
 
         def run() -> None:
@@ -157,7 +156,7 @@ class EngineThread:
         return result.result()
 
     def change_adapters(self, change: Callable[[], None]) -> None:
-        """Load or unload adapters of the model between two steps. Raises what `change` raises."""
+        """Load or unload adapters of the model between two steps. Raises the errors of `change`."""
 
         def run() -> None:
             change()
@@ -167,7 +166,7 @@ class EngineThread:
         self.compute(run)
 
     def hand_out(self, function: Callable[[KVExport], Result]) -> Result:
-        """Call a function with what gives pages to other machines, between two steps. Raises `SettingError` where none are given."""
+        """Call a function with the exporter of pages, between two steps. Raises `SettingError` if this model exports none."""
 
         def run() -> Result:
             opened, export = self.opened.result(), None
@@ -180,7 +179,7 @@ class EngineThread:
         return self.compute(run)
 
     def send_kv_events(self, sink: KVEventSink) -> None:
-        """Begin between two steps, and go on when the engine is restarted. `sink` is called in this thread and in those of the disk."""
+        """Start between two steps, and continue after a restart. `sink` is called in this thread and in threads of the disk."""
 
         def begin() -> None:
             self._kv_events = sink
@@ -196,14 +195,14 @@ class EngineThread:
             self._commands.put(partial(self._cancel, request))
 
     def give_up(self, reason: str) -> None:
-        """End all requests though the thread may never come back from what it waits for; the process should end soon."""
+        """End all requests although the thread may hang; the process should end soon."""
         self._over = self._over or reason
         for request in set(self._requests.values()):
             with suppress(RuntimeError):  # its loop is closed
                 request.loop.call_soon_threadsafe(request.take, stopped(reason))
 
     def close(self) -> None:
-        """End everything after the step that is running; `ended` tells when."""
+        """End everything after the running step; `ended` is then done."""
         self._closing = True
         self._commands.put(lambda: None)
 
@@ -232,7 +231,7 @@ class EngineThread:
             self._over = self._down or "the engine is down"
         self._fail_all(self._over)
         self._take_commands()
-        if self.opened.exception() is None:  # let go of the model
+        if self.opened.exception() is None:  # drop the model
             self.opened = Future()
             self.opened.set_exception(EngineError(self._over))
         mx.clear_cache()
@@ -241,7 +240,7 @@ class EngineThread:
 
     def _open(self) -> OpenModel | None:
         try:
-            opened = self._open_model(self._tell)
+            opened = self._open_model(self._report_progress)
         except MLXInferError as error:
             self._down = str(error)
             self.opened.set_exception(error)
@@ -255,7 +254,7 @@ class EngineThread:
             return opened
         return None
 
-    def _tell(self, done: int, total: int) -> None:
+    def _report_progress(self, done: int, total: int) -> None:
         if self._closing:
             raise _Closed
         if self._progress:
@@ -288,7 +287,7 @@ class EngineThread:
             if outputs.engine.idle:
                 self._publish(outputs)
                 while self._commands.empty() and outputs.engine.tidy():
-                    pass  # each call copies something for the disk
+                    pass  # each call copies data for the disk
                 self._commands.get()()
             self._take_commands()
             if not outputs.engine.idle:
@@ -311,14 +310,14 @@ class EngineThread:
                 del self._requests[answer.sequence]
                 ended = True
                 if not request.streams:
-                    self._outbox.put(request, self._whole(request, answer, outputs))
+                    self._outbox.put(request, self._result_of(request, answer, outputs))
         now = perf_counter()
         if ended or now - self._stats_at > _STATS_EVERY_S:
             self._publish(outputs)
         if outputs.engine.reads_prompt or self._outbox.due(now):
             self._send()
 
-    def _whole(self, request: Request, answer: Output, outputs: OutputProcessor) -> Piece:
+    def _result_of(self, request: Request, answer: Output, outputs: OutputProcessor) -> Piece:
         if isinstance(answer, PooledOutput) and answer.vector is not None:
             return answer.vector
         if not request.wants_logits:

@@ -1,8 +1,8 @@
-"""Decoding without building each step's graph in Python: `mx.compile` traces a step of the model once, and MLX replays it for later ones.
+"""Decoding without building each step's graph in Python: `mx.compile` traces a step once, and MLX replays it for later steps.
 
-Only the usual step is replayed, in which every sequence goes on by one token and fills no page; all others are built as ever. What differs
-from step to step are arrays: tokens, plans, cosines, and what the cache holds. A trace is made for each combination of their shapes, once
-that has come twice. `MLXINFER_COMPILED_STEPS=1` switches it on: it is off until a Mac has shown the same tokens with it.
+Only the usual step is replayed, in which every sequence advances by one token and fills no page. Steps differ in arrays only: tokens,
+plans, cosines, and arrays of the cache. Each combination of their shapes is traced when it occurs for the second time. Enabled by
+`MLXINFER_COMPILED_STEPS=1`: the default is off until a Mac has produced the same tokens with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...nn.attention import Temperature
 _MOST_TRACES, _MOST_SEEN = 32, 256
 
 _Trace = Callable[[mx.array, "list[mx.array]", "list[mx.array]", SteadyStep, CacheStep], "list[mx.array]"]
-"""From tokens, arrays made by the host and arrays held by the cache to scores and what the step leaves in the cache."""
+"""From tokens, arrays of the host and arrays of the cache to scores and the cache's new arrays."""
 _numbers = count()
 
 _log = logging.getLogger(__name__)
@@ -43,22 +43,22 @@ class CompiledSteps:
         self._temperatures = list(_temperatures(model))
         self._age = age()
         self.traced = 0
-        """How often MLX has traced a step."""
+        """Number of traces by MLX."""
         self.replayed = 0
-        """Steps that were computed by a trace, those that made one included."""
+        """Steps computed by a trace, including those that created it."""
 
     @classmethod
     def of(cls, model: Model, cache: PagedCache) -> CompiledSteps | None:
-        """None where no step could be replayed."""
-        # A head that drafts reads the rows of every step, replayed or not, and other machines are told of each.
+        """Create the traces of a model; None if no step can be replayed."""
+        # A draft head reads the rows of every step, and other machines are notified of every step.
         if not isinstance(model, Decoder) or model.mtp is not None or model.divided or not kernels_in_use() or not executors.traceable():
             return None
         found = cls(model, cache)
         return found if found._cache.possible else None
 
     def scores(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
-        """int32 `[T]` to the model's scores `[T, vocab]`, by a trace; keys, values and states go to the cache. None if the step has to be
-        built as ever, and nothing has changed."""
+        """Scores `[T, vocab]` of int32 tokens `[T]`, by a trace that also updates the cache. None if the step must be built in Python;
+        nothing has changed then."""
         if not self._cache.possible:
             return None
         steady = self._cache.steady(step)
@@ -71,7 +71,7 @@ class CompiledSteps:
             return None
         try:
             outputs = trace(tokens, given, steady.begin(), steady, step)
-        except (RuntimeError, ValueError, LookupError, TypeError) as error:  # the step can be built as ever
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:  # the step can be built in Python
             self._cache.possible = False
             self._traces.clear()
             _log.warning("steps are no longer compiled (%s)", one_line(error))
@@ -82,19 +82,19 @@ class CompiledSteps:
         return outputs[0]
 
     def learn(self, step: CacheStep) -> None:
-        """Look at a step that was built as ever."""
+        """Learn from a step that was built in Python."""
         self._cache.learn(step)
 
     def _key(self, steady: SteadyStep, step: CacheStep, tokens: mx.array) -> Hashable:
-        """All that a trace depends on besides arrays. Traces belong to threads."""
+        """Everything that a trace depends on besides arrays. Traces belong to threads."""
         segments = step.segments
         regimes = [tuple([rope.regime(max(s.total, s.past + 1)) for s in segments]) for rope in self._model.ropes.values()]
         hot = tuple([each.beyond(segments) for each in self._temperatures])
         return steady.key, tuple(regimes), hot, tokens.dtype, age(), get_ident()
 
     def _trace_of(self, key: Hashable) -> _Trace | None:
-        """None where the key is new. Of too many traces, the one that was not used for longest is dropped."""
-        if self._age != age():  # other kernels are used: nothing of before comes again
+        """The trace of a key; None if the key is new. The least recently used trace is dropped if there are too many."""
+        if self._age != age():  # other kernels are used: old keys never occur again
             self._age = age()
             self._traces.clear()
         trace = self._traces.pop(key, None)
@@ -115,8 +115,8 @@ class CompiledSteps:
 
 
 def _trace(model: Decoder, traced: Callable[[], None]) -> _Trace:
-    """A step as a function of arrays, which MLX traces when it is first called, and calls `traced` then. Were it to trace it again, the
-    step would be the current one. A number of its own keeps MLX from taking it for another function at the same place in memory."""
+    """A step as a function of arrays. MLX traces it at the first call, which also calls `traced`. Another trace would use the current step.
+    A unique number keeps MLX from mistaking it for an earlier function at the same address."""
     current: list[tuple[SteadyStep, CacheStep]] = []
     number = next(_numbers)
 

@@ -1,4 +1,4 @@
-"""A conversation that is ready to be answered: its tokens, and what reads and holds the answer."""
+"""A rendered conversation, with the format and the tools of its answer."""
 
 from __future__ import annotations
 
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from ...output_format.reader import OutputReader
 
 _TAIL = 32
-"""Tokens at the prompt's end in which the answer's beginning is looked for."""
+"""Tokens at the end of the prompt that are searched for the start of the answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """Made by `LLM.chat_prompt`; taken wherever token ids are."""
+    """Created by `LLM.chat_prompt`; accepted wherever token ids are."""
 
     token_ids: list[int]
-    """The rendered conversation."""
+    """Tokens of the rendered conversation."""
     format: OutputFormat
-    """How the model writes reasoning and calls."""
+    """The model's format of reasoning and calls."""
     tools: Tools = field(default_factory=dict)
-    """What may be called; empty where nothing may."""
+    """Callable tools; empty if none may be called."""
     choice: ToolChoice = field(default_factory=lambda: ToolChoice("none"))
-    """Whether the model may, must or must not call."""
+    """The model may, must or must not call."""
     begun: str = ""
-    """The prompt's last characters, special tokens included: they may have opened the reasoning already."""
+    """Last characters of the prompt, special tokens included, which may have opened the reasoning already."""
     spelled: frozenset[int] = frozenset()
-    """Special tokens that the format's marks are made of."""
+    """Special tokens in the format's marks."""
     settled: int = 0
-    """Tokens of the prompt that stay as they are once an answer and another message follow; 0 where that is not known."""
+    """Tokens of the prompt that also start the next prompt of the conversation; 0 if unknown."""
 
     @property
     def has_parts(self) -> bool:
-        """Whether there is anything to tell apart in the answer."""
+        """True if the answer may have parts other than content."""
         return bool(self.tools or self.format.reasoning or self.format.hidden)
 
     def reader(self) -> OutputReader:
-        """Return a reader of one answer's parts."""
+        """Return a reader for the parts of one answer."""
         from ...output_format.reader import OutputReader
 
         return OutputReader(self.format, self.tools, self.begun, parallel=self.choice.parallel)
 
 
 def continued(prompt: ChatPrompt, tokenizer: Tokenizer, content: str, reasoning: str = "") -> ChatPrompt:
-    """The prompt of the rest of an answer that has this much already. Its reasoning goes on where there is no content yet."""
+    """The prompt that continues an answer with this content and reasoning. Without content, the reasoning continues."""
     form, text, begun = prompt.format.reasoning, content, ""
     if form is not None:
         opened = prompt.begun.rstrip().endswith(form.begin.strip())
@@ -65,7 +65,7 @@ def continued(prompt: ChatPrompt, tokenizer: Tokenizer, content: str, reasoning:
 
 
 def end_of(ids: list[int], tokenizer: Tokenizer, output_format: OutputFormat) -> str:
-    """What follows the last control token of a prompt, that one included, at most 32 tokens: the beginning of the answer."""
+    """The start of the answer: text from the last control token of the prompt on, at most 32 tokens."""
     marks = spelled_tokens(tokenizer, output_format)
     tail = ids[-_TAIL:]
     first = max((i for i, token in enumerate(tail) if tokenizer.is_special(token) and token not in marks), default=0)
@@ -73,11 +73,11 @@ def end_of(ids: list[int], tokenizer: Tokenizer, output_format: OutputFormat) ->
 
 
 def settled_tokens(ids: list[int], tokenizer: Tokenizer, variables: Mapping[str, Any]) -> int:
-    """How many tokens of a prompt the next prompt of the conversation begins with: not those that open the reasoning, which templates leave
-    out of earlier turns, nor those that the answer's first characters may be joined with. At least one token is left."""
+    """Tokens of a prompt that also start the next prompt of the conversation, at most all but one. Excluded are tokens that open the
+    reasoning, which templates omit from earlier turns, and tokens that may merge with the answer's first characters."""
     try:
         end = _unsettled_end(tokenizer, tuple(sorted(variables.items())))
-    except (MLXInferError, TypeError):  # a template for other conversations, or a variable that is a list
+    except (MLXInferError, TypeError):  # a template for other conversations, or a list as a variable
         return 0
     settled = len(ids) - len(end) if tuple(ids[len(ids) - len(end) :]) == end else len(ids)
     settled = min(settled, len(ids) - 1)
@@ -87,7 +87,7 @@ def settled_tokens(ids: list[int], tokenizer: Tokenizer, variables: Mapping[str,
 
 @lru_cache(maxsize=8)
 def _unsettled_end(tokenizer: Tokenizer, variables: tuple[tuple[str, Any], ...]) -> tuple[int, ...]:
-    """The tokens at the end of a prompt that are others as soon as the answer is part of the conversation."""
+    """Tokens at the end of a prompt that change once the answer is part of the conversation."""
     asked = [{"role": "user", "content": "A"}]
     later = [*asked, {"role": "assistant", "content": "B"}, {"role": "user", "content": "C"}]
     before, after = (tokenizer.render_chat(messages, **dict(variables)) for messages in (asked, later))
@@ -97,6 +97,6 @@ def _unsettled_end(tokenizer: Tokenizer, variables: tuple[tuple[str, Any], ...])
 
 @lru_cache(maxsize=8)
 def spelled_tokens(tokenizer: Tokenizer, output_format: OutputFormat) -> frozenset[int]:
-    """The special tokens that occur in a format's marks."""
+    """Special tokens in a format's marks."""
     ids = (token for mark in output_format.literals() if mark for token in tokenizer.encode(mark, add_special_tokens=False))
     return frozenset(filter(tokenizer.is_special, ids))

@@ -1,4 +1,4 @@
-"""From texts to the sequences that are pooled, and from their vectors to embeddings."""
+"""Turns texts into pooled sequences, and their vectors into embeddings."""
 
 from __future__ import annotations
 
@@ -25,21 +25,19 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
     "query": ("query", "search_query"),
     "document": ("document", "search_document", "passage", "corpus"),
 }
-"""Kinds of input, and the names under which checkpoints have their prompts; Cohere's clients say "search_query" and "search_document"."""
+"""Names of prompts in checkpoints, by kind of input. Cohere's clients send "search_query" and "search_document"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Embedder:
-    """What has to be known of a model to make vectors of texts. Any thread may use it."""
+    """An embedding model's recipe with its input processor. Any thread may use it."""
 
     inputs: InputProcessor
-    """Checks prompts."""
     recipe: EmbeddingRecipe
-    """How a text becomes a vector."""
 
     @classmethod
     def of(cls, opened: OpenModel) -> Embedder:
-        """Raises `UnsupportedModelError` for a model that makes none."""
+        """Raise `UnsupportedModelError` for a model without embeddings."""
         recipe = opened.loaded.embedding
         if isinstance(recipe, str):
             plain = recipe.startswith(NO_EMBEDDING_MODEL)
@@ -52,12 +50,11 @@ class Embedder:
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest text."""
+        """Maximum tokens of a text."""
         return min(self.recipe.max_tokens or self.inputs.max_context, self.inputs.max_context)
 
     def prompt(self, prompt_name: str | None, input_type: str | None) -> str:
-        """What goes before each text: the prompt of this name, or the one for this kind of input, if there is one. Raises
-        `SamplingError`."""
+        """The prompt before each text: that of `prompt_name`, or that for the kind of input, if there is one. Raises `SamplingError`."""
         prompts = self.recipe.prompts
         if prompt_name is not None and input_type is not None:
             raise SamplingError("prompt_name and input_type say the same: give one of them")
@@ -73,14 +70,14 @@ class Embedder:
         return prompts[prompt_name]
 
     def token_ids(self, texts: Prompt | Many[Prompt], prompt: str, *, truncate: bool = False) -> list[list[int]]:
-        """Those of each text, with `prompt` before it; token ids are taken as they are. Raises `PromptError` and, unless `truncate` cuts
-        what is too long, `ContextLengthError`."""
+        """Token ids of each text, with `prompt` before it; given token ids stay as they are. Raises `PromptError`, and `ContextLengthError`
+        unless `truncate` cuts long texts."""
         return [self._ids(text, prompt, truncate) for text in as_prompts(texts)]
 
     def _ids(self, text: Any, prompt: str, truncate: bool) -> list[int]:
         if isinstance(text, str):
             ids = self.inputs.tokenizer.encode(prompt + text)
-            closing = self._closing(ids) if len(ids) > self.longest else 0
+            closing = self._num_closing_tokens(ids) if len(ids) > self.longest else 0
         else:
             ids, closing = list(text), 0
         if len(ids) > self.longest:
@@ -90,8 +87,8 @@ class Embedder:
             ids = ids[: self.longest - closing] + ids[len(ids) - closing :]
         return self.inputs.check(ids)
 
-    def _closing(self, ids: Many[int]) -> int:
-        """How many tokens the tokenizer puts after every text."""
+    def _num_closing_tokens(self, ids: Many[int]) -> int:
+        """Tokens that the tokenizer appends to every text."""
         empty = self.inputs.tokenizer.encode("")
         count = 0
         while count < len(empty) and ids[-1 - count] == empty[-1 - count]:
@@ -99,23 +96,23 @@ class Embedder:
         return count
 
     def sequences(self, ids: Iterable[list[int]], options: RequestOptions) -> list[Sequence]:
-        """One for each text."""
+        """One sequence for each text."""
         pooling = StatePooling(self.recipe.pooling)
         return [pooled(self.inputs, each, pooling, options) for each in ids]
 
     def check_dimensions(self, dimensions: int | None) -> None:
-        """Raises `SamplingError` for fewer than one; how many there are at most, `EmbeddingRecipe.finish` knows."""
+        """Raise `SamplingError` unless `dimensions` is positive or None. `EmbeddingRecipe.finish` checks the maximum."""
         if dimensions is not None and (isinstance(dimensions, bool) or not isinstance(dimensions, int) or dimensions < 1):
             raise SamplingError(f"dimensions must be a whole number above 0, not {dimensions!r}")
 
     def finish(self, vectors: Many[np.ndarray], dimensions: int | None) -> np.ndarray:
-        """float32 `[n, d]`."""
+        """Embeddings from pooled vectors, float32 `[n, d]`."""
         return self.recipe.finish(np.stack(vectors), dimensions)
 
 
 def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: RequestOptions, snapshot: int = 0) -> Sequence:
-    """A sequence that is only read, for its vector. What is computed of its first `snapshot` tokens is kept for others. Raises
-    `SamplingError` for an adapter that there is not, and `UnsupportedModelError` for interventions in a model that looks both ways."""
+    """A sequence to pool. Its first `snapshot` tokens are cached for others. Raises `SamplingError` for an unknown adapter, and
+    `UnsupportedModelError` for interventions in a bidirectional model."""
     hooks = active_hooks(inputs.model)
     if hooks is not None and not inputs.is_causal:
         raise UnsupportedModelError("interventions are not supported in a model that reads texts from both ends")
@@ -136,6 +133,6 @@ def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: Re
 
 
 def check_texts(texts: Prompt | Many[Prompt]) -> None:
-    """Raise `PromptError` for no texts at all, and for what is none."""
+    """Raise `PromptError` if there is no text."""
     if not as_prompts(texts):
         raise PromptError("there is no text: give one, or a list of them")

@@ -1,4 +1,4 @@
-"""From what a caller hands in to the sequences that the engine runs: prompts are checked, and settings become limits."""
+"""Turns prompts and parameters of callers into checked sequences for the engine."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ if TYPE_CHECKING:
     from ...output_format.format import OutputFormat
 
 Prompt = Union[str, Many[int]]
-"""Text, or token ids: a list, a tuple or an array."""
+"""Text, or token ids as a list, tuple or array."""
 AnyPrompt = Union[Prompt, ChatPrompt]
 PreparedPrompt = Union[list[int], ChatPrompt]
 """A prompt whose token ids are known."""
 Messages = Union[str, Many[Mapping[str, Any]]]
-"""A conversation: `{"role": ..., "content": ...}` each, where the content is text or a list of `{"type": "text", "text": ...}` parts. A
-text alone is the user's first message."""
+"""A conversation of `{"role": ..., "content": ...}`, where the content is text or a list of `{"type": "text", "text": ...}` parts. Text
+alone is the user's first message."""
 
 _MOST_MARKS = 4
-"""How many message boundaries to snapshot; a conversation resumes after one of the last."""
+"""Message boundaries to snapshot; a conversation resumes after one of the last."""
 _NEAR = 32
-"""Tokens that are not worth a snapshot of their own."""
+"""Most tokens between two boundaries that share a snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputProcessor:
-    """What has to be known of a model to take requests for it. Any thread may use it."""
+    """The properties of a model that its requests need. Any thread may use it."""
 
     tokenizer: Tokenizer
     """The model's tokenizer, with its chat template."""
@@ -56,18 +56,18 @@ class InputProcessor:
     max_context: int
     """Longest sequence, prompt and answer together, in tokens."""
     default_params: SamplingParams
-    """What the model's authors recommend, every field set."""
+    """Recommended by the model's authors; no field is None."""
     grammars: GrammarCompiler
-    """Compiles what answers are held to."""
+    """Compiles constraints of answers."""
     tool_format: str | None = None
     """`EngineArgs.tool_format`."""
     model: Model | None = None
-    """The model that will compute the requests: interventions are looked up by it."""
+    """Interventions are looked up by this object."""
     adapters: Mapping[str, LoadedAdapter] = field(default_factory=dict)
-    """The adapters that requests can ask for, by name."""
+    """Adapters that requests can use, by name."""
 
     def token_ids(self, prompt: Prompt) -> list[int]:
-        """Raises `PromptError` for a prompt that is empty, too long or not of this model's tokens."""
+        """Token ids of a prompt. Raises `PromptError` if it is empty, too long or has ids outside the vocabulary."""
         ids = self.scored_ids(prompt)
         if len(ids) >= self.max_context:
             message = (
@@ -77,12 +77,12 @@ class InputProcessor:
         return ids
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
-        """`token_ids` of a prompt after which no answer needs room."""
+        """`token_ids` of a prompt that may fill the whole context."""
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     @property
     def output_format(self) -> OutputFormat:
-        """How the model writes reasoning and calls in chats. Raises `MLXInferError` for a `tool_format` that there is not."""
+        """The model's format of reasoning and calls. Raises `MLXInferError` for an unknown `tool_format`."""
         from ...output_format.detect import output_format  # only where there are chats
 
         return output_format(self.tokenizer, self.tool_format, self.tokenizer.response_template)
@@ -95,8 +95,8 @@ class InputProcessor:
         parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
     ) -> ChatPrompt:
-        """A conversation through the model's template. `tool_choice`: "auto", "none", "required" or a tool's name. Raises `PromptError`
-        and `TemplateError`."""
+        """Render a conversation with the model's template. `tool_choice`: "auto", "none", "required" or a tool's name. Raises
+        `PromptError` and `TemplateError`."""
         from ...output_format.history import messages_for_template
 
         tokenizer, plain = self.tokenizer, plain_messages(messages)
@@ -110,11 +110,11 @@ class InputProcessor:
         return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form), settled)
 
     def prepared(self, prompt: AnyPrompt) -> PreparedPrompt:
-        """What `sequences` takes. Raises `PromptError`."""
+        """A prompt as `sequences` takes it. Raises `PromptError`."""
         return prompt if isinstance(prompt, ChatPrompt) else self.token_ids(prompt)
 
     def check(self, ids: Many[int]) -> list[int]:
-        """Token ids as a list of ints. Raises `PromptError`."""
+        """Checked token ids as a list of ints. Raises `PromptError`."""
         ids = _as_list(ids)
         if not ids:
             raise PromptError("the prompt is empty")
@@ -130,7 +130,7 @@ class InputProcessor:
         return ids
 
     def params(self, params: SamplingParams | None) -> SamplingParams:
-        """With every field set: what is left out is as in `default_params`. Raises `SamplingError` for anything else."""
+        """Parameters with missing fields from `default_params`. Raises `SamplingError` for other types."""
         if params is None:
             return self.default_params
         if isinstance(params, SamplingParams):
@@ -139,7 +139,7 @@ class InputProcessor:
         raise SamplingError(f"params must be SamplingParams({example}), not a {type(params).__name__}")
 
     def all_params(self, params: SamplingParams | Many[SamplingParams] | None, count: int) -> list[SamplingParams]:
-        """Those of each of `count` prompts, from one for all of them or a list with one for each. Raises `SamplingError`."""
+        """Parameters of each of `count` prompts, from one object or a list. Raises `SamplingError`."""
         if not isinstance(params, (list, tuple)):
             return [self.params(params)] * count  # type: ignore[arg-type]
         if len(params) != count:
@@ -147,8 +147,8 @@ class InputProcessor:
         return [self.params(each) for each in params]
 
     def sequences(self, prompt: PreparedPrompt, params: SamplingParams | None, options: RequestOptions) -> list[Sequence]:
-        """The `n` sequences of a request, of which the first leads the others. Raises `SamplingError` for a bias of no token, and for a
-        structure that cannot be held, which may take up to a few hundred milliseconds to find out."""
+        """The `n` sequences of a request; the others fork from the first. Raises `SamplingError` for a biased id outside the vocabulary
+        and for an impossible structure. Checking a structure may take a few hundred milliseconds."""
         self._check_causal()
         chat = prompt if isinstance(prompt, ChatPrompt) else None
         ids = prompt if isinstance(prompt, list) else prompt.token_ids
@@ -186,7 +186,7 @@ class InputProcessor:
 
     @property
     def is_causal(self) -> bool:
-        """Whether no token of the model sees what follows it, so that it can write."""
+        """True if no token attends to later ones, so that the model can generate."""
         return self.model is None or not any(isinstance(spec, BidirectionalSpec) for spec in self.model.layers)
 
     def _check_causal(self) -> None:
@@ -194,7 +194,7 @@ class InputProcessor:
             raise UnsupportedModelError("this model reads texts from both ends and writes none: use embed")
 
     def _constraint(self, params: SamplingParams, chat: ChatPrompt | None) -> Constraint | None:
-        """What an answer is held to; None where it is free."""
+        """The constraint of an answer; None for free text."""
         if chat is None or not (chat.tools or params.structure or params.thinking_token_budget is not None):
             return None if params.structure is None else self.grammars.compile(params.structure)
         from ...structured_output.answer_constraint import AnswerRules
@@ -203,8 +203,8 @@ class InputProcessor:
         return rules.constraint(self.grammars, self.vocab_size)
 
     def scored(self, ids: list[int], top: int | None, options: RequestOptions, hooks: Hooks | None = None) -> Sequence:
-        """A sequence that is only read, for the logits of its tokens, and their log-probabilities with those of the `top` likeliest (0 to
-        64); None computes logits only. `hooks` besides those that are active."""
+        """A sequence to score: logits of its tokens, and log-probabilities with those of the `top` likeliest (0 to 64). None for `top`
+        computes logits only. `hooks` replace the active ones."""
         self._check_causal()
         return Sequence(
             ids,
@@ -221,7 +221,7 @@ class InputProcessor:
         )
 
     def adapter(self, name: str | None) -> LoadedAdapter | None:
-        """The adapter of this name; None for None. Raises `SamplingError` for one that there is not."""
+        """The adapter of this name; None for None. Raises `SamplingError` for an unknown name."""
         if name is None:
             return None
         found = self.adapters.get(name) if isinstance(name, str) else None
@@ -232,7 +232,7 @@ class InputProcessor:
 
 
 def as_prompts(prompts: AnyPrompt | Many[AnyPrompt]) -> list[AnyPrompt]:
-    """One prompt or many as a list of them."""
+    """One or many prompts as a list."""
     if isinstance(prompts, (str, ChatPrompt)):
         return [prompts]
     items: list[Any] = _as_list(prompts)
@@ -248,7 +248,7 @@ def _as_list(values: Any) -> list[Any]:
 
 
 def plain_messages(messages: Messages) -> list[Mapping[str, Any]]:
-    """Messages whose text parts are joined, as templates expect them. Raises `PromptError`."""
+    """Messages with joined text parts, as templates expect them. Raises `PromptError`."""
     if isinstance(messages, str):
         return [{"role": "user", "content": messages}]
     if isinstance(messages, Mapping):
@@ -270,13 +270,13 @@ def _plain(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
 
 
 def message_ends(ids: Iterable[int], end_tokens: Collection[int]) -> list[int]:
-    """Lengths of the prompt at which a message ends."""
+    """Lengths of the prompt at which messages end."""
     return [i for i, token in enumerate(ids, 1) if token in end_tokens]
 
 
 def resume_points(ids: Many[int], end_tokens: Collection[int], settled: int) -> tuple[int, ...]:
-    """Lengths of the prompt from which a next one of the same conversation may go on: the last ends of messages, and `settled` where the
-    template marks no end near it."""
+    """Lengths of the prompt at which the next prompt of the conversation may resume: the last ends of messages, and `settled` if no end is
+    near it."""
     ends = [end for end in message_ends(ids, end_tokens) if end < len(ids)]
     if settled and not any(settled - _NEAR <= end <= settled for end in ends[-1:]):
         ends.append(settled)
@@ -284,7 +284,7 @@ def resume_points(ids: Many[int], end_tokens: Collection[int], settled: int) -> 
 
 
 def with_message(miss: str, ids: Many[int], end_tokens: Collection[int]) -> str:
-    """Why not more of a prompt was reused, with the number of the message in which the cached text ends, where there are messages."""
+    """The reason of a cache miss, with the number of the message in which the cached text ends, if there are messages."""
     found = re.search(r"token (\d+)", miss)
     if not found:
         return miss

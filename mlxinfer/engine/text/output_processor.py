@@ -1,4 +1,4 @@
-"""An engine with the outputs that its sequences become: requests go in, pieces of text come out."""
+"""Turns engine events into chunks, with one output per sequence."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ from .pooled_output import PooledOutput
 
 
 class Output(Protocol):
-    """What one sequence becomes."""
+    """The output of one sequence."""
 
     sequence: Sequence
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why it ended, once all of it has been taken; None before."""
+        """Return the reason of its end once all events were taken; None before."""
         ...
 
     def take(self, event: Event) -> Chunk:
-        """The sequence's next event. The last chunk carries the reason."""
+        """Take the sequence's next event. The last chunk has the reason."""
         ...
 
     def completion(self) -> Completion:
-        """What there is so far; "cancelled" if it has not ended by itself."""
+        """Return the output so far, with the reason "cancelled" before its end."""
         ...
 
 
 class RequestOutput:
-    """An answer, collected token by token. Text is held back while it may be half a character or the start of a stop string."""
+    """An answer, collected token by token. Text is held back if it may be half a character or the start of a stop string."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         assert not isinstance(sequence.params.stop, str)
@@ -63,15 +63,15 @@ class RequestOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """See `Output`. A stop string ends the answer before the sequence knows of it."""
+        """See `Output`. After a stop string the answer has ended, though the sequence still runs."""
         if self._stopped:
             return "stop"
-        # A step can give a sequence several tokens and end it, before the first of them arrives here.
+        # A step can give a sequence several tokens and end it before the first of them arrives here.
         arrived = len(self.sequence.prompt) + len(self._token_ids)
         return self.sequence.finish_reason if arrived >= len(self.sequence.tokens) else None
 
     def take(self, event: Event) -> Chunk:
-        """The next token with the text that became certain, or the end without one. The last chunk carries the reason and the usage."""
+        """Take a token and return the text that became certain, or the end. The last chunk has the reason and the usage."""
         if not isinstance(event, Token):
             return self._end()
         token = event
@@ -86,13 +86,13 @@ class RequestOutput:
             text = self._detokenizer.add(token.token_id)
             if self.sequence.params.stop and self._parts is None:
                 text, self._stopped = self._stops.add(text)
-        # A step may bring several tokens: what ends the sequence is known with the first of them, and holds for the last.
+        # Of several tokens of a step, only the last has the reason, though it is known with the first.
         is_last = self.sequence.finish_reason is not None and len(self._token_ids) == len(self.sequence.tokens) - len(self.sequence.prompt)
         logprobs = None if logprob is None else [logprob]
         if self._parts is not None:
-            return self._part(text, [token.token_id], logprobs, is_last=is_last)
+            return self._chat_chunk(text, [token.token_id], logprobs, is_last=is_last)
         if is_last and not self._stopped:
-            text += self._rest()
+            text += self._held_back_text()
         self._pieces.append(text)
         reason = self.finish_reason if is_last or self._stopped else None
         return Chunk(text, [token.token_id], logprobs, reason, self.usage if reason else None, self.sequence.index, self._stops.met)
@@ -100,13 +100,13 @@ class RequestOutput:
     def _end(self) -> Chunk:
         logprobs: list[TokenLogprob] | None = None if self._logprobs is None else []
         if self._parts is not None:
-            return self._part("", [], logprobs, is_last=True)
-        text = self._rest()
+            return self._chat_chunk("", [], logprobs, is_last=True)
+        text = self._held_back_text()
         self._pieces.append(text)
         return Chunk(text, [], logprobs, self.finish_reason, self.usage, self.sequence.index, self._stops.met)
 
-    def _part(self, text: str, token_ids: list[int], logprobs: list[TokenLogprob] | None, *, is_last: bool) -> Chunk:
-        """A chunk of an answer in a chat: what its text is."""
+    def _chat_chunk(self, text: str, token_ids: list[int], logprobs: list[TokenLogprob] | None, *, is_last: bool) -> Chunk:
+        """A chunk of an answer in a chat, with its text divided into parts."""
         assert self._parts is not None
         part = self._parts.finish(text + self._detokenizer.finish()) if is_last else self._parts.add(text)
         if part.reasoning:
@@ -126,13 +126,13 @@ class RequestOutput:
             tool_calls=part.calls,
         )
 
-    def _rest(self) -> str:
+    def _held_back_text(self) -> str:
         text, self._stopped = self._stops.add(self._detokenizer.finish())
         return text if self._stopped else text + self._stops.finish()
 
     @property
     def usage(self) -> Usage:
-        """What the request has taken so far."""
+        """Usage of the request so far."""
         times, stats = self.sequence.times, request_stats(self.sequence)
         prompt, answer = len(self.sequence.prompt), len(self._token_ids)
         computed = prompt - stats.reused_tokens
@@ -158,8 +158,9 @@ class RequestOutput:
 
 
 class PromptOutput:
-    """A prompt that is only read: its chunks have no text, but the log-probabilities of the prompt's tokens from the second on. Where
-    `SamplingParams.logprobs` is None the logits are all that is wanted: over a whole vocabulary, these sums cost as much as the head."""
+    """A scored prompt. Its chunks have no text, but log-probabilities of the prompt's tokens from the second on.
+
+    If `SamplingParams.logprobs` is None, only the logits are wanted: sums over a whole vocabulary cost as much as the head."""
 
     def __init__(self, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self.sequence = sequence
@@ -169,15 +170,15 @@ class PromptOutput:
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """See `Output`. The sequence ends as soon as its last rows are computed, which is before they arrive here."""
+        """See `Output`. The sequence ends before its last rows arrive here."""
         if self._rows >= len(self.sequence.prompt):
             return "stop"
         reason = self.sequence.finish_reason
         return None if reason == "stop" else reason
 
     def take(self, event: Event) -> Chunk:
-        """The next rows of logits, or the end. A sequence that gave its pages back begins again: what is known already is left out. The
-        last row of all is for a token that is not in the prompt."""
+        """Take the next rows of logits, or the end. A preempted sequence sends rows again, which are skipped. The very last row is for a
+        token beyond the prompt."""
         found: list[TokenLogprob] = []
         if isinstance(event, Logits):
             rows = event.rows[max(self._rows - event.past, 0) :]
@@ -207,42 +208,39 @@ def _logprob(tokenizer: Tokenizer, token_id: int, logprob: float, top: Iterable[
     return TokenLogprob(token_id, text_of(token_id), logprob, tuple((i, text_of(i), value) for i, value in top))
 
 
-def _output(sequence: Sequence, tokenizer: Tokenizer) -> Output:
+def _output_of(sequence: Sequence, tokenizer: Tokenizer) -> Output:
     if sequence.pooling is not None:
         return PooledOutput(sequence)
     return (PromptOutput if sequence.wants_logits else RequestOutput)(sequence, tokenizer)
 
 
 FEED = 4
-"""Prompts of one `generate` that are in the engine at once, for each sequence that can run: so there is room for others to wait."""
+"""Prompts of one `generate` in the engine at once, per running sequence. The waiting list keeps room for other callers."""
 
 
 @dataclass(slots=True)
 class OutputProcessor:
-    """Belongs to the thread that owns the engine."""
+    """An engine and the outputs of its sequences. It belongs to the thread that owns the engine."""
 
     engine: Engine
-    """What computes."""
     tokenizer: Tokenizer
-    """What makes text of it."""
     answers: dict[Sequence, Output] = field(default_factory=dict)
-    """Those that have not ended."""
+    """Outputs of sequences that have not ended."""
     rows: dict[Sequence, list[mx.array]] = field(default_factory=dict)
-    """Logits of the sequences that are in here, as they come: float32 `[rows, vocab]`."""
+    """Logits, float32 `[rows, vocab]` each, collected for the sequences in this dict."""
 
     def submit(self, sequences: Many[Sequence]) -> list[Output]:
-        """Let a request wait for its turn. Raises `QueueFullError` and `MemoryPlanError`; nothing has changed then, and it may be tried
-        again."""
+        """Queue a request. After `QueueFullError` or `MemoryPlanError` nothing has changed, and the call may be repeated."""
         self.engine.add(sequences[0])
-        answers: list[Output] = [_output(s, self.tokenizer) for s in sequences]
+        answers: list[Output] = [_output_of(s, self.tokenizer) for s in sequences]
         self.answers.update((answer.sequence, answer) for answer in answers)
         return answers
 
     def step(self) -> list[tuple[Output, Chunk]]:
-        """One step of the engine, and what the answers got from it."""
+        """Compute a step of the engine; return the new chunks with their outputs."""
         try:
             events = self.engine.step()
-        except BaseException:  # the engine has ended all of them
+        except BaseException:  # the engine has ended all sequences
             self.answers.clear()
             self.rows.clear()
             raise
@@ -251,7 +249,7 @@ class OutputProcessor:
             if self.rows and isinstance(event, Logits) and event.sequence in self.rows:
                 rows = self.rows[event.sequence]
                 known = sum(part.shape[0] for part in rows)
-                rows.append(event.rows[max(known - event.past, 0) :])  # a sequence that was preempted begins again
+                rows.append(event.rows[max(known - event.past, 0) :])  # a preempted sequence sends rows again
             answer = self.answers.get(event.sequence)
             if answer is None:
                 continue
@@ -264,7 +262,7 @@ class OutputProcessor:
         return pieces
 
     def cancel(self, answers: Iterable[Output]) -> None:
-        """End them. Answers that have ended are left as they are."""
+        """End answers. Those that have ended stay as they are."""
         for answer in answers:
             if self.answers.pop(answer.sequence, None) is not None:
                 self.engine.abort(answer.sequence)

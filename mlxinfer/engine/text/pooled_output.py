@@ -1,4 +1,4 @@
-"""A text that is read for its vector, as it comes in parts."""
+"""The output of a text that is pooled to a vector."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from ..core.sequence import Sequence, request_stats
 
 
 class PooledOutput:
-    """Implements `Output`: its chunks have no text, and the last one comes with the vector."""
+    """Implements `Output`. Its chunks have no text; with the last one `vector` is set."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence = sequence
         self.vector: np.ndarray | None = None
-        """float32 `[n]`, once it has ended with "stop"."""
+        """float32 `[n]`, after the end with "stop"."""
         self._sum: mx.array | None = None
         self._past = 0
         self._is_whole = False
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """See `Output`. The sequence ends as soon as its last chunk is computed, which is before that arrives here."""
+        """See `Output`. The sequence ends before its last part arrives here."""
         if self._is_whole:
             return "stop"
         reason = self.sequence.finish_reason
         return None if reason == "stop" else reason
 
     def take(self, event: Event) -> Chunk:
-        """The next part, or the end. A sequence that gave its pages back begins again."""
+        """Take the next part, or the end. A preempted sequence sends all parts again."""
         if isinstance(event, Pooled):
             self._sum = event.part if self._sum is None or event.past <= self._past else self._sum + event.part
             self._past, self._is_whole = event.past, event.is_last

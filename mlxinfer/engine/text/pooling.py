@@ -1,4 +1,4 @@
-"""How the states of a text become one vector, chunk by chunk: each adds its part, and the parts are summed."""
+"""Pools the states of a text to one vector. Each chunk contributes a part, and the parts are summed."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class Pooling(Protocol):
-    """A way to pool."""
+    """A kind of pooling."""
 
     @property
     def may_skip(self) -> bool:
-        """Whether the beginning of a text may come from the prefix cache, so that its states are not computed."""
+        """Return True if the start of a text may come from the prefix cache, so that its states are not computed."""
         ...
 
     def part(self, model: Model, hidden: mx.array, past: int, total: int) -> mx.array:
-        """What rows `[count, hidden]`, which come after `past` others, add to the vector of a text of `total` tokens: float32 `[1, n]`."""
+        """Return the part of rows `[count, hidden]`, after `past` others, in the vector of a text of `total` tokens: float32 `[1, n]`."""
         ...
 
 
@@ -32,9 +32,8 @@ class StatePooling:
     """Pools the states after the last norm, `[1, hidden]`."""
 
     kind: PoolingKind
-    """Which states."""
     may_skip: bool = False
-    """Texts are not kept in the prefix cache: they would displace conversations, and few begin alike."""
+    """False: texts are not cached. They would displace conversations, and few share a prefix."""
 
     def part(self, model: Model, hidden: mx.array, past: int, total: int) -> mx.array:
         assert isinstance(model, Decoder)
@@ -48,12 +47,11 @@ class StatePooling:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogits:
-    """The logits of some tokens after the last one of the text, `[1, len(token_ids)]`: how rerankers answer."""
+    """Logits of some tokens after the last one of the text, `[1, len(token_ids)]`: the answer of a reranker."""
 
     token_ids: tuple[int, ...]
-    """Whose logits."""
     may_skip: bool = True
-    """All texts begin with the instructions and the query."""
+    """True: all texts start with the instructions and the query."""
 
     def part(self, model: Model, hidden: mx.array, past: int, total: int) -> mx.array:
         if past + hidden.shape[0] < total:

@@ -1,4 +1,4 @@
-"""How relevant documents are to a query: by a model that answers yes or no, or by the vectors of an embedding model."""
+"""Relevance of documents to a query, by a model that answers yes or no or by the vectors of an embedding model."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from ..open_model import OpenModel
 
 _WORTH_KEEPING = 64
-"""Tokens that all pairs begin with, from which on the first pair is computed before the others, which then find them in the cache."""
+"""Least common prefix in tokens for which the first pair is computed alone, so that the others find its prefix in the cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """A document, and how relevant it is."""
+    """A document with its relevance."""
 
     index: int
-    """Its place among the documents that were given, from 0."""
+    """Its index in the given documents."""
     relevance_score: float
-    """0 to 1 from a reranker; the cosine, -1 to 1, from an embedding model."""
+    """0 to 1 from a reranker; a cosine, -1 to 1, from an embedding model."""
     document: str
     """Its text."""
 
@@ -47,17 +47,16 @@ Pair = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class YesNoScorer:
-    """A causal model that is asked whether the document answers the query."""
+    """A causal model that answers yes if the document answers the query."""
 
     inputs: InputProcessor
-    """Checks prompts."""
     recipe: RerankRecipe
-    """What it is asked, and which tokens are its answers."""
+    """The question, and the tokens of its answers."""
     shares: bool
-    """Whether there is a prefix cache."""
+    """True if there is a prefix cache."""
 
     def token_ids(self, pairs: Many[Pair], instruction: str | None) -> list[list[int]]:
-        """Those of each pair. Raises `ContextLengthError`, and `PromptError` for a text that is not Unicode."""
+        """Token ids of each pair. Raises `ContextLengthError`, and `PromptError` for a text that is not Unicode."""
         encode, recipe = self.inputs.tokenizer.encode, self.recipe
         before = encode(recipe.before, add_special_tokens=False)
         after = encode(recipe.after, add_special_tokens=False)
@@ -73,10 +72,10 @@ class YesNoScorer:
         return found
 
     def waves(self, ids: Many[list[int]], options: RequestOptions) -> list[list[Sequence]]:
-        """The sequences, in groups that run one after another: where all begin alike, the first goes before."""
+        """Sequences in groups that run one after another. If all share a long prefix, the first is a group of its own."""
         recipe = self.recipe
         pooling = TokenLogits((recipe.yes,) if recipe.no is None else (recipe.yes, recipe.no))
-        common = _common(ids) if self.shares and len(ids) > 1 else 0
+        common = _common_prefix(ids) if self.shares and len(ids) > 1 else 0
         first = common if common >= _WORTH_KEEPING else 0
         sequences = [pooled(self.inputs, each, pooling, options, 0 if number else first) for number, each in enumerate(ids)]
         return [sequences[:1], sequences[1:]] if first else [sequences]
@@ -90,13 +89,12 @@ class YesNoScorer:
 
 @dataclass(frozen=True, slots=True)
 class CosineScorer:
-    """An embedding model: each query and each document becomes a vector of its own."""
+    """An embedding model, with one vector for each query and each document."""
 
     embedder: Embedder
-    """Makes them."""
 
     def token_ids(self, pairs: Many[Pair], instruction: str | None) -> list[list[int]]:
-        """Those of the different queries, then those of the different documents."""
+        """Token ids of the distinct queries, then of the distinct documents."""
         if instruction is not None:
             raise UnsupportedModelError("an instruction is for rerankers: the prompts of this embedding model are fixed")
         embedder = self.embedder
@@ -107,11 +105,11 @@ class CosineScorer:
         ]
 
     def waves(self, ids: Many[list[int]], options: RequestOptions) -> list[list[Sequence]]:
-        """All of them at once."""
+        """All sequences in one group."""
         return [self.embedder.sequences(ids, options)]
 
     def cosines(self, pairs: Many[Pair], vectors: Many[np.ndarray]) -> np.ndarray:
-        """float32 `[n]`, for each pair."""
+        """Cosine of each pair, float32 `[n]`."""
         queries, documents = ({text: i for i, text in enumerate(dict.fromkeys(texts))} for texts in zip(*pairs, strict=True))
         rows = self.embedder.finish(vectors, None)
         rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
@@ -122,7 +120,7 @@ Scorer = Union[YesNoScorer, CosineScorer]
 
 
 def scorer(opened: OpenModel) -> Scorer:
-    """The model's way to score pairs. Raises `UnsupportedModelError` where it has none."""
+    """The scorer of a model. Raises `UnsupportedModelError` if it cannot score pairs."""
     recipe = opened.loaded.reranking
     if recipe is not None:
         return YesNoScorer(opened.inputs, recipe, opened.config.prefix_cache)
@@ -136,19 +134,19 @@ def scorer(opened: OpenModel) -> Scorer:
 
 
 def score_pairs(how: Scorer, pairs: Many[Pair], vectors: Many[np.ndarray]) -> np.ndarray:
-    """`[n]`, for each pair, from the vectors of its sequences."""
+    """Relevance of each pair, `[n]`, from the vectors of its sequences."""
     return how.scores(vectors) if isinstance(how, YesNoScorer) else how.cosines(pairs, vectors)
 
 
 def check_pairs(pairs: Many[Pair]) -> None:
-    """Raise `PromptError` for no pairs, and for what is not text."""
+    """Raise `PromptError` for no pairs, and for values that are not text."""
     if not pairs:
         raise PromptError("there are no documents: give at least one")
     if not all(isinstance(text, str) for pair in pairs for text in pair):
         raise PromptError("queries and documents must be texts")
 
 
-def _common(ids: Many[list[int]]) -> int:
-    """Tokens that all begin with."""
+def _common_prefix(ids: Many[list[int]]) -> int:
+    """Length of the common prefix."""
     low, high = min(ids), max(ids)
     return next((i for i, (a, b) in enumerate(zip(low, high, strict=False)) if a != b), min(len(low), len(high)))
