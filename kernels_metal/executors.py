@@ -1,6 +1,6 @@
-"""Chooses what runs the kernels: a Mac's GPU, an NVIDIA GPU through the CUDA twin, or on request the emulator.
+"""Selects the executor of the kernels: a Mac's GPU, an NVIDIA GPU through the CUDA twin, or on request the emulator.
 
-`MLXINFER_KERNELS=emulator` requests it for a process, `run_with` for a part of one.
+`MLXINFER_KERNELS=emulator` requests the emulator for a process, `run_with` for a block of code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
 
 
 class Kernel(Protocol):
-    """What `mx.fast.metal_kernel` returns. `grid` counts threads, not threadgroups."""
+    """The result of `mx.fast.metal_kernel`. `grid` counts threads, not threadgroups."""
 
     def __call__(
         self,
@@ -42,25 +42,22 @@ _maker: ContextVar[Maker | None] = ContextVar("kernel maker", default=None)
 
 @dataclass(slots=True)
 class Launch:
-    """A kernel with all that its launch needs besides inputs: worked out once for arrays of the same shapes, as steps launch the same
-    hundreds of kernels again and again."""
+    """A kernel and all arguments of its launch except inputs. Computed once for each set of shapes, because every step launches the same
+    hundreds of kernels."""
 
     file: str
-    """Its Metal file."""
+    """Name of the Metal file."""
     name: str
-    """Its name in the file."""
+    """Name of the kernel in the file."""
     template: Template
-    """Template arguments."""
     shapes: Sequence[Sequence[int]]
-    """Shapes of its outputs."""
+    """Of the outputs, as `dtypes`."""
     dtypes: Sequence[mx.Dtype]
-    """Their dtypes."""
     grid: tuple[int, int, int]
     """Threads in all."""
     threadgroup: tuple[int, int, int]
-    """Threads of a threadgroup."""
     _made: tuple[Maker | None, Kernel] | None = field(default=None, init=False, repr=False, compare=False)
-    """What made the kernel, as `run_with` had it, and the kernel."""
+    """The kernel, and the maker that `run_with` had set when the kernel was made."""
 
     def run(self, inputs: Sequence[mx.array]) -> list[mx.array]:
         """Launch it, and return its outputs. Raises RuntimeError where kernels cannot run."""
@@ -79,7 +76,7 @@ class Launch:
 
 @contextlib.contextmanager
 def run_with(maker: Maker) -> Iterator[None]:
-    """Within the context, kernels are made by `maker`, which takes the arguments of `mx.fast.metal_kernel`."""
+    """Within the context, `maker` makes the kernels. It takes the arguments of `mx.fast.metal_kernel`."""
     token = _maker.set(maker)
     try:
         yield
@@ -88,12 +85,12 @@ def run_with(maker: Maker) -> Iterator[None]:
 
 
 def available() -> bool:
-    """Whether the kernels of this folder can run here."""
+    """True if the kernels of this folder can run here."""
     return _chosen() is not None
 
 
 def traceable() -> bool:
-    """Whether kernels may be called while MLX traces a function: they are operations of MLX then, and nobody looks at their inputs."""
+    """True if kernels may be called while MLX traces a function: they are operations of MLX, and no code reads their inputs."""
     maker = _chosen()
     return maker is mx.fast.metal_kernel or getattr(maker, "traceable", False)
 
@@ -107,8 +104,10 @@ def get_kernel(file: str, name: str) -> Kernel:
 
 
 def _chosen() -> Maker | None:
-    """MLX's own makers fail only at the first call, so this checks for a GPU beforehand: first for that of a Mac, as it is asked for every
-    launch."""
+    """The maker of kernels, or None. MLX's own makers fail only at the first call, so this checks for a GPU beforehand.
+
+    It runs at every launch, so the check for a Mac comes first.
+    """
     maker = _maker.get()
     if maker is not None:
         return maker
@@ -148,7 +147,7 @@ _MULTIPROCESSORS = 128
 
 @cache
 def gpu_cores() -> int:
-    """Approximate number of GPU cores; it decides into how many parts long sequences are cut."""
+    """Approximate number of GPU cores. It decides the number of parts of a long sequence."""
     if mx.cuda.is_available():
         return _MULTIPROCESSORS
     information: dict[str, Any] = mx.device_info() if mx.metal.is_available() else {}

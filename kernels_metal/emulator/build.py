@@ -47,7 +47,7 @@ def _key(mode: str, *parts: object) -> str:
 
 @cache
 def library(code: str, name: str, mode: str) -> Path:
-    """The kernel, compiled for a mode. Raises KernelError if the source is rejected."""
+    """Path of the kernel, compiled for a mode. Raises KernelError if the source is rejected."""
     place = cache_directory() / f"{name}-{mode}-{_key(mode, code, FLAGS[mode])}.so"
     if not place.exists():
         _lint(code, name, mode)
@@ -57,12 +57,12 @@ def library(code: str, name: str, mode: str) -> Path:
 
 @cache
 def program(mode: str) -> Path:
-    """The runtime of a mode: the executable that kernels run in."""
+    """Path of a mode's runtime, the executable that runs kernels."""
     options = ["-std=c++17", "-O2", "-g1", "-fno-exceptions", f"-DEMU_{mode.upper()}=1"]
     linking = [*FLAGS[mode].process, *toolchain(mode).libraries]
     place = cache_directory() / f"runtime-{mode}-{_key(mode, _fingerprint(RUNTIME), options, linking)}"
     with open(place.parent / f"building-{mode}", "w") as alone:
-        fcntl.flock(alone, fcntl.LOCK_EX)  # of several processes that want it at once, one compiles it
+        fcntl.flock(alone, fcntl.LOCK_EX)  # one process compiles, others wait
         if not place.exists():
             _build(mode, place, options, linking)
     return place
@@ -73,13 +73,13 @@ def _build(mode: str, place: Path, options: list[str], linking: list[str]) -> No
         sources = [str(path) for path in sorted(RUNTIME.glob("*.cpp"))]
         _call([toolchain(mode).compiler, *options, "-c", *sources], folder)
         objects = [Path(source).stem + ".o" for source in sources]
-        # Not instrumented itself, but linked with the sanitizer's library.
+        # The runtime is not instrumented, but linked with the sanitizer's library.
         _call([toolchain(mode).compiler, *linking, "-rdynamic", *objects, "-ldl", "-lm", "-o", "program"], folder)
         os.replace(Path(folder) / "program", place)
 
 
 def _lint(code: str, name: str, mode: str) -> None:
-    """Runs once for all modes: an empty file records that the source is clean."""
+    """Check the source once for all modes: an empty file records a clean source."""
     clean = cache_directory() / f"{name}-lint-{_key(mode, code, Path(lint.__file__).read_bytes())}"
     if clean.exists():
         return
@@ -116,7 +116,7 @@ def _compile(code: str, name: str, mode: str, place: Path) -> None:
 
 
 def _with_checked_shifts(ir: str) -> str:
-    """OpenCL, like Metal, takes a shift's distance modulo the width, so UBSan does not complain; such a shift is still a mistake."""
+    """Add checks of shift distances. OpenCL and Metal take them modulo the width, so UBSan reports none, but they are mistakes."""
     calls = MASKED.sub(r"  call void @__emu_shift\2(i\2 \3, i\2 \4)\5\n\1", ir)
     return calls + "\ndeclare void @__emu_shift32(i32, i32)\ndeclare void @__emu_shift64(i64, i64)\n"
 
@@ -130,7 +130,7 @@ def _front(mode: str, options: list[str]) -> list[str]:
 
 
 def _with_arrays(ir: str, name: str) -> str:
-    """Give threadgroup arrays a defined content and list them (address, bytes, name) for the runtime."""
+    """Initialize threadgroup arrays, and list them (address, bytes, name) for the runtime."""
     table: list[str] = []
     names: list[str] = []
     pattern = re.compile(ARRAY.format(re.escape(name)), re.MULTILINE)
@@ -153,7 +153,7 @@ def _call(command: list[str], folder: str) -> None:
 
 
 def _refused(report: str, code: str) -> KernelError:
-    """The first error, at the user's line: its own place, or the line that called the prelude's template."""
+    """The first error at a line of the user's source: the error's own, or the line that called the prelude's template."""
     error = ERROR.search(report)
     if not error:
         return KernelError("compile", report.strip()[-300:], report=report)

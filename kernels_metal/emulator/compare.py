@@ -1,4 +1,4 @@
-"""Compares a kernel's signature with the Metal source that MLX itself generates, which works without a GPU too."""
+"""Compares a kernel's signature with the Metal source that MLX generates. Works without a GPU."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ _PARAMETERS = re.compile(r"\[\[kernel\]\] void \w+\(\s*(?P<parameters>.*?)\)\s*\
 
 
 def mlx_source(kernel: Kernel, inputs: Sequence[mx.array], *, output_dtypes: Sequence[mx.Dtype], template: Template | None = None) -> str:
-    """The source that MLX would pass to Apple's compiler. While tracing, everything that the process writes to standard output is
-    captured."""
+    """The source that MLX would pass to Apple's compiler. During tracing, the process's standard output is captured."""
     body = kernel.body
     real = mx.fast.metal_kernel(
         name=body.name,
@@ -52,7 +51,7 @@ def mlx_source(kernel: Kernel, inputs: Sequence[mx.array], *, output_dtypes: Seq
 def compare_signature(
     kernel: Kernel, inputs: Sequence[mx.array], *, output_dtypes: Sequence[mx.Dtype], template: Template | None = None
 ) -> list[str]:
-    """Differences between the parameters that MLX declares and the emulator's; empty if there are none."""
+    """Differences between the parameters that MLX and the emulator declare; empty if they are equal."""
     theirs = parameters(mlx_source(kernel, inputs, output_dtypes=output_dtypes, template=template))
     ours = [str(parameter) for parameter in kernel.body.parameters(inputs, output_dtypes)]
     longest = max(len(theirs), len(ours))
@@ -61,7 +60,7 @@ def compare_signature(
 
 
 def parameters(source: str) -> list[str]:
-    """The parameters of the kernel in MLX's source, one string each. Raises ValueError if there is no kernel."""
+    """Parameters of the kernel in MLX's source, one string each. Raises ValueError if the source has no kernel."""
     match = _PARAMETERS.search(source)
     if not match:
         raise ValueError(f"MLX has printed no kernel: {source[:200]!r}")
@@ -69,7 +68,7 @@ def parameters(source: str) -> list[str]:
 
 
 def _printed_by(action: Callable[[], object]) -> str:
-    """MLX prints from C++, bypassing sys.stdout."""
+    """Text that `action` prints. MLX prints from C++, bypassing sys.stdout."""
     sys.stdout.flush()
     with tempfile.TemporaryFile() as file:
         kept = os.dup(1)

@@ -1,4 +1,4 @@
-"""What the emulator raises."""
+"""Errors of the emulator."""
 
 from __future__ import annotations
 

@@ -22,7 +22,6 @@ class Kernel:
     """The result of `metal_kernel`; calling it compiles (once) and runs the kernel."""
 
     body: Body
-    """Source and names of inputs and outputs."""
     row_contiguous: bool = True
     """Copy inputs that are not row-contiguous, as MLX's `ensure_row_contiguous`."""
 
@@ -52,7 +51,7 @@ class Kernel:
         size = _checked_launch(self.body, arrays, shapes, output_dtypes, grid, threadgroup)
         code = self.body.code(arrays, output_dtypes, template or ())
         if verbose:
-            print(code)  # noqa: T201 - what the parameter is for
+            print(code)  # noqa: T201 - the parameter asks for it
         arguments = self._arguments(arrays, shapes, output_dtypes, init_value)
         request = worker.Request(
             library=build.library(code, self.body.name, chosen.mode),
@@ -150,12 +149,12 @@ def _checked_launch(
 
 
 def _numpy(array: mx.array) -> np.ndarray:
-    """As numpy, which does not have bfloat16: its bits as uint16 instead."""
+    """Convert to numpy; bfloat16, which numpy lacks, becomes its bits as uint16."""
     return np.array(array.view(mx.uint16) if array.dtype == mx.bfloat16 else array, copy=False)
 
 
 def _memory(array: mx.array, row_contiguous: bool) -> tuple[np.ndarray, tuple[int, ...]]:
-    """The content that a kernel sees of an array, and its strides in elements."""
+    """Memory of an array as a kernel sees it, and its strides in elements."""
     content = _numpy(array)
     if row_contiguous or content.flags.c_contiguous:
         content = np.ascontiguousarray(content)

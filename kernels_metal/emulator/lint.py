@@ -26,14 +26,14 @@ _DECLARATIONS_AND_CASTS = (
 
 @dataclass(frozen=True)
 class Problem:
-    """One finding."""
+    """A construct that Metal rejects."""
 
     file: str
     """Name of the user's file."""
     line: int
     """Line in it, from 1."""
     text: str
-    """What is wrong, in words."""
+    """Description of the fault."""
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}: {self.text}"
@@ -41,13 +41,13 @@ class Problem:
 
 def problems(tree: str, files: frozenset[str]) -> list[Problem]:
     """Findings in `tree`, the output of -ast-dump; `files` are the names of the user's files."""
-    start = min(at for file in files if (at := tree.find(f"{file}:")) >= 0)  # what comes before is the prelude's
+    start = min(at for file in files if (at := tree.find(f"{file}:")) >= 0)  # earlier nodes are the prelude's
     lines = tree[tree.rfind("\n", 0, start) + 1 :].split("\n")
     return list(dict.fromkeys(_problems(lines, files))) if _may_have_problems(lines) else []
 
 
 def _may_have_problems(lines: list[str]) -> bool:
-    """False where `_problems` would find none, whatever the files: most trees are clean, and keeping track of places takes long."""
+    """False if `_problems` would find nothing in any file. Most trees are clean, and tracking places takes long."""
     skip = 1 << 30
     for text in lines:
         if skip < 1 << 30:
@@ -80,7 +80,7 @@ def _problems(lines: list[str], files: frozenset[str]) -> Iterator[Problem]:
 
 
 def _places(rest: str, file: str, line: int) -> tuple[str, int, str, int]:
-    """Where a node begins, and the last place named: a dump names a file or line only where it differs from the last one."""
+    """Start of a node, and the last place named. A dump names a file or line only if it differs from the last one."""
     own = None
     for match in _PLACE.finditer(rest.split("'", 1)[0]):
         if match["file"]:

@@ -1,4 +1,4 @@
-"""Defaults for how kernels run, so that code that launches them indirectly can run in every mode."""
+"""Default settings of launches: code that launches kernels indirectly can run in every mode."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ORDERS = ("forward", "reversed", "random")
 
 @dataclass(frozen=True)
 class Settings:
-    """How launches run."""
+    """Settings of launches."""
 
     mode: str = "fast"
     """One of `MODES`."""
@@ -30,7 +30,7 @@ class Settings:
             raise ValueError(f"order is one of {', '.join(ORDERS)}, not {self.order!r}")
 
     def but(self, mode: str | None, order: str | None, seed: int | None) -> Settings:
-        """A copy with those values replaced that are not None."""
+        """A copy with the values of `given` that are not None."""
         given = {"mode": mode, "order": order, "seed": seed}
         return replace(self, **{name: value for name, value in given.items() if value is not None})  # type: ignore[arg-type]
 
@@ -46,7 +46,7 @@ def current() -> Settings:
 def settings(
     mode: str | None = None, order: str | None = None, seed: int | None = None, timeout: float | None = None
 ) -> Iterator[Settings]:
-    """Launches inside the block use these, in any thread, unless the call itself says otherwise."""
+    """Launches inside the block use these settings in every thread, unless the call has its own."""
     global _current
     before = _current
     chosen = before.but(mode, order, seed)

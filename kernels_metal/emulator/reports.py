@@ -27,7 +27,7 @@ _OBJECT = re.compile(r"(?:global variable|Location is global) '(?P<name>[^']+)'"
 
 
 def explain_death(mode: str, report: str, code: int, files: frozenset[str]) -> KernelError:
-    """The error for a process that ended without an answer: by a sanitizer or by a signal."""
+    """The error for a process that a sanitizer or a signal ended before its answer."""
     for pattern, kind in _SANITIZERS:
         match = re.search(pattern, report)
         if match:
@@ -56,13 +56,13 @@ def _message(what: str, report: str, kind: str, places: list[tuple[str, int]]) -
 
 
 def _plain(name: str) -> str:
-    """`_ZZ4nameE3tmp` and `name::tmp` to `tmp`."""
+    """The variable's name: `tmp` for `_ZZ4nameE3tmp` and `name::tmp`."""
     match = re.match(r"_ZZ\d+\w*?E(\d+)(\w+)$", name)
     return match[2][: int(match[1])] if match else name.rpartition("::")[2]
 
 
 def _places(report: str, files: frozenset[str]) -> list[tuple[str, int]]:
-    """The user's lines in a report: the innermost of each stack."""
+    """Lines of the user's source in a report: the innermost of each stack."""
     found, inside = [], False
     for text in report.split("\n"):
         frame = _FRAME.match(text) or _DIRECT.match(text)
@@ -77,7 +77,7 @@ def _places(report: str, files: frozenset[str]) -> list[tuple[str, int]]:
 
 
 def explain_answer(text: str, library: Path, files: frozenset[str], items: list[tuple[str, int]]) -> KernelError:
-    """The error for the runtime's own findings: "kind, newline, text". `items`: name and bytes per element of each argument."""
+    """The error for a finding of the runtime, "kind, newline, text". `items` are name and bytes per element of each argument."""
     kind, _, rest = text.partition("\n")
     if kind == "unwritten":
         index, offset = (int(word) for word in rest.split())

@@ -54,7 +54,7 @@ class Parameter:
     attribute: str
     """The text inside [[...]]."""
     source: str
-    """The expression by which the entry function passes it."""
+    """Argument in the entry function's call."""
 
     def __str__(self) -> str:
         return f"{self.declaration} [[{self.attribute}]]"
@@ -62,23 +62,20 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Body:
-    """What a kernel is made from, independent of any call."""
+    """Source and names of a kernel, independent of any call."""
 
     name: str
-    """Name of the kernel."""
     inputs: tuple[str, ...]
-    """Names of the inputs."""
     outputs: tuple[str, ...]
-    """Names of the outputs."""
     source: str
-    """The inside of the kernel function."""
+    """Body of the kernel function."""
     header: str
-    """Functions before it."""
+    """Source before the kernel function."""
     atomic_outputs: bool
-    """Whether outputs are declared as `atomic<T>`."""
+    """True if outputs are declared as `atomic<T>`."""
 
     def extras(self, name: str) -> list[tuple[str, str, str]]:
-        """Shape, strides and rank are passed if their names occur anywhere in the text, even inside another name."""
+        """Shape, strides and rank of an input, if the source has their names anywhere, even inside another name."""
         return [extra for extra in EXTRAS if name + extra[0] in self.source]
 
     def parameters(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype]) -> list[Parameter]:
@@ -104,7 +101,7 @@ class Body:
         return found
 
     def code(self, inputs: Sequence[mx.array], output_dtypes: Sequence[mx.Dtype], template: Template) -> str:
-        """The complete source to compile. Kernels cannot be templates in C++ for OpenCL: template arguments become names in the body."""
+        """The complete source. Kernels cannot be templates in C++ for OpenCL, so template arguments become names in the body."""
         parameters = self.parameters(inputs, output_dtypes)
         listed = ",\n  ".join(str(p) for p in parameters)
         passed = ",\n  ".join(p.source for p in parameters)
@@ -121,7 +118,7 @@ class Body:
 
 
 def users_files(code: str) -> frozenset[str]:
-    """The file names of the user's lines: ours for source and header, and those in #line directives."""
+    """File names in #line directives: the emulator's for source and header, and the user's own."""
     return frozenset(re.findall(r'^[ \t]*#[ \t]*line[ \t]+\d+[ \t]+"([^"]+)"', code, re.MULTILINE)) - {"entry"}
 
 
@@ -133,5 +130,5 @@ def _template_argument(name: str, value: bool | int | mx.Dtype) -> str:
 
 
 def _without_includes(text: str) -> str:
-    """Metal's own headers are already included; the line stays, so that lines keep their numbers."""
+    """Empty the lines that include Metal's headers, which are already included. Line numbers stay."""
     return re.sub(r"^[ \t]*#[ \t]*include[ \t]*<metal_\w+>.*$", "", text, flags=re.MULTILINE)

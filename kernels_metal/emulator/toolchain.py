@@ -1,4 +1,4 @@
-"""The compiler of each mode: which one, whether it can do everything needed, and its flags."""
+"""Finds and checks the compiler of each mode, and defines its flags."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Mode:
     """Compiler flags of a mode."""
 
     optimization: tuple[str, ...]
-    """For a kernel. Most run once, on little data, and optimizing them takes several times as long as all of that."""
+    """For a kernel. Most kernels run once on little data, and full optimization would take several times as long as the run."""
     sanitizers: tuple[str, ...] = ()
     """For a kernel, also while its first IR is emitted."""
     passes: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Mode:
     process: tuple[str, ...] = ()
     """For the program that runs kernels."""
     instrumented_first: bool = False
-    """Instrument before optimizing: the optimizer may assume anything of undefined values, and drops accesses whose results are unused."""
+    """Instrument before optimizing. The optimizer may assume anything about undefined values, and drops unused accesses."""
 
 
 def _flags(text: str) -> tuple[str, ...]:
@@ -53,12 +53,12 @@ def _flags(text: str) -> tuple[str, ...]:
 
 
 _ADDRESS = "-fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all -fno-sanitize=vptr,function"
-# Calls instead of AddressSanitizer's inline checks; its library is not linked: trace.cpp implements them.
+# Calls instead of AddressSanitizer's inline checks. trace.cpp implements the calls; the sanitizer's library is not linked.
 _TRACE = (
     "-asan-instrumentation-with-call-threshold=0 -asan-opt-same-temp=0 -asan-stack=0 -asan-globals=0 -asan-kernel-mem-intrinsic-prefix=1"
 )
 _FRAMES = _flags("-mf16c -fno-omit-frame-pointer -fno-optimize-sibling-calls")  # keeps stack traces complete
-_SMALL = ("-O1", *_FRAMES)  # without, each access to a variable is instrumented, and there are many
+_SMALL = ("-O1", *_FRAMES)  # -O0 would instrument every access to a variable
 FLAGS = {
     "fast": Mode(_flags("-O0 -mavx2 -mfma -mf16c")),
     "asan": Mode(("-O0", *_FRAMES), _flags(_ADDRESS), process=_flags("-fsanitize=address,undefined"), instrumented_first=True),
@@ -95,19 +95,19 @@ class Toolchain:
 
 
 def available(mode: str = "fast") -> bool:
-    """Whether kernels can run here in a mode; if not, `why_not(mode)` has the reason."""
+    """True if kernels can run here in a mode; otherwise `why_not(mode)` has the reason."""
     return why_not(mode) is None
 
 
 def why_not(mode: str = "fast") -> str | None:
-    """Why kernels cannot run here in a mode; None if they can."""
+    """Reason why kernels cannot run here in a mode, or None."""
     found = find(mode)
     return found if isinstance(found, str) else None
 
 
 @cache
 def find(mode: str = "fast") -> Toolchain | str:
-    """A clang with which programs of the mode link and run, preferring 19 to newer and older ones; or the reason why there is none."""
+    """A clang whose programs link and run in the mode, preferably version 19; or the reason why none was found."""
     reason = _unfit_machine()
     if reason:
         return reason
@@ -128,7 +128,7 @@ def _unfit_machine() -> str | None:
 
 
 def _candidates() -> list[str]:
-    """clang 19 comes first because everything is known to work with it."""
+    """Compilers to try. clang 19 is first because all modes are known to work with it."""
     numbered = [f"clang++-{number}" for number in range(24, OLDEST - 1, -1)]
     preferred = os.environ.get("MLXINFER_EMULATOR_CLANG")
     names = [preferred] if preferred else ["clang++-19", *numbered, "clang++"]
@@ -151,7 +151,7 @@ def _toolchain(compiler: str, mode: str) -> Toolchain | str:
 
 @cache
 def _common(compiler: str) -> Toolchain | str:
-    """What every mode needs from a compiler, or what it lacks."""
+    """The toolchain without options of a mode, or the part that is missing."""
     version = _version(compiler)
     number = _number(version)
     builtins = _output(compiler, "-rtlib=compiler-rt", "-print-libgcc-file-name").strip()
@@ -167,7 +167,7 @@ def _common(compiler: str) -> Toolchain | str:
 
 
 def _libraries(compiler: str) -> list[tuple[str, ...]]:
-    """Swift's clang intercepts libdispatch calls, and can link ThreadSanitizer only together with it."""
+    """Sets of linker options to try. Swift's clang can link ThreadSanitizer only together with libdispatch, whose calls it intercepts."""
     swift = Path(compiler).resolve().parents[1] / "lib" / "swift" / "linux"
     dispatch = (f"-L{swift}", "-ldispatch", "-lBlocksRuntime", f"-Wl,-rpath,{swift}")
     return [(), dispatch] if (swift / "libdispatch.so").exists() else [()]
@@ -189,7 +189,7 @@ def _version(compiler: str) -> str:
 
 
 def _symbolizer(compiler: str) -> str:
-    """From the same LLVM: it turns addresses into lines."""
+    """Path of llvm-symbolizer of the same LLVM, which translates addresses to lines."""
     beside = Path(compiler).resolve().parent / "llvm-symbolizer"
     return str(beside) if beside.exists() else shutil.which("llvm-symbolizer-19") or shutil.which("llvm-symbolizer") or ""
 

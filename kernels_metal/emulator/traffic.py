@@ -1,4 +1,4 @@
-"""Bytes that kernels load from and store to device memory, which limits most kernels: counted, not estimated."""
+"""Counts the bytes that kernels load from and store to device memory, which limits the speed of most kernels."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Traffic:
     stored: int = 0
     """Stores of every thread."""
     fetched: int = 0
-    """Loads, with a byte counted once per threadgroup: the memory traffic if a threadgroup's repeated loads hit a cache."""
+    """Loads, counting a byte once per threadgroup: the memory traffic if a threadgroup's repeated loads hit a cache."""
     distinct_loaded: int = 0
     """Different bytes that were loaded."""
     distinct_stored: int = 0
     """Different bytes that were stored."""
     most_loads: int = 0
-    """How often the most loaded byte was loaded."""
+    """Loads of the most loaded byte."""
     most_stores: int = 0
-    """How often the most stored byte was stored."""
+    """Stores to the most stored byte."""
 
     def __add__(self, other: Traffic) -> Traffic:
         """Totals of two launches; the last two fields are maxima."""
@@ -42,14 +42,13 @@ class Launch:
     """Traffic of one launch."""
 
     kernel: str
-    """Name of the kernel."""
     buffers: dict[str, Traffic]
-    """By the name of the input or output."""
+    """`Traffic` by the name of the input or output."""
 
 
 @dataclass
 class Counts:
-    """The launches while counting; `counts["keys"]` sums the buffers with that name, `counts.total()` everything."""
+    """Counted launches. `counts["keys"]` sums the buffers of that name, `counts.total()` all buffers."""
 
     launches: list[Launch] = field(default_factory=list)
     """In order."""
@@ -78,8 +77,8 @@ _counting: list[Counts] = []
 
 @contextmanager
 def count_bytes() -> Iterator[Counts]:
-    """Every launch inside the block runs in mode "trace", whatever mode it asks for, and is added to the returned counts. Raises
-    `Unavailable` where that mode cannot run."""
+    """Run every launch inside the block in mode "trace", whatever its own mode, and add it to the returned counts. Raises `Unavailable`
+    if that mode cannot run."""
     if lack := why_not("trace"):
         raise Unavailable(lack)
     counts = Counts()
@@ -91,7 +90,7 @@ def count_bytes() -> Iterator[Counts]:
 
 
 def counting() -> bool:
-    """Whether a `count_bytes` block is active."""
+    """True inside a `count_bytes` block."""
     return bool(_counting)
 
 

@@ -1,4 +1,4 @@
-"""Checks that a compiler makes working programs with some options, by linking and running one."""
+"""Checks a compiler and its options by linking and running a program."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def cache_directory() -> Path:
 
 
 def problem(compiler: str, options: Sequence[str]) -> str | None:
-    """What goes wrong, in a few words, or None. Success is remembered; a failure is not, because it may have been fixed since."""
+    """The fault in a few words, or None. Only success is cached, because the user may fix a failure."""
     key = hashlib.sha256(repr((compiler, Path(compiler).stat().st_mtime_ns, PROGRAM, *options)).encode()).hexdigest()[:24]
     passed = cache_directory() / f"trial-{key}"
     if passed.exists():
@@ -44,7 +44,7 @@ def problem(compiler: str, options: Sequence[str]) -> str | None:
 
 
 def _tried(compiler: str, options: Sequence[str], program: Path) -> str | None:
-    """Built like the runtime: not instrumented itself, but linked with the sanitizer's library."""
+    """Build the program like the runtime: not instrumented, but linked with the sanitizer's library."""
     what = " ".join(option for option in options if option.startswith("-fsanitize=")) or "a program"
     compiled = _run([compiler, "-std=c++17", "-x", "c++", "-", "-c", "-o", f"{program}.o"], PROGRAM)
     if compiled.returncode:

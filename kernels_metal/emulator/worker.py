@@ -1,4 +1,4 @@
-"""The processes in which kernels run, one per mode: started at the first launch, and again after a kernel has crashed one."""
+"""Processes that run kernels, one per mode. A process starts at the first launch, and again after a crash."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .reports import explain_answer, explain_death
 from .trial import fixed_addresses
 
 INPUT, OUTPUT, PREFILLED = range(3)
-MOST_TSAN_FIBERS = 224  # it can tell about 250 threads apart; a process that has run more misses races later
+MOST_TSAN_FIBERS = 224  # tsan distinguishes about 250 threads; after more, a process misses races
 TRAFFIC = struct.Struct("<7Q")  # as Traffic in runtime/device.h
 
 _SANITIZERS = {
@@ -38,7 +38,7 @@ class Argument:
     """A buffer of a launch."""
 
     name: str
-    """As the kernel names it."""
+    """Name in the kernel."""
     kind: int
     """`INPUT`, `OUTPUT` or `PREFILLED`."""
     size: int
@@ -69,7 +69,7 @@ class Request:
     """In the order of the kernel's parameters."""
 
     def head(self) -> bytes:
-        """The request as the runtime reads it, without the arguments' contents."""
+        """Bytes of the request for the runtime, without the arguments' contents."""
         path = os.fsencode(self.library)
         numbers = (*self.grid, *self.threadgroup, ORDERS.index(self.order), len(self.arguments))
         kinds = b"".join(struct.pack("<QQ", argument.size, argument.kind) for argument in self.arguments)
@@ -111,7 +111,7 @@ class Worker:
         self.errors.close()
 
     def launch(self, request: Request, timeout: float) -> Answer:
-        """Run one kernel; `timeout` is in seconds. Raises KernelError, after which the process must be replaced."""
+        """Run one kernel; `timeout` is in seconds. After a KernelError, the process must be replaced."""
         deadline = time.monotonic() + timeout
         os.ftruncate(self.errors.fileno(), 0)
         self.errors.seek(0)

@@ -1,4 +1,9 @@
-"""GBNF, the grammars of llama.cpp's clients, as Lark text for llguidance: in one pass over its tokens."""
+"""Translates GBNF, the grammars of llama.cpp's clients, to Lark text for llguidance, in one pass over its tokens.
+
+`llguidance.gbnf_to_lark` (1.8) translates 7 of the 10 grammars of tests/structured_output. It misreads `\\u00e9` and rejects `\\-` in a
+set, and its `.` does not match a newline. It rejects rules named `start`, and `a-b` next to `a_b`. It accepts `[]` and `\\uD800`.
+Some of its errors name no line. It takes some 100 times as long for a chain of 1,900 rules, and 5,000 brackets raise RecursionError.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +26,27 @@ _CHARACTER = re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _LITERALLY = frozenset('"\\[]^-/')
 _LONGEST_TERMINAL = 20_000
-"""Characters of a terminal with what it refers to. Rules that would be longer stay rules, in which each text is a word by itself."""
+"""Characters of a terminal, including the rules that it refers to. A longer rule stays a rule, whose texts are separate words."""
 
 
 @dataclass(slots=True)
 class _Rule:
-    """A rule while it is read."""
+    """A rule during parsing."""
 
     parts: list[str] = field(default_factory=list)
-    """Lark text; names of rules are at `names`."""
+    """Tokens of Lark; those at the places in `names` are names of rules."""
     names: dict[int, tuple[str, int]] = field(default_factory=dict)
-    """Names in `parts` by their place, and their lines."""
+    """`(name, line)` by place in `parts`."""
 
     def add(self, part: str) -> None:
-        """One more token of Lark."""
         self.parts.append(part)
 
 
 def gbnf_to_lark(grammar: str) -> str:
-    """The same language as Lark text. Rules that do not refer to themselves become terminals, so that a word may end where the next begins.
-    Raises `SamplingError` that names the line, or the rule, and where there are too many rules."""
+    """Lark text of the same language. Rules that do not refer to themselves become terminals: tokens of a model may span them.
+
+    Raises `SamplingError` with the line or the rule at fault, or for too many rules.
+    """
     rules = _read(grammar)
     check_count(len(rules))
     if "root" not in rules:
@@ -59,7 +65,7 @@ def gbnf_to_lark(grammar: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """A string of Lark."""
+    """`text` as a string of Lark."""
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -125,7 +131,7 @@ def _add(rule: _Rule, kind: str, token: str, line: int) -> None:
 
 
 def _set(token: str, line: int) -> str:
-    """A set of characters as a regular expression of Lark."""
+    """Translate a set of characters to a regular expression of Lark."""
     inside = token[1:-1]
     negated, items = inside.startswith("^"), [*_CHARACTER.findall(inside.removeprefix("^"))]
     if not items:
@@ -139,7 +145,7 @@ def _characters(text: str, line: int) -> Iterator[str]:
 
 
 def _character(item: str, line: int) -> str:
-    """The character that a character or an escape stands for."""
+    """The character itself, or the one that an escape means."""
     if not item.startswith("\\"):
         return item
     if item[1] in "xuU" and len(item) > 2:
@@ -157,7 +163,7 @@ def _code(character: str) -> str:
 
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
-    """The rules that refer, in the end, to texts only, and are not too long with all that they refer to."""
+    """Names of rules that are not recursive and have at most `_LONGEST_TERMINAL` characters with the rules that they refer to."""
     waits = {name: len({other for other, _ in rule.names.values()}) for name, rule in rules.items()}
     used_by: dict[str, list[str]] = {name: [] for name in rules}
     for name, rule in rules.items():

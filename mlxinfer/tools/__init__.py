@@ -1,4 +1,4 @@
-"""What a model may call: plain values, checked when they are made."""
+"""Tools that a model may call. Plain values, checked when they are created."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _LONGEST_NAME = 256
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may ask for. Raises `PromptError` for what is none."""
+    """A function that a model may call. Raises `PromptError` for invalid fields."""
 
     name: str
-    """What the model calls it by."""
+    """Name by which the model calls the tool."""
     description: str = ""
-    """What it does, for the model."""
+    """Purpose of the tool, for the model."""
     parameters: Schema = field(default_factory=lambda: Schema({"type": "object", "properties": {}}))
-    """JSON Schema of its arguments, which are an object."""
+    """JSON Schema of the arguments, which are an object."""
     strict: bool = False
-    """Whether arguments must fit the schema. A schema that cannot be held is refused then; otherwise any JSON object is accepted."""
+    """True if arguments must fit the schema; an unsupported schema is then an error. False: any JSON object is accepted."""
     function: Callable[..., Any] | None = None
-    """What runs it, where it was made from a Python function."""
+    """The Python function that `run` calls. None if the tool has only a schema."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= _LONGEST_NAME:
@@ -38,8 +38,8 @@ class Tool:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> Tool:
-        """A tool as OpenAI's API takes it, `{"type": "function", "function": {"name": ..., "parameters": {...}}}`, or the inner dict by
-        itself. Raises `PromptError`."""
+        """A tool from the dict of OpenAI's API, `{"type": "function", "function": {"name": ..., "parameters": {...}}}`, or from the inner
+        dict alone. Raises `PromptError`."""
         kind = given.get("type", "function")
         if kind != "function":
             raise PromptError(f"tools: a tool's type must be 'function', not {kind!r:.100}")
@@ -58,21 +58,21 @@ class Tool:
 
     @classmethod
     def from_function(cls, function: Callable[..., Any]) -> Tool:
-        """A Python function, which the model learns of from its name, its docstring and the annotations of its parameters. Raises
-        `PromptError` for an annotation that has no JSON type."""
-        from .function_schema import description_of, name_of, parameters_of  # only where there are functions
+        """A tool from a Python function: its name, its docstring and the annotations of its parameters. Raises `PromptError` for an
+        annotation without a JSON type."""
+        from .function_schema import description_of, name_of, parameters_of  # only for tools from functions
 
         name = name_of(function)
         return cls(name, description_of(function), Schema(parameters_of(function)), function=function)
 
     def as_openai(self) -> dict[str, Any]:
-        """As chat templates take it: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}`."""
+        """The dict that chat templates take: `{"type": "function", "function": {"name": ..., "description": ..., "parameters": {...}}}`."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters.schema}
         return {"type": "function", "function": function}
 
     def run(self, arguments: str) -> str:
-        """Call the function with the JSON text of a call's arguments, and return its result as the text of a tool's message: a text as it
-        is, anything else as JSON. Raises `ToolError` for arguments that do not fit, and for what the function raises."""
+        """Call the function with the JSON text of its arguments. Returns the text of a tool message: a text unchanged, other results as
+        JSON. Raises `ToolError` if the arguments do not fit or the function raises."""
         from .function_schema import called
 
         if self.function is None:
@@ -82,24 +82,24 @@ class Tool:
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """Whether the model may, must or must not call tools."""
+    """Permission or duty of the model to call tools."""
 
     mode: Literal["auto", "none", "required"] = "auto"
-    """"auto" leaves it to the model, "required" asks for one call at least, "none" offers no tool."""
+    """"auto" lets the model decide, "required" forces at least one call, "none" offers no tool."""
     name: str | None = None
     """With "required": the only tool that may be called."""
     parallel: bool = True
-    """Whether an answer may have more than one call."""
+    """True if an answer may have several calls."""
 
 
 Tools = Mapping[str, Tool]
 """The offered tools by name, in order."""
 OfferedTool = Union[Tool, Mapping[str, Any], Callable[..., Any]]
-"""A tool as callers give it: a `Tool`, a dict as for `Tool.from_dict`, or a Python function."""
+"""A tool that callers pass: a `Tool`, a dict as for `Tool.from_dict`, or a Python function."""
 
 
 def offered(tools: Iterable[OfferedTool] | None) -> Tools:
-    """Tools by their names. Raises `PromptError` for what is no tool, and for two of the same name."""
+    """Tools by name. Raises `PromptError` for an item that is not a tool, and for two tools of one name."""
     if tools is None:
         return {}
     if isinstance(tools, (str, bytes, Mapping)) or not isinstance(tools, Iterable):
@@ -114,7 +114,7 @@ def offered(tools: Iterable[OfferedTool] | None) -> Tools:
 
 
 def chosen(tool_choice: str | ToolChoice, tools: Tools, *, parallel: bool = True) -> ToolChoice:
-    """What "auto", "none", "required" or a tool's name asks for. Without tools, "auto" is "none". Raises `PromptError`."""
+    """The `ToolChoice` for "auto", "none", "required" or a tool's name. Without tools, "auto" means "none". Raises `PromptError`."""
     if isinstance(tool_choice, ToolChoice):
         choice = tool_choice
     elif not isinstance(tool_choice, str):

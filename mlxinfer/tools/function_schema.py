@@ -1,4 +1,9 @@
-"""What a Python function takes, as a JSON Schema, and calls of it with JSON. Imported where functions are tools only."""
+"""JSON Schema of a Python function's parameters, and calls with JSON. Imported only if a tool is a Python function.
+
+`pydantic.create_model` would need less code. But it rejects `typing.TypedDict` before Python 3.12, drops parameters such as `_x` silently,
+and warns about parameters named `schema` or `copy`. Its schemas are a third longer, which the model reads in each prompt (1,731 characters
+against 1,305 for the test's function), and the first one takes about 0.1 s with the import.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,7 @@ _SECTIONS = "Args|Arguments|Parameters|Returns|Return|Raises|Yields|Examples?|No
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Its name. Raises `PromptError` for a callable without one."""
+    """The function's name. Raises `PromptError` for a callable without one."""
     name = getattr(function, "__name__", "")
     if not name.isidentifier():
         raise PromptError(f"tools: {function!r:.100} has no name: define it with def")
@@ -57,12 +62,12 @@ def name_of(function: Callable[..., Any]) -> str:
 
 
 def description_of(function: Callable[..., Any]) -> str:
-    """Its docstring, up to the sections about arguments and results."""
+    """The function's docstring, up to the sections about arguments and results."""
     return re.split(rf"\n\s*(?:{_SECTIONS}):\s*\n|\n\s*:(?:param|returns?|raises)\b", inspect.getdoc(function) or "")[0].strip()
 
 
 def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """The JSON Schema of its arguments. Raises `PromptError` for what cannot be one."""
+    """JSON Schema of the function's arguments. Raises `PromptError` if an annotation has no JSON type."""
     name, described = name_of(function), _described(inspect.getdoc(function) or "")
     properties: dict[str, Any] = {}
     required = []
@@ -81,8 +86,10 @@ def parameters_of(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def called(function: Callable[..., Any], arguments: str) -> str:
-    """Call it with the JSON text of an object, each value made what its annotation says. Returns a text as it is, anything else as JSON.
-    Raises `ToolError` for arguments that do not fit, and for what the function raises."""
+    """Call the function with the JSON text of an object; each value is converted to its annotated type.
+
+    Returns a text unchanged, anything else as JSON. Raises `ToolError` if the arguments do not fit or the function raises.
+    """
     name = name_of(function)
     try:
         values = json.loads(arguments or "{}")
@@ -114,11 +121,11 @@ def _typed_parameters(function: Callable[..., Any]) -> Iterable[tuple[inspect.Pa
 
 
 def _schema(annotation: Any, where: str, defs: dict[str, Any], within: tuple[Any, ...]) -> dict[str, Any]:
-    """The schema of one type; `within` are the classes that it is a part of."""
+    """Schema of one type. `within` are the classes that contain it."""
     if annotation in within:
         raise PromptError(f"tools: {where}: {annotation.__name__} contains itself, which a tool's parameter cannot")
     origin, args = get_origin(annotation), get_args(annotation)
-    if not args and origin in (*_LISTS, dict):  # typing.List and the like, without a type inside
+    if not args and origin in (*_LISTS, dict):  # typing.List and similar, without a type inside
         annotation, origin = origin, None
     if origin is Annotated:
         return {**_schema(args[0], where, defs, within), **_note(args[1:])}
@@ -141,7 +148,7 @@ def _schema(annotation: Any, where: str, defs: dict[str, Any], within: tuple[Any
 
 
 def _of_class(kind: type, where: str, defs: dict[str, Any], within: tuple[Any, ...]) -> dict[str, Any] | None:
-    """An enumeration, a pydantic model, a dataclass, a TypedDict or a path; None for any other class."""
+    """Schema of an enumeration, a pydantic model, a dataclass, a TypedDict or a path; None for any other class."""
     if issubclass(kind, Enum):
         return _one_of([member.value for member in kind])
     if issubclass(kind, PurePath):
@@ -164,7 +171,7 @@ def _of_class(kind: type, where: str, defs: dict[str, Any], within: tuple[Any, .
 
 
 def _unwrapped(annotation: Any) -> Any:
-    """Without `Required` and `NotRequired`."""
+    """The type inside `Required` or `NotRequired`, else `annotation` itself."""
     return get_args(annotation)[0] if getattr(get_origin(annotation), "_name", "") in ("Required", "NotRequired") else annotation
 
 
@@ -183,7 +190,7 @@ def _one_of(values: Iterable[Any]) -> dict[str, Any]:
 
 
 def _note(extras: tuple[Any, ...]) -> dict[str, Any]:
-    """A description among the extras of `Annotated`: a text, or something with one, such as pydantic's `Field`."""
+    """The description among the extras of `Annotated`: a text, or the `description` of an object such as pydantic's `Field`."""
     for extra in extras:
         text = extra if isinstance(extra, str) else getattr(extra, "description", None)
         if isinstance(text, str):
@@ -201,7 +208,7 @@ def _default(value: Any) -> dict[str, Any]:
 
 
 def _described(doc: str) -> dict[str, str]:
-    """What a docstring says of each argument: Google's `Args:` section, or `:param name:` lines."""
+    """Descriptions of arguments in a docstring: Google's `Args:` section, or `:param name:` lines."""
     found = {name: " ".join(text.split()) for name, text in re.findall(r":param (?:[^:]* )?(\w+):((?:.|\n)*?)(?=\n\s*:|\n\n|\Z)", doc)}
     section = re.search(r"^(?:Args|Arguments|Parameters):\s*\n((?:[ \t]+.*\n?|\s*\n)*)", doc, re.MULTILINE)
     if section is None:
@@ -218,9 +225,9 @@ def _described(doc: str) -> dict[str, str]:
 
 
 def _made(annotation: Any, value: Any) -> Any:
-    """A JSON value as its annotation says: enumerations, dataclasses and models are made, all else is left."""
+    """Convert a JSON value to its annotated type: enumerations, dataclasses and models; other values stay."""
     origin, args = get_origin(annotation), get_args(annotation)
-    if not args and origin in (*_LISTS, dict):  # typing.List and the like, without a type inside
+    if not args and origin in (*_LISTS, dict):  # typing.List and similar, without a type inside
         annotation, origin = origin, None
     if origin is Annotated:
         return _made(args[0], value)
@@ -248,7 +255,7 @@ def _made(annotation: Any, value: Any) -> Any:
 
 
 def _made_one(kinds: tuple[Any, ...], value: Any) -> Any:
-    """As the first of several types that it can be made; as it is where it is plain JSON of one."""
+    """Convert `value` to the first of several types that accepts it; a value that already has one of the types stays."""
     if type(value) in kinds:
         return value
     for kind in kinds:
@@ -262,7 +269,7 @@ def _made_one(kinds: tuple[Any, ...], value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no word for."""
+    """A JSON value for an object that `json` does not encode."""
     if callable(getattr(value, "model_dump", None)):
         return value.model_dump(mode="json")
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
