@@ -1,7 +1,7 @@
 """Native operations for MLX's CPU backend, evaluated lazily on its stream like MLX's own.
 
-They are compiled when mlxinfer is installed, if a C++ compiler is present, and for one version of MLX. Importing this package is cheap and
-never fails; `available()` says whether the operations can be called, and `status()` why not. README.md describes how to add an operation.
+Installing mlxinfer compiles them for one version of MLX, if a C++ compiler is present. Importing this package is cheap and never fails.
+`available()` is True if the operations can be called; otherwise `status()` has the reason. README.md describes how to add an operation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .operations import (
     threshold,
 )
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, packs_float8, weight_memory
-from .program import Choice, Norm, Program, Projection, Router, View, can_run_blocks
+from .program import ExpertChoice, Norm, Program, ProgramProjection, Router, View, can_run_blocks
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
 __all__ = [
@@ -33,11 +33,11 @@ __all__ = [
     "AfterBlocks",
     "AttentionPlan",
     "Blocks",
-    "Choice",
+    "ExpertChoice",
     "Norm",
     "Packed",
     "Program",
-    "Projection",
+    "ProgramProjection",
     "Rotation",
     "Router",
     "View",

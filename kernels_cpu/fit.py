@@ -1,4 +1,4 @@
-"""Codes and scales of a matrix in MLX's affine format, fitted to what the matrix is used for (see src/encode/fit.h)."""
+"""Codes and scales of a matrix in MLX's affine format, fitted to the importance of its numbers (see src/encode/fit.h)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STORED = {mx.float32: 0, mx.bfloat16: 1, mx.float16: 2}
 
 
 def can_fit() -> bool:
-    """Whether `fit_affine` can be called: a module that was built before it goes on to serve."""
+    """True if `fit_affine` can be called; an older module lacks it."""
     return in_use() and hasattr(native, "fit_affine")
 
 
@@ -21,8 +21,8 @@ def fit_affine(
     """Codes uint8 `[rows, in]`, scales and biases float32 `[rows, in / group_size]` with values of `dtype`, which minimise
     `sum(importance * (weight - decoded)^2)` in each group.
 
-    `weight` float32 `[rows, in]`; `importance` float32 `[rows, in]`, or `[1, in]` for all rows alike. Raises ValueError for shapes that do
-    not fit, and for groups that are no multiple of 32.
+    `weight` float32 `[rows, in]`; `importance` float32 `[rows, in]`, or `[1, in]` for all rows. Raises ValueError for shapes that do not
+    fit, and for groups whose size is not a multiple of 32.
     """
     rows, columns = weight.shape
     groups = (rows, columns // group_size)

@@ -1,6 +1,6 @@
-"""The operations: attention over pages, whole blocks, and elementwise and row-wise ones.
+"""Operations: attention over pages, whole blocks, and elementwise and row-wise operations.
 
-Each rejects wrong shapes and dtypes with ValueError before anything is computed.
+Each raises ValueError for wrong shapes and dtypes before it computes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from .native import AttentionPlan, Blocks, Rotation, in_use, native
 
 
 def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]], window: int | None = None) -> AttentionPlan:
-    """The rows of a step and where their past is stored, for all layers of one window.
+    """The rows of a step and the places of their past, for all layers of one window.
 
     `segments` are `(slot, start, count, past, first_page, pages)`: rows `start` to `start + count` are the tokens from `past` on of the
-    sequence in `slot`. Its pages of 64 tokens from `first_page` up to its open page are sealed under the ids `pages`; an id `~p` means page
-    p of the pool of first pages, where only page 0 of a sequence can be.
+    sequence in `slot`. Its pages of 64 tokens from `first_page` up to its open page are sealed under the ids `pages`. An id `~p` means page
+    p of the pool of first pages, which stores only page 0 of a sequence.
     """
     return native.attention_plan(segments, window)
 
@@ -47,8 +47,8 @@ def paged_attention(
 ) -> tuple[mx.array, list[mx.array], list[mx.array], list[mx.array]]:
     """Append keys and values to the cache and attend with the queries, each segment to its own past.
 
-    `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` that hold these three
-    in this order. Query and key heads are normed (`norm` `[Dk]`, `eps`) and rotated when they are read. `open` are keys and values
+    `rows` are queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]`, or one to three arrays `[T, n]` with these three
+    in this order. Query and key heads are normed (`norm` `[Dk]`, `eps`) and rotated when read. `open` are keys and values
     `[slots, Hkv, 64, D]` in any floating dtype.
 
     `sealed` has, for `k_bits` 16, keys `[Hkv, pages, Dk, 64]` in that dtype; for 8, 6, 5, 4, 3 and 2, codes uint32
@@ -57,11 +57,11 @@ def paged_attention(
     G channels, the largest divisor of Dv up to 64 that is a multiple of 8. `first`, if used, has 16-bit keys and values. A query sees its
     own page unquantized, and every earlier page as sealed.
 
-    Returns the answers `[T, Hq * Dv]`, the open pages with the new rows, and the newly filled pages, segment after segment: arrays like
-    those of `sealed`, and of `first`, which then has the first pages of sequences.
+    Returns the answers `[T, Hq * Dv]`, the open pages with the new rows, and the newly filled pages, segment after segment. These are
+    arrays like `sealed` and like `first`, which has the first pages of sequences.
 
-    The open pages are written in place: those passed in must not be used again. Online softmax in float32; a row's answer depends only on
-    its own sequence, to the last bit, whatever the other rows, the number of rows in a step, or the threads.
+    The open pages are written in place: do not use the arrays passed in again. Online softmax in float32. A row's answer depends only on
+    its own sequence, to the last bit: not on other rows, the number of rows in a step, or the threads.
     """
     out, open_keys, open_values, *full = native.paged_attention(
         rows, sealed, open, first, (k_bits, v_bits), plan, scale, softcap, sinks, query_norm, key_norm, eps, rotation
@@ -71,16 +71,16 @@ def paged_attention(
 
 @dataclass(frozen=True, slots=True)
 class AfterBlocks:
-    """What blocks leave."""
+    """Results of `run_blocks`."""
 
     rows: mx.array
     """`[T, hidden]`."""
     filled: list[list[mx.array]]
-    """For each attention layer the newly filled pages, like `sealed`, or none."""
+    """For each attention layer the newly filled pages, like `sealed`, or an empty list."""
     first: list[list[mx.array]]
-    """Those of them that are their sequences' first, like `first`."""
+    """For each attention layer the filled pages that are the first of their sequence, like `first`."""
     states: list[mx.array]
-    """The states of all recurrent layers, as they were given."""
+    """States of all recurrent layers, in the order of the argument `states`."""
 
 
 def run_blocks(
@@ -97,13 +97,15 @@ def run_blocks(
     given: mx.array | None = None,
     again: Sequence[bool] = (),
 ) -> AfterBlocks:
-    """Run x `[T, hidden]` through all blocks. `sealed`, `open`, `plans`, `rotations`, `bits` (of keys and values) and `first` are those of
-    `paged_attention`, for each attention layer; `states` those of all recurrent layers, float32 `[B, ...]` for the sequences whose rows are
-    `stretches`, (first row, rows) each. `given` `[T, n]` has the columns that blocks read next to x. `again` says which attention layers
-    read the pages of an earlier one: nothing becomes full there.
+    """Run x `[T, hidden]` through all blocks.
 
-    The pages are evaluated here if they are not yet; the open ones are written in place when x is computed, so steps must be evaluated in
-    order. States that nobody else holds are written in place as well.
+    `sealed`, `open`, `plans`, `rotations`, `bits` (of keys and values) and `first` are the arguments of `paged_attention`, one for each
+    attention layer. `states` are the states of all recurrent layers, float32 `[B, ...]`. The rows of their sequences are `stretches`,
+    (first row, rows) each. `given` `[T, n]` has columns that blocks read in addition to x. `again` is True for attention layers that read
+    the pages of an earlier layer: no page becomes full there.
+
+    Pages that are not evaluated yet are evaluated here. Open pages are written in place when x is computed, so steps must be evaluated in
+    order. States without another reference are written in place too.
     """
     bits = [(16, 16)] * len(sealed) if bits is None else bits
     first = [()] * len(sealed) if first is None else first
@@ -132,7 +134,7 @@ def rms_norm(x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | 
 
 
 def argmax(x: mx.array) -> mx.array:
-    """uint32 `[...]`: index of the highest number in each row of float32 `[..., n]`, the first of equal ones. NaN is skipped."""
+    """uint32 `[...]`: index of the highest number in each row of float32 `[..., n]`, the first of equal numbers. NaN is skipped."""
     return native.argmax(x)
 
 
@@ -142,14 +144,14 @@ def masked(x: mx.array, allowed: mx.array) -> mx.array:
 
 
 def can_mask() -> bool:
-    """Whether `masked` can be called: a module that was built before there was such an operation goes on to serve."""
+    """True if `masked` can be called; an older module lacks it."""
     return in_use() and hasattr(native, "masked")
 
 
 def threshold(logits: mx.array, top_k: mx.array, top_p: mx.array) -> mx.array:
     """float32 `[R]`: in each row of float32 `[R, n]`, the lowest logit kept by top-k, then top-p.
 
-    `top_k` and `top_p` are `[R]`; n or more, and 1 or more, keep everything, which yields minus infinity where both do. A token is kept if
-    the tokens before it have less than top_p together, so at least one always is.
+    `top_k` and `top_p` are `[R]`. A top_k of at least n and a top_p of at least 1 keep everything; both together yield minus infinity.
+    A token is kept if the tokens before it have less than top_p together, so at least one token is kept.
     """
     return native.threshold(logits, top_k, top_p)

@@ -13,13 +13,13 @@ from ..util.dataclass import dataclass
 from .native import Layout, in_use, native
 
 GATES = {"silu": 1, "gelu_tanh": 2}
-"""Activations that a product can end with, with their numbers in the native operation."""
+"""Activations that a product can apply at its end, with their numbers in the native operation."""
 
 _GATED_ROWS = 32
 
 PRECISIONS = {"float32": 0, "int16": 1, "int8": 2}
-"""Rounding of activations in products with quantized matrices: none, or 15 or 8 bits with a scale per 32 columns; with K-quants, 16 or
-8 bits with a scale per 256 columns."""
+"""Rounding of activations in products with quantized matrices. "int16" means 15 bits and "int8" 8 bits with a scale per 32 columns; with
+K-quants, 16 or 8 bits with a scale per 256 columns."""
 
 
 def default_precision() -> str:
@@ -33,11 +33,10 @@ class Packed:
     """A matrix `[n, k]`, or one per expert `[experts, n, k]`, quantized or plain, rearranged for products by `pack` or `pack_gguf`."""
 
     data: mx.array
-    """Replaces the arrays that it was made from and has their size; scales take 16 bits where that loses nothing."""
+    """Replaces the source arrays and has their size. Scales take 16 bits if that is lossless."""
     layout: Layout
-    """How `data` is laid out."""
     dtype: mx.Dtype | None
-    """Dtype of the scales or of the plain matrix; if activations have another one, results are float32. None: any."""
+    """Dtype of the scales or of the plain matrix; if activations have another dtype, results are float32. None: any."""
     precision: str
     """One of `PRECISIONS`; always "float32" for plain matrices and 8-bit floats."""
 
@@ -59,10 +58,11 @@ class Packed:
         """`x @ matrix.T`, `[..., k]` to `[..., n]`.
 
         `norm` `[k]`: x first becomes `x / sqrt(mean(x^2) + eps) * norm`. `bias` `[n]` and `residual` `[..., n]` are added. `gate` names an
-        activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`. For a matrix per
-        expert, `experts`, integers of any shape `[...]`, selects matrices, clamped to the valid range; if there are fewer rows of x than
-        choices, each row serves equally many consecutive choices. The result is then `[..., n]`, and `bias` is `[experts, n]`. A NaN or
-        infinity in a row of x affects only that row. Raises ValueError for shapes and dtypes that do not fit.
+        activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`.
+
+        For a matrix per expert, `experts`, integers of any shape `[...]`, selects matrices, clamped to the valid range. If x has fewer rows
+        than `experts` has elements, each row is used for equally many consecutive elements. The result is then `[..., n]`, and `bias` is
+        `[experts, n]`. A NaN or infinity in a row of x affects only that row. Raises ValueError for shapes and dtypes that do not fit.
         """
         if gate is not None and gate not in GATES:
             raise ValueError(f"[packed_matmul] there is no gate {gate!r}, only {', '.join(GATES)}.")
@@ -74,7 +74,7 @@ class Packed:
         return native.packed_matmul(x, self.data, self.layout, precision, bias, residual, norm, eps, number, experts)
 
     def can_gate(self, activation: str) -> bool:
-        """Whether `multiply` accepts this `gate`: each half must have a multiple of 16 columns."""
+        """True if `multiply` accepts this `gate`: each half must have a multiple of 16 columns."""
         return activation in GATES and self.layout.n % _GATED_ROWS == 0
 
     def rows(self, indices: mx.array, dtype: mx.Dtype) -> mx.array:
@@ -118,22 +118,21 @@ def pack(
 
 
 def packs_float8() -> bool:
-    """Whether `pack` takes 8-bit floats with float scales, mode "fp8". Modules built before there were such products do not."""
+    """True if `pack` takes 8-bit floats with float scales, mode "fp8"; an older module does not."""
     return in_use() and getattr(native, "packs_float8", False)
 
 
 def gguf_types() -> Mapping[str, tuple[int, int]]:
-    """The GGUF block types that `pack_gguf` accepts, with their bits and the number of columns that share a scale. Empty if the operations
-    are not in use."""
+    """GGUF block types that `pack_gguf` accepts, as `(bits, columns that share a scale)`. Empty if the operations are not in use."""
     return native.gguf_types() if in_use() else {}
 
 
 def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, precision: str | None = None) -> Packed:
-    """A matrix `[..., n, k]` from the blocks of a GGUF file, of a type in `gguf_types`: no number changes, and the size grows only where
+    """A matrix `[..., n, k]` from the blocks of a GGUF file, of a type in `gguf_types`. No number changes, and the size grows only if
     scales become whole bytes.
 
-    `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`; each may be discarded once the next one is requested. Raises
-    ValueError for a scale that is infinite or NaN, and for bytes that are not such a matrix.
+    `pieces` are the rows in order, uint8 `[some rows, bytes of a row]`. A piece may be discarded when the next one is requested. Raises
+    ValueError for an infinite or NaN scale, and for bytes that are not such a matrix.
     """
     precision = checked_precision(precision)
     data, layout = native.empty_gguf(kind, list(shape))
@@ -147,8 +146,8 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
 
 @contextmanager
 def weight_memory(nbytes: int) -> Iterator[None]:
-    """Matrices packed inside the block take their memory from one region of `nbytes`, whose pages another thread clears meanwhile. What
-    they need beyond it is allocated as usual. 0 reserves nothing."""
+    """Inside the block, packed matrices take their memory from one region of `nbytes`, whose pages another thread clears meanwhile. Memory
+    beyond the region is allocated as usual. 0 reserves nothing."""
     wanted = in_use() and nbytes > 0
     if wanted:
         native.reserve_weight_memory(nbytes)

@@ -1,4 +1,4 @@
-"""Decoder blocks for the CPU kernels, as a list of instructions on buffers: what a step runs as one operation."""
+"""Decoder blocks for the CPU kernels: a list of instructions on buffers, which a step runs as one operation."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ Norm = tuple[mx.array, float]
 """Weight `[n]` and epsilon of a root-mean-square norm."""
 
 SCORES = {"none": 0, "softmax": 1, "sigmoid": 2}
-"""What a router makes of its logits before it chooses."""
+"""Functions that a router applies to its logits before it chooses."""
 UNITS = {"sigmoid": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3, "relu_squared": 4}
-"""What rows can be multiplied with; `relu_squared` reads no other rows."""
+"""Functions of a gate, multiplied with x; `relu_squared` does not read x."""
 
 _SAME, _FLOAT32, _INT32 = range(3)
 
 
 @dataclass(frozen=True, slots=True)
-class Projection:
+class ProgramProjection:
     """A packed matrix with an optional bias."""
 
     matrix: Packed
@@ -44,16 +44,16 @@ class View:
     width: int
     """Columns of the buffer."""
     first: int
-    """The first column meant."""
+    """The first column of the view."""
     count: int
-    """Columns meant."""
+    """Columns of the view."""
     each: int = 1
     """Rows of the buffer for each row of the step."""
     kind: int = _SAME
-    """0: numbers of the stream's dtype, 1: float32, 2: int32."""
+    """0: the stream's dtype, 1: float32, 2: int32."""
 
     def columns(self, first: int, count: int) -> View:
-        """Some of these columns."""
+        """A part of these columns."""
         return View(self.buffer, self.width, self.first + first, count, self.each, self.kind)
 
     @property
@@ -62,8 +62,8 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """The experts of each row, and how much each of them counts."""
+class ExpertChoice:
+    """The experts of each row, and their weights."""
 
     experts: View
     """int32, `each` rows of one column."""
@@ -73,18 +73,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """How experts are chosen from logits; the numbers are those of `nn.moe.BiasedRoute`."""
+    """Rule that chooses experts from logits. The fields are those of `nn.moe.BiasedRoute`."""
 
     chosen: int
     """Experts for each row."""
     scores: str
     """One of `SCORES`; with "none" the shares are a softmax over the chosen logits."""
     bias: mx.array | None = None
-    """float32 `[experts]`, added where experts are chosen."""
+    """float32 `[experts]`, added to the scores for the choice only."""
     normalized: bool = False
-    """Whether shares are divided by their sum."""
+    """True if shares are divided by their sum."""
     least: float = 0.0
-    """The sum is at least this."""
+    """Lower bound of the sum."""
     added: float = 0.0
     """Added to the sum."""
     scale: float = 1.0
@@ -92,21 +92,21 @@ class Router:
     groups: int = 1
     """Groups of neighbouring experts."""
     kept: int = 1
-    """Groups that experts come from."""
+    """Groups from which experts are chosen."""
     ranked: int = 1
-    """Best scores of a group that rank it."""
+    """Number of a group's best scores whose sum ranks it."""
     gains: mx.array | None = None
     """float32 `[experts]`, factors of the shares."""
 
 
 def can_run_blocks() -> bool:
-    """Whether a `Program` can be made: a module that was built with other instructions goes on to serve."""
+    """True if a `Program` can be created; an older module has other instructions."""
     return in_use() and getattr(native, "instructions_version", 0) == INSTRUCTIONS_VERSION
 
 
 class Program:
-    """Collects instructions. Those that give a result take the name of the buffer for it: instructions of one name share a buffer, which is
-    as large as the largest of them needs."""
+    """Collects instructions. An instruction with a result takes the name of its buffer. Instructions of one name share a buffer, which is
+    as large as the largest result."""
 
     def __init__(self, hidden: int, dtype: mx.Dtype) -> None:
         """Rows `[T, hidden]` of `dtype`."""
@@ -122,7 +122,7 @@ class Program:
         return View(self._buffers.setdefault(name, len(self._buffers)), width, 0, width, each, kind)
 
     def given(self, width: int) -> View:
-        """The columns that a step gives next to its rows, `width` in all, to be read only."""
+        """The `width` read-only columns that a step passes in addition to its rows."""
         self._given = width
         return View(1, width, 0, width)
 
@@ -133,7 +133,7 @@ class Program:
     def multiply(
         self,
         x: View,
-        projection: Projection,
+        projection: ProgramProjection,
         name: str = "",
         *,
         to: View | None = None,
@@ -142,8 +142,8 @@ class Program:
         gate: str | None = None,
         experts: View | None = None,
     ) -> View:
-        """`norm(x) @ matrix.T + bias + onto`, or its `gate`; see `Packed.multiply`. The result is written to `to`, or to a buffer. Without
-        `experts`, a matrix per expert is one for each of the rows that x has for each row."""
+        """`norm(x) @ matrix.T + bias + onto`, or its `gate`; see `Packed.multiply`. The result is written to `to`, or to the buffer `name`.
+        Without `experts`, matrices per expert apply one by one to the `each` rows of x."""
         m = projection.matrix
         width = m.layout.n // (2 if gate else 1)
         y = to or self.view(name, width, x.each if experts is None else experts.each)
@@ -180,11 +180,11 @@ class Program:
         scale: float,
         softcap: float | None = None,
     ) -> View:
-        """Attention in the next layer that has some, `width` columns; query heads begin `step` columns after one another.
+        """Attention of the next attention layer, `width` columns. Query heads are `step` columns apart.
 
-        Of heads whose first channels are `still`, norms are for these and rotation is for the others, which queries may have in `turned`,
-        `turned_step` columns after one another. `query_gain` `[dim]` multiplies queries after rotation. Without keys and values it reads
-        the pages that attention number `source` fills, in the order of these calls.
+        If `still` is positive, only the first `still` channels of a head are normed, and only its other channels are rotated. Queries may
+        have these other channels in `turned`, `turned_step` columns apart. `query_gain` `[dim]` multiplies queries after rotation. Without
+        keys and values, the instruction reads the pages that attention number `source` fills, in the order of these calls.
         """
         y, n = self.view("answers", width), native
         views = queries.native, _maybe(turned), _maybe(keys), _maybe(values), y.native
@@ -193,33 +193,35 @@ class Program:
         self._add(n.Attend(*views, (step, turned_step, still, source), *norms, *vectors, scale, softcap or 0.0))
         return y
 
-    def choose(self, logits: View, router: Router) -> Choice:
-        """The experts of each row."""
+    def choose(self, logits: View, router: Router) -> ExpertChoice:
+        """Choose the experts of each row."""
         experts, shares = self.view("experts", 1, router.chosen, _INT32), self.view("shares", 1, router.chosen, _FLOAT32)
         vectors = self.vector(router.bias, mx.float32), self.vector(router.gains, mx.float32)
         numbers, groups = (router.least, router.added, router.scale), (router.groups, router.kept, router.ranked)
         views = logits.native, experts.native, shares.native
         self._add(native.ChooseExperts(*views, *vectors, SCORES[router.scores], router.normalized, numbers, groups))
-        return Choice(experts, shares)
+        return ExpertChoice(experts, shares)
 
     def add(
         self, x: View, to: View, *, onto: View | None = None, shares: View | None = None, gate: View | None = None, factor: float = 1.0
     ) -> None:
-        """`onto + factor * sum(shares * x)` over the rows that x has for each row; or `sigmoid(gate) * x`, with a gate of one column."""
+        """`onto + factor * sum(shares * x)` over the `each` rows of x; or `sigmoid(gate) * x`, with a gate of one column."""
         self._add(native.AddRows(x.native, to.native, _maybe(shares), _maybe(gate), _maybe(onto), factor))
 
     def gate(
         self, x: View, gate: View, unit: str, to: View, *, parts: int = 1, step: int = 0, alpha: float = 1.0, limit: float = 0.0
     ) -> None:
-        """`unit(alpha * gate) * x`, in equal parts of the rows; those of the gate begin `step` columns after one another."""
+        """`unit(alpha * gate) * x`, in `parts` equal parts of a row; the parts of the gate are `step` columns apart."""
         self._add(native.GateView(x.native, gate.native, to.native, UNITS[unit], alpha, limit, parts, step))
 
     def delta(
         self, inputs: Sequence[View], sizes: tuple[int, int, int, int], convolution: mx.array, decay: mx.array, decay_bias: mx.array
     ) -> View:
-        """A gated delta net's recurrence, float32: `inputs` are queries, keys and values in one, beta, and decay; `sizes` key heads, value
-        heads, and the channels of each; `convolution` `[channels, taps, 1]`; decay and its bias for each value head, or for each channel
-        of its keys."""
+        """Recurrence of a gated delta net, float32.
+
+        `inputs` are queries, keys and values in one view, beta, and decay. `sizes` are key heads, value heads, and the channels of each.
+        `convolution` is `[channels, taps, 1]`. `decay` and `decay_bias` have a number for each value head, or for each channel of its keys.
+        """
         y, taps = self.view("states", sizes[1] * sizes[3], kind=_FLOAT32), convolution.shape[1]
         vectors = self.vector(decay, mx.float32), self.vector(decay_bias, mx.float32)
         rows, beta, decays = [view.native for view in inputs]
@@ -235,8 +237,11 @@ class Program:
         vectors: Sequence[mx.array],
         limits: tuple[float, float],
     ) -> View:
-        """Mamba 2's, float32: `inputs` are what is convolved, and steps; `sizes` heads, their channels, numbers of state, and groups;
-        `vectors` `[heads]` are decays, factors of the input, and what is added to steps, which lie within `limits`."""
+        """Recurrence of Mamba 2, float32.
+
+        `inputs` are the convolution's input, and steps. `sizes` are heads, channels of a head, numbers of a state, and groups. `vectors`
+        `[heads]` are decays, factors of the input, and biases of steps, which are clamped to `limits`.
+        """
         y, taps = self.view("states", sizes[0] * sizes[1], kind=_FLOAT32), convolution.shape[1]
         decay, skip, step_bias = [self.vector(a, mx.float32) for a in vectors]
         mixed, steps = [view.native for view in inputs]
@@ -263,8 +268,10 @@ class Program:
         unit: str = "silu",
         groups: int = 1,
     ) -> View:
-        """`norm(x * unit(gate))`, or `norm(x) * unit(gate)` if `first`, of float32 rows, each of `groups` parts normed by itself; `weight`
-        is that of a part or of all; `unit` is silu or sigmoid."""
+        """`norm(x * unit(gate))`, or `norm(x) * unit(gate)` if `first`, of float32 rows.
+
+        Each of `groups` parts is normed separately. `weight` is for a part or for all. `unit` is silu or sigmoid.
+        """
         y = self.view("answers", x.count)
         self._add(
             native.GatedNorm(x.native, gate.native, y.native, self.vector(weight, mx.float32), eps, normed, first, unit == "silu", groups)
@@ -278,7 +285,7 @@ class Program:
     def vector(self, a: mx.array | None, dtype: mx.Dtype | None = None) -> mx.array | None: ...
 
     def vector(self, a: mx.array | None, dtype: mx.Dtype | None = None) -> mx.array | None:
-        """Evaluated and contiguous, because the operation reads its memory directly."""
+        """Evaluate `a` as a contiguous array, because the operation reads its memory directly."""
         if a is None:
             return None
         a = mx.contiguous(a.astype(dtype or self.dtype))

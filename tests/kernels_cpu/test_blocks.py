@@ -14,7 +14,7 @@ from support.processes.examples import examples
 
 from mlxinfer import kernels_cpu
 from mlxinfer.cache.kv_quantization import seal_keys, seal_values
-from mlxinfer.kernels_cpu import Projection, run_blocks
+from mlxinfer.kernels_cpu import ProgramProjection, run_blocks
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
 
@@ -22,8 +22,8 @@ HIDDEN, INNER, KV, PER_KV, DIM = 64, 96, 2, 3, 32
 SCALE, EPS = 0.2, 1e-5
 
 
-def projection(rng: np.random.Generator, n: int, k: int, dtype: str, bias: bool) -> Projection:
-    return Projection(draw(rng, ("affine", 4, 32), (n, k), dtype).pack(), random(rng, (n,), dtype) if bias else None)
+def projection(rng: np.random.Generator, n: int, k: int, dtype: str, bias: bool) -> ProgramProjection:
+    return ProgramProjection(draw(rng, ("affine", 4, 32), (n, k), dtype).pack(), random(rng, (n,), dtype) if bias else None)
 
 
 def norm(rng: np.random.Generator, size: int, dtype: str, there: bool) -> tuple[mx.array, float] | None:
@@ -69,10 +69,10 @@ def no_pages() -> list[mx.array]:
 
 
 def one_by_one(x: mx.array, b: Block, open: list[mx.array], **pages) -> tuple:
-    def times(p: Projection, x: mx.array, **steps) -> mx.array:
+    def times(p: ProgramProjection, x: mx.array, **steps) -> mx.array:
         return p.matrix.multiply(x, bias=p.bias, **steps)
 
-    def added(p: Projection, x: mx.array, after, onto: mx.array) -> mx.array:
+    def added(p: ProgramProjection, x: mx.array, after, onto: mx.array) -> mx.array:
         return times(p, x, residual=onto) if after is None else kernels_cpu.rms_norm(times(p, x), *after, onto)
 
     weight, eps = b.before_attention

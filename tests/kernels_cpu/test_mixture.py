@@ -8,7 +8,7 @@ import pytest
 from support.oracles.packed_matrices import DTYPES
 
 from mlxinfer import kernels_cpu
-from mlxinfer.kernels_cpu import Program, Projection, Router, run_blocks
+from mlxinfer.kernels_cpu import Program, ProgramProjection, Router, run_blocks
 from mlxinfer.nn.moe import BiasedRoute, SoftmaxThenTop, TopThenSoftmax, softmax_of_all
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
@@ -47,8 +47,8 @@ def test_experts(name, dtype):
     stream = program.stream
     gains = rng.standard_normal(EXPERTS).astype(np.float32) if name in ("normalized", "groups") else np.ones(EXPERTS, np.float32)
     choice = program.choose(stream.columns(7, EXPERTS), replace(route.router, gains=mx.array(gains)))
-    y = program.multiply(stream, Projection(packed, mx.array(biases.astype(np.float32))), "inner", experts=choice.experts)
-    y = program.multiply(y, Projection(packed), "outer", experts=choice.experts)
+    y = program.multiply(stream, ProgramProjection(packed, mx.array(biases.astype(np.float32))), "inner", experts=choice.experts)
+    y = program.multiply(y, ProgramProjection(packed), "outer", experts=choice.experts)
     program.add(y, stream, onto=stream, shares=choice.shares, factor=0.5)
     x = rounded(rng.standard_normal((37, HIDDEN)), dtype)
     best, shares = route(mx.array(x[:, 7 : 7 + EXPERTS].astype(np.float32)))
@@ -65,7 +65,7 @@ def test_experts_are_different_ones_whatever_the_logits():
     program = Program(HIDDEN, mx.float32)
     packed = kernels_cpu.pack(mx.array(np.stack([np.full((HIDDEN, HIDDEN), 2.0**e) for e in range(EXPERTS)]).astype(np.float32)))
     choice = program.choose(program.stream.columns(0, EXPERTS), Router(4, "none"))
-    program.add(program.multiply(program.stream.columns(0, HIDDEN), Projection(packed), "y", experts=choice.experts), program.stream)
+    program.add(program.multiply(program.stream.columns(0, HIDDEN), ProgramProjection(packed), "y", experts=choice.experts), program.stream)
     for value in (np.nan, -np.inf, np.inf, 0.0):
         x = np.zeros((1, HIDDEN))
         x[0, :EXPERTS], x[0, -1] = value, 1.0

@@ -10,7 +10,7 @@ import mlx.core as mx
 
 from ... import kernels_cpu
 from ...cache.base import HeadNorm
-from ...kernels_cpu import Norm, Program, Projection, View
+from ...kernels_cpu import Norm, Program, ProgramProjection, View
 from ...nn.activations import Activated, ClampedSwiglu, Gate, ScaledGate, relu_squared
 from ...nn.attention import Attention, Temperature
 from ...nn.gated_delta import GatedDelta, NarrowInputs, gated_by_sigmoid, gated_by_silu
@@ -76,14 +76,14 @@ class ProgramBuilder:
     def _lists(self) -> list[list[Any]]:
         return [self.program.instructions, self.layers, self.ropes, self.temperatures, self.recurrent]
 
-    def projection(self, linear: Linear) -> Projection:
+    def projection(self, linear: Linear) -> ProgramProjection:
         """Return a packed matrix whose results have the rows' dtype."""
         m, dtype = linear.matrix, self.program.dtype
         if type(linear) not in (Linear, ExpertLinear) or not isinstance(m, kernels_cpu.Packed):
             raise NotNative
         if dtype != mx.float32 and m.dtype is not None and m.dtype != dtype:
             raise NotNative
-        return Projection(m, linear.bias)
+        return ProgramProjection(m, linear.bias)
 
     def norm(self, norm: RMSNorm | HeadNorm | None) -> Norm | None:
         """Return (weight, epsilon) of a norm, or None."""

@@ -95,6 +95,6 @@ def test_blocks_that_do_not_fit_are_refused():
     program = kernels_cpu.Program(64, mx.float32)
     with pytest.raises(ValueError, match="one block at least"):
         program.finish()
-    program.multiply(program.stream, kernels_cpu.Projection(kernels_cpu.pack(mx.zeros((64, 32)))), "part")
+    program.multiply(program.stream, kernels_cpu.ProgramProjection(kernels_cpu.pack(mx.zeros((64, 32)))), "part")
     with pytest.raises(ValueError, match=r"\[blocks\]"):
         program.finish()

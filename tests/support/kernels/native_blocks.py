@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import mlx.core as mx
 
-from mlxinfer.kernels_cpu import Blocks, Norm, Program, Projection, View
+from mlxinfer.kernels_cpu import Blocks, Norm, Program, ProgramProjection, View
 from mlxinfer.util.dataclass import dataclass
 
 
@@ -18,7 +18,7 @@ class Block:
     after_attention: Norm | None
     before_mlp: Norm | None
     after_mlp: Norm | None
-    qkv: Sequence[Projection]
+    qkv: Sequence[ProgramProjection]
     """One to three projections that yield queries, keys and values in this order."""
     widths: Sequence[int]
     """Columns of queries, keys and values."""
@@ -29,10 +29,10 @@ class Block:
     sinks: mx.array | None
     scale: float
     softcap: float | None
-    output: Projection
-    gate_up: Projection
+    output: ProgramProjection
+    gate_up: ProgramProjection
     gate: str
-    down: Projection
+    down: ProgramProjection
 
 
 def blocks(parts: Sequence[Block], hidden: int, dtype: mx.Dtype) -> Blocks:
@@ -53,7 +53,7 @@ def _add(b: Block, program: Program) -> None:
     _join(program, b.down, inner, b.after_mlp)
 
 
-def _join(program: Program, projection: Projection, x: View, after: Norm | None) -> None:
+def _join(program: Program, projection: ProgramProjection, x: View, after: Norm | None) -> None:
     stream = program.stream
     if after is None:
         program.multiply(x, projection, to=stream, onto=stream)
