@@ -60,6 +60,10 @@ class PromptError(MLXInferError):
     """The prompt is empty, longer than the context, or has a token id out of range."""
 
 
+class ImageError(PromptError):
+    """An image is not a picture of a supported format, is too large or damaged, or is not accepted by the model."""
+
+
 class ContextLengthError(PromptError):
     """The prompt's `tokens` and at least one token of an answer exceed the `context`."""
 

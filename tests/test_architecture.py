@@ -32,7 +32,7 @@ def _clear_caches() -> Iterator[None]:
 
 PLAIN = {"errors", "structure", "tools", "types", "config", "util", "_version"}
 BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
-BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling"}
+BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling", "vision"}
 BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret", "adapters"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels_metal": {"errors", "util"},
@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "nn": BELOW_MODELS - {"nn"},
     "models": BELOW_MODELS,
     "tokenizer": BELOW_MODELS,
+    "vision": {*PLAIN, "tokenizer"},
     "sampling": BELOW_MODELS,
     "output_format": {*PLAIN, "tokenizer"},
     "structured_output": {*PLAIN, "tokenizer", "output_format"},
@@ -60,7 +61,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 ROOT_MODULES = {"__init__": {*PLAIN, "engine", "notebook"}, "__main__": {"cli"}}
 
 FILE_LINES, FUNCTION_LINES, FOLDER_ENTRIES, SMALL_LINES = 500, 60, 20, 80
-HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "gguf", "tokenizers", "numpy", "huggingface_hub"}
+HEAVY = {"mlx", "mlx_lm", "transformers", "torch", "gguf", "tokenizers", "numpy", "huggingface_hub", "PIL"}
 HEAVY |= {"rich", "prompt_toolkit", "jinja2", "IPython", "asyncio", "starlette", "uvicorn", "pydantic", "prometheus_client"}
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,11 +100,17 @@ class Tokenizer:
         *,
         add_generation_prompt: bool = True,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        expand: Callable[[str], str] | None = None,
         **variables: Any,
     ) -> list[int]:
-        """Return the token ids of a conversation. Special tokens come from the template only; those in messages are encoded as text."""
+        """Return the token ids of a conversation. Special tokens come from the template only; those in messages are encoded as text.
+
+        `expand` receives the rendered text and returns the text to encode, with the placeholders of images expanded. Special tokens that
+        messages spell are marked in it and do not match a placeholder.
+        """
         (messages, tools), mark = self._special_tokens.escape_special_tokens((messages, tools))
         text = self.render_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools, **variables)
+        text = expand(text) if expand is not None else text
         if not mark:
             return self.encode(text, add_special_tokens=False)
         _check_unicode(text)
