@@ -1,6 +1,6 @@
 """Writes tests/golden/vision: pictures, prompts, token ids and digests of pixels that transformers computed.
 
-    python tests/golden/make_vision.py DIRECTORY
+    python tests/golden/vision/make_vision.py DIRECTORY
 
 DIRECTORY has a folder for each family: config, processor and tokenizer files, and a `reference.npz` of a tiny random checkpoint. Its cases
 hold messages, images, the rendered prompt, and what the processor (Pil image processor, version 5.23) and `get_rope_index` returned.
@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-GOLDEN = Path(__file__).parent / "vision"
+GOLDEN = Path(__file__).parent
 FILES = (
     "config.json",
     "preprocessor_config.json",
