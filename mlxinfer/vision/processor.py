@@ -168,6 +168,8 @@ class Budget:
 
 
 DEFAULT_BUDGET = Budget()
+MOST_RATIO = 200
+"""Maximum ratio of the sides in families that limit it."""
 LOW_PIXELS = 512 * 512
 """`max_pixels` of `detail="low"` in families of free sizes."""
 HALF = (0.5, 0.5, 0.5)
@@ -287,6 +289,9 @@ class ImageProcessor(ABC):
     limits: ClassVar[frozenset[str]] = frozenset({"max_pixels", "min_pixels"})
     """Fields of `Budget` that the family can follow."""
 
+    limits_ratio: ClassVar[bool] = False
+    """True for families whose enlarged size has no limit without one of the ratio of the sides."""
+
     placeholder: str
     """Text that the chat template renders for an image."""
     image_token: str
@@ -325,6 +330,8 @@ class ImageProcessor(ABC):
         """
         if min(size) < 1:
             raise ImageError(f"the image is empty: {size[1]} x {size[0]} pixels")
+        if self.limits_ratio and max(size) / min(size) > MOST_RATIO:
+            raise ImageError(f"the image has {size[1]} x {size[0]} pixels: one side is more than {MOST_RATIO} times the other; crop it")
         for name in ("max_pixels", "min_pixels"):
             if getattr(budget, name) is not None and name not in self.limits:
                 raise SettingError(f"{name} does not apply to this model: its images have a fixed size; remove the setting")

@@ -34,6 +34,7 @@ class Lfm2VLProcessor(ImageProcessor):
     """`detail` low means no tiles. `max_pixels` limits tiles and rows, and `min_pixels` raises the least number of rows."""
 
     source = "Lfm2VlImageProcessor, Lfm2VlProcessor"
+    limits_ratio = True
     unused = frozenset({"size"})
 
     def read(self, files: ProcessorFiles) -> None:

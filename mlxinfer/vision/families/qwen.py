@@ -10,16 +10,14 @@ import math
 
 import numpy as np
 
-from ...errors import ImageError
 from ..processor import CLIP_MEAN, CLIP_STD, LOW_PIXELS, Budget, Bytes, ImageProcessor, Layout, Normalization, Pixels, ProcessorFiles, Size
-
-_MOST_RATIO = 200
 
 
 class QwenProcessor(ImageProcessor):
     """`max_pixels` and `min_pixels` replace the checkpoint's limits of the area."""
 
     source = "Qwen2VLImageProcessorPil, Qwen2VLProcessor, Qwen3VLProcessor"
+    limits_ratio = True
 
     def read(self, files: ProcessorFiles) -> None:
         config = files.image
@@ -56,8 +54,6 @@ class QwenProcessor(ImageProcessor):
 def _smart_resize(size: Size, unit: int, least: int, most: int) -> Size:
     """Return the nearest (height, width) in multiples of `unit` whose area is between `least` and `most`: `smart_resize` (qwen2_vl)."""
     height, width = size
-    if max(size) / min(size) > _MOST_RATIO:
-        raise ImageError(f"the image has {width} x {height} pixels: one side is more than {_MOST_RATIO} times the other; crop it")
     new_height, new_width = round(height / unit) * unit, round(width / unit) * unit
     if new_height * new_width > most:
         beta = math.sqrt((height * width) / most)
