@@ -105,6 +105,28 @@ def test_modules_that_are_run_exist(page):
         assert not study or study[1] in benchmarks.commands, f"{place}: {command}"
 
 
+NAMED = re.compile(r"`([\w./-]+\.(?:py|cpp|metal))`(?!\s+of\s+commit)")
+"""Files in a document. Those "of commit ..." were removed later, and NAME.py stands for any name."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=by_name)
+def test_files_that_are_named_exist(page, source_files):
+    named = [name for name in NAMED.findall(page.read_text(encoding="utf-8")) if not re.search("[A-Z]{4}", name)]
+    assert [name for name in named if f"/{name}" not in source_files] == []
+
+
+@pytest.fixture(scope="module")
+def source_files() -> set[str]:
+    """Every end of the path of a source file, with a slash before it."""
+    folders = ("mlxinfer", "convert", "kernels_cpu", "kernels_metal", "benchmarks", "tests", "examples", "docs", "packaging")
+    files = [ROOT / "setup.py", *(path for folder in folders for path in (ROOT / folder).rglob("*.*"))]
+    ends = set()
+    for path in files:
+        parts = path.relative_to(ROOT).parts
+        ends |= {"/" + "/".join(parts[first:]) for first in range(len(parts))}
+    return ends
+
+
 KNOWN = {"LLM": set(inspect.signature(LLM).parameters), "AsyncLLM": set(inspect.signature(LLM).parameters)}
 KNOWN["SamplingParams"] = set(inspect.signature(SamplingParams).parameters)
 
