@@ -123,7 +123,7 @@ def test_hooks_and_adapters_in_one_step(tmp_path: Path) -> None:
 
 
 def test_an_adapters_pages_on_disk_are_its_own(tmp_path: Path) -> None:
-    """After a restart its prefixes are found for it, under whatever name, and for nobody else."""
+    """After a restart, an adapter's stored prefixes are found for it under any name, and for no other adapter."""
     model = tiny_model("llama")
     changed = with_adapters(model, "llama", tmp_path)
 

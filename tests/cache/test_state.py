@@ -1,4 +1,4 @@
-"""Recurrent states: read where they lie and replaced, and each sequence keeps its own whoever it advances with."""
+"""Recurrent states are read in place and replaced, and each sequence keeps its own in any company."""
 
 import re
 from collections import Counter

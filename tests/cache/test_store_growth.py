@@ -1,4 +1,4 @@
-"""When somebody waits while pools grow."""
+"""Growing pools waits for the GPU only if there is data to copy."""
 
 from __future__ import annotations
 

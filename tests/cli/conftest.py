@@ -29,7 +29,7 @@ def chat_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is read from or written to the home of whoever runs the tests, and no network is asked."""
+    """Use a home of the test's own, and no network."""
     for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "MLXINFER_HOME"):
         monkeypatch.setenv(name, str(tmp_path / "home"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")

@@ -1,4 +1,4 @@
-"""A rank whose neighbour dies while the ring is made, or whose port somebody else has."""
+"""Joining a ring whose neighbour dies, or whose port is in use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""While there is no group, no client can hold up its supervisor, and no machine that has gone its rank 0."""
+"""Without a group, clients cannot block the supervisor, and lost machines cannot block rank 0."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_one_that_has_left_before_it_is_accepted_is_not_waited_for(monkeypatch: 
 
 
 def test_a_machine_without_power_is_noticed_while_models_load() -> None:
-    """Nobody sends a sign of life then: the system asks."""
+    """Ranks send no heartbeats during loading; TCP keep-alive detects the loss."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         channel = ControlChannel.connect(listener.getsockname(), 5.0)
         assert channel._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)

@@ -21,6 +21,6 @@ def test_sizes_left_to_defaults_are_named(key, value):
 
 
 def test_what_is_null_stays_null():
-    """A window that is null is none, for Mistral too, where one that is missing is 4096."""
+    """A null window means no window, also for Mistral, where a missing key means 4096."""
     shared = shared_config(LLAMA | {"sliding_window": None, "num_key_value_heads": None}, Shard(0, 2))
     assert ("sliding_window" in shared, shared["sliding_window"], shared["num_key_value_heads"]) == (True, None, 2)

@@ -1,4 +1,4 @@
-"""Objects as HTML: complete, escaped, and text where it is no notebook."""
+"""Objects as HTML: complete, escaped, and as text outside a notebook."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def test_a_template_that_is_none_is_described() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(REAL is None, reason="MLXINFER_TEST_TEMPLATES names no directory of chat templates")
 def test_real_templates_are_read_back(capsys: pytest.CaptureFixture[str]) -> None:
-    """Templates that cannot be used at all, or write values so that nobody can read them back, are few."""
+    """Few templates cannot be used at all, or write values that cannot be read back."""
     exact, failed = [], []
     for path in sorted(Path(REAL or "").glob("*.jinja")):
         templates = TemplateOnly(path.read_text(encoding="utf-8"))

@@ -46,7 +46,7 @@ class Group:
             log.close()
 
     def health(self):
-        """The status of /health; 0 where nobody listens yet."""
+        """Return the status of /health; 0 before the server listens."""
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=PATIENCE_S) as answer:
                 return answer.status
@@ -56,7 +56,7 @@ class Group:
             return 0
 
     def until(self, status):
-        """Wait for a status; returns those that were seen."""
+        """Wait for a status and return all statuses seen."""
         seen, end = [], time.monotonic() + PATIENCE_S
         while not seen or seen[-1] != status:
             assert time.monotonic() < end, [Path(log.name).read_text()[-2000:] for log in self.logs]

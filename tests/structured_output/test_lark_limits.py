@@ -137,7 +137,7 @@ UNITS = [
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("unit", UNITS)
 def test_any_grammar_is_checked_in_one_pass(unit):
-    """Read again from each place that is no token, 250 KB take minutes: 2 s for 40 KB of `/\\`."""
+    """Quadratic reading of 250 KB would take minutes: 2 s for 40 KB of `/\\`."""
     text = unit * (250_000 // len(unit))
     try:
         found = check_lark("start: " + text)

@@ -20,7 +20,7 @@ def feed(stops: list[str], chunks: list[str]) -> tuple[list[str], bool, str]:
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, bool]:
-    """The text before the stop string that is complete first; of those that end together, the one that begins first."""
+    """Return the text before the first completed stop string; of several that end together, the one that starts first counts."""
     for end in range(1, len(text) + 1):
         begins = [end - len(stop) for stop in stops if text[:end].endswith(stop)]
         if begins:

@@ -89,7 +89,7 @@ def test_any_tokens_stream_as_they_decode(name: str, data: st.DataObject) -> Non
 @given(text=st.text(st.characters(max_codepoint=0x1FFFF, exclude_categories=["Cs", "Cc"]), max_size=12))
 @settings(max_examples=examples(200), deadline=None)
 def test_any_text_streams_in_whole_characters(name: str, text: str) -> None:
-    """Neither control characters nor planes that nobody uses: SmolLM2's vocabulary lacks some of their bytes."""
+    """The text has no control characters or unassigned planes: SmolLM2's vocabulary lacks some of their bytes."""
     tokenizer = real(name)
     detokenizer = tokenizer.detokenizer()
     pieces = [*map(detokenizer.add, tokenizer.encode(text, add_special_tokens=False)), detokenizer.finish()]

@@ -61,7 +61,7 @@ def test_blocks_run_whole_on_the_cpu_next_to_a_drafter_whose_layer_has_no_kernel
 
 
 class Apart:
-    """Inputs of each block that nobody joins."""
+    """Inputs of each block that are not joined into one array."""
 
     def __init__(self, each):
         self.each = each

@@ -1,4 +1,4 @@
-"""Requests that nobody should send: malformed, oversized, slow, forged. The same seed makes the same ones."""
+"""Malformed, oversized, slow and forged requests, equal for equal seeds."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ async def _read(sock: socket.socket, received: bytearray) -> None:
 
 
 async def _until_ended(sock: socket.socket) -> None:
-    """Without reading: sending fails where nobody is left."""
+    """Does not read; sending fails once the server has closed the connection."""
     while True:
         sock.send(b"\r\n")
         await asyncio.sleep(0.05)

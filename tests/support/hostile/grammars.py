@@ -1,4 +1,4 @@
-"""Structures that nobody sends by mistake: large, deep, ambiguous, recursive, contradictory or plain nonsense."""
+"""Hostile structures: large, deep, ambiguous, recursive, contradictory or nonsense."""
 
 from __future__ import annotations
 

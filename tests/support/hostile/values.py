@@ -1,4 +1,4 @@
-"""Values, paths, headers and framing that nobody should send."""
+"""Hostile values, paths, headers and framing."""
 
 from __future__ import annotations
 

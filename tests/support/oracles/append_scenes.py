@@ -72,7 +72,7 @@ class AppendScene:
 
     @cached_property
     def old_rows(self) -> list[mx.array]:
-        """NaN where there is none."""
+        """NaN for an empty place."""
         if not self.old:
             return []
         arrays = []

@@ -11,7 +11,7 @@ from typing import Any
 from mlxinfer.tools import Tools, offered
 
 FOLDER = os.environ.get("MLXINFER_TEST_BFCL", "")
-"""`bfcl_eval/data` of the unpacked wheel of `bfcl-eval`: `pip download --no-deps bfcl-eval`. Empty where there is none."""
+"""`bfcl_eval/data` of the unpacked wheel of `bfcl-eval`: `pip download --no-deps bfcl-eval`. Empty without it."""
 MOST = 300
 
 _TYPES = {"dict": "object", "float": "number", "tuple": "array", "any": None, "String": "string", "Array": "array", "Boolean": "boolean"}
