@@ -47,7 +47,6 @@ class Chain:
     """Several hooks as one: each receives the result of the one before. Implements `models.hooks.Hooks`."""
 
     links: tuple[Hooks, ...]
-    """The hooks, in order."""
 
     def wants(self, place: str, layer: int) -> bool:
         return any(hooks.wants(place, layer) for hooks in self.links)

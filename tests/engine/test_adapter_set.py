@@ -1,4 +1,4 @@
-"""Adapters of a model on several machines stay as they were, however it is divided."""
+"""Adapters of a model on several machines cannot be changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front door for asyncio: as the other one, for many at once, whatever becomes of those who ask."""
+"""`AsyncLLM`: many tasks at once, cancelled tasks, closed loops and ended interpreters."""
 
 from __future__ import annotations
 

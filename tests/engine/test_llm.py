@@ -1,4 +1,4 @@
-"""The front door over a tiny model directory."""
+"""`LLM` with a tiny model directory."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""How requests are served beside one another, and what is told of them afterwards."""
+"""Options of requests, their statistics, and requests that run together."""
 
 from __future__ import annotations
 

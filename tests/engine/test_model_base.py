@@ -1,4 +1,4 @@
-"""`LLM` and `AsyncLLM` are made and asked alike, and say what is wrong with what they are given."""
+"""Keywords, properties and errors that `LLM` and `AsyncLLM` share."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ def test_steering_and_patching_are_forward_hooks(pair: Any) -> None:
 
 
 def feed_forward(block: Any) -> list[Any]:
-    """What makes the feed-forward part's contribution to the stream: more than one module where they are added."""
+    """The modules of the feed-forward part, whose outputs are added to the stream."""
     after = getattr(block, "post_feedforward_layernorm", None)
     if after is not None:
         return [after]

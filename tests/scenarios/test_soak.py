@@ -1,4 +1,4 @@
-"""Long runs leave nothing behind: no array, no graph, no page, no memory."""
+"""Long runs leave no array, graph, page or memory behind."""
 
 import gc
 import io

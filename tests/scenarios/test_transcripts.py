@@ -1,4 +1,4 @@
-"""A long transcript re-reads only what is new, turn by turn, also where a template renders an earlier turn in another way."""
+"""A long transcript reads only new tokens in each turn, even if the template renders an earlier turn differently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a router gains that sends each conversation where its beginning is cached, without a router: two engines with room for half."""
+"""The gain of a router that sends each conversation to the engine with its prefix: two engines with room for half."""
 
 from __future__ import annotations
 

@@ -66,7 +66,6 @@ class StepReport:
     schedule: Schedule
     """The scheduled rows, by sequence."""
     events: list[Event]
-    """The results of its sequences."""
     began: float
     """Time when the device could start it, in seconds of `perf_counter`: submitted, and the step before ended."""
     ended: float

@@ -46,7 +46,6 @@ class Schedule:
     work: list[ScheduledSequence] = field(default_factory=list)
     """One for each sequence: answers first, then prompts."""
     preempt: list[Sequence] = field(default_factory=list)
-    """Sequences to preempt."""
     decode_rows: int = 0
     """Rows of answers: one each, and drafts."""
     prefill_rows: int = 0

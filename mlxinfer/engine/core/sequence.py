@@ -99,7 +99,6 @@ class Sequence:
     drafted_tokens: int = field(init=False, default=0)
     """Verified drafts."""
     accepted_tokens: int = field(init=False, default=0)
-    """Accepted drafts."""
     preemptions: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:

@@ -31,7 +31,7 @@ class ChatPrompt:
     tools: Tools = field(default_factory=dict)
     """Callable tools; empty if none may be called."""
     choice: ToolChoice = field(default_factory=lambda: ToolChoice("none"))
-    """The model may, must or must not call."""
+    """Mode: the model may, must or must not call."""
     begun: str = ""
     """Last characters of the prompt, special tokens included, which may have opened the reasoning already."""
     spelled: frozenset[int] = frozenset()

@@ -1,4 +1,4 @@
-"""When pieces of answers are handed over, and what their reader gets."""
+"""Delivery of pieces to the readers of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An `LLM` may be used from any thread, from several at once, and not from a forked child."""
+"""`LLM` in several threads at once, after Ctrl-C, and in a forked child."""
 
 from __future__ import annotations
 

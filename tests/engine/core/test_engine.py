@@ -1,4 +1,4 @@
-"""The engine over a tiny real model: what a sequence gets does not depend on how it was computed."""
+"""The engine with a tiny real model: results do not depend on the schedule."""
 
 import numpy as np
 import pytest

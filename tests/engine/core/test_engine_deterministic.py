@@ -1,6 +1,6 @@
-"""Where a device's arithmetic depends on how many rows are computed together, `deterministic` takes that away: bit for bit.
+"""With `deterministic`, results do not depend on the rows computed together, to the bit.
 
-The device here is a CPU, whose arithmetic does not; so the model's embedding is made to depend on the number of rows.
+The device here is a CPU, whose arithmetic does not. The test therefore makes the embedding of the model depend on the number of rows.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""An engine that finds what another one, before it, has left on disk."""
+"""An engine finds the prefixes that an earlier one stored on disk."""
 
 import mlx.core as mx
 import pytest

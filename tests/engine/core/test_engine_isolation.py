@@ -1,4 +1,4 @@
-"""Nothing of one request is ever seen by another. Each has a range of the vocabulary to itself, and a model that repeats what it sees."""
+"""No request sees data of another. Each has its own range of the vocabulary, and the model repeats its input."""
 
 import mlx.core as mx
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the device waits for: it has its next step before the host has looked at the last one, and pools are written where they lie."""
+"""The device has its next step before the host reads the last one, and pools are written in place."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The budget on devices that are made up: shares are kept, and prompts get what the shares leave."""
+"""The prefill budget on simulated devices: answers keep their share, and prompts get the rest."""
 
 from __future__ import annotations
 

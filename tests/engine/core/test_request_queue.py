@@ -1,4 +1,4 @@
-"""The order of the waiting list, against a plain search, and its bounds."""
+"""The order of the waiting list compared to a plain search, and its bounds."""
 
 from __future__ import annotations
 

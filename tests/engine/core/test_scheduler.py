@@ -1,4 +1,4 @@
-"""Properties of the scheduler, with the real pool of pages and no arrays."""
+"""Properties of the scheduler, with the real page pool and without arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request is answered does not depend on what else runs: random schedules, against each request alone."""
+"""Answers under random schedules are those of each request alone."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""Steps that MLX replays over long times: few traces, no more of them as contexts grow, and pools that stay where they are."""
+"""Replayed steps over long times: few traces, no more of them as contexts grow, and pools that stay in place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_two_thousand_steps_are_traced_a_few_times(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_trace_is_not_made_again() -> None:
-    """What is traced by the first answers serves all that come later."""
+    """Traces of the first answers serve all later ones."""
     made = engine()
     run(made, [request(prompt, 30) for prompt in PROMPTS[:4]])
     before = steps(made).traced
@@ -100,7 +100,7 @@ class Arrival:
     """A request of a history."""
 
     prompt: int
-    """Which of `PROMPTS`."""
+    """Index in `PROMPTS`."""
     limit: int
     """Tokens of its answer."""
     after: int

@@ -1,4 +1,4 @@
-"""Steps that MLX replays, together with what else requests and engines can have, and with what goes wrong."""
+"""Replayed steps combined with other features of requests and engines, and with failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps of a model that several machines share are not replayed: the others are told of each."""
+"""Steps of a model on several machines are not replayed, because the other machines are notified of each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every family's decoding steps, traced by MLX and replayed, next to steps that are built: tokens, and log-probabilities to the bit."""
+"""Decode steps of every family, replayed compared to built: equal tokens, and log-probabilities equal to the bit."""
 
 from __future__ import annotations
 

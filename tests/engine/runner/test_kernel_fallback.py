@@ -1,4 +1,4 @@
-"""A GPU kernel that fails while a model answers: its layers go on in plain MLX, and every answer comes as if nothing had been."""
+"""A GPU kernel that fails during an answer: its layers continue in plain MLX, and every answer is complete."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def answers(llm: LLM) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def plain(folder: Path) -> list[Any]:
-    """What plain MLX answers."""
+    """The answers of plain MLX."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(select.SWITCH, "0")
         patch.setattr(select.kernels_cpu, "in_use", lambda: False)

@@ -1,4 +1,4 @@
-"""GGUF blocks whose kernel fails while a model answers: they are unpacked once, as far as the plan's memory goes, and the answers go on."""
+"""GGUF blocks whose kernel fails during an answer are unpacked once, within the planned memory; answers continue."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ERROR = RuntimeError("[METAL] Command buffer execution failed: Caused GPU Timeou
 
 
 class Kernel:
-    """What the kernels compute, in plain MLX, until it breaks."""
+    """The kernels' results in plain MLX, until they fail."""
 
     def __init__(self) -> None:
         self.left = 10**9
@@ -70,7 +70,7 @@ def growth(llm: LLM) -> int:
 
 
 def matrices(llm: LLM) -> tuple[int, int]:
-    """How many there are, and by how many bytes all of them grow."""
+    """(number of matrices, growth of all in bytes)."""
     found = [holder.matrix for holder in packing.holders(llm.loaded.model)]
     return len(found), sum(4 * m.shape[0] * m.shape[1] - m.weight.nbytes for m in found)
 

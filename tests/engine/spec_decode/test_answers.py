@@ -1,4 +1,4 @@
-"""Drafts decide how fast an answer comes, never which: with and without them it is the same token for token."""
+"""Answers with and without drafts are the same, token for token."""
 
 from functools import cache
 

@@ -1,4 +1,4 @@
-"""A draft model: which ones are refused, and that its own cache is reused and given back."""
+"""Draft models: refused ones, and reuse and release of their own cache."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from mlxinfer.errors import DraftError
 
 @dataclass
 class Vocabulary:
-    """What is looked at of a tokenizer."""
+    """The examined part of a tokenizer."""
 
     pieces: list[bytes]
     eos_token_ids: frozenset[int] = frozenset({0})

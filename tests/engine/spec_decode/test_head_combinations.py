@@ -1,4 +1,4 @@
-"""Heads that draft, together with what else requests can have."""
+"""Draft heads combined with other features of requests."""
 
 from __future__ import annotations
 

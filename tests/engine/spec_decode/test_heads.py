@@ -1,4 +1,4 @@
-"""Heads that read the model's hidden rows: they decide how fast an answer comes, never which."""
+"""Draft heads in a running engine change no answer."""
 
 from functools import cache
 
@@ -34,7 +34,7 @@ def plain(name, kv="16"):
 
 
 LONG, SLOW = {"marks": pytest.mark.long}, {"marks": pytest.mark.slow}
-"""What is slow, tests/families sees too, in shorter answers."""
+"""tests/families covers the slow cases too, with shorter answers."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The index finds what a search through all tokens finds."""
+"""The n-gram index finds the result of a search through all tokens."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from mlxinfer.engine.spec_decode.ngram import NgramIndex
 
 
 def followed(tokens):
-    """Where the longest n-gram of the last tokens stood before, and how long the match is."""
+    """(position of the longest earlier n-gram of the last tokens, length of the match)."""
     for n in (4, 3, 2):
         places = [p for p in range(n, len(tokens)) if tokens[p - n : p] == tokens[-n:]]
         if len(tokens) >= 4 and places:

@@ -1,4 +1,4 @@
-"""Gemma 4's assistant and EAGLE-3 drafters in a running engine: they decide how fast an answer comes, never which."""
+"""Gemma 4's assistant and EAGLE-3 heads in a running engine change no answer."""
 
 from __future__ import annotations
 

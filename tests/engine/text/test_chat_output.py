@@ -1,4 +1,4 @@
-"""Chats with tools and reasoning on a tiny random model: what holds whatever it writes."""
+"""Chats with tools and reasoning, with a tiny random model."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_thinking_budget_holds(llm, budget, structure):
 
 
 def test_a_model_may_open_the_reasoning_itself(llm):
-    """Where the prompt has not begun it, an answer that is held to something may still begin to think."""
+    """A constrained answer may start its reasoning, unless the prompt did."""
     bias = {llm.tokenizer.encode(character)[0]: 30.0 for character in "<think>"}
     params = SamplingParams(temperature=0.0, thinking_token_budget=20, structure=Schema(ANSWER), max_tokens=200, logit_bias=bias)
     found = llm.chat(HELLO, params)
@@ -147,7 +147,7 @@ def test_free_text_is_not_disturbed(llm, temperature, monkeypatch):
 
 
 def held_in_text(llm, text, tools=TOOLS):
-    """What may follow a text in which a call has begun."""
+    """Possible continuations of a text with an open call."""
     prompt = llm.chat_prompt(HELLO, tools=list(tools.values()))
     (sequence,) = llm._client.opened.inputs.sequences(prompt, None, RequestOptions())
     constraint = sequence.constraint

@@ -1,4 +1,4 @@
-"""Calls by a real model that knows no tools: they are described to it, and every call fits."""
+"""Calls by a real model without a tool format: the tools are described to it, and every call fits its schema."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def smollm2() -> Iterator[LLM]:
 
 
 def fits(completion: Any, tools: Tools) -> bool:
-    """Whether all calls of a finished answer name an offered tool and validate."""
+    """True if all calls of a finished answer name an offered tool and validate."""
     for call in completion.tool_calls:
         jsonschema.validate(json.loads(call.arguments), tools[call.name].parameters.schema)
     return bool(completion.tool_calls)

@@ -1,4 +1,4 @@
-"""What a person sees of a sequence's tokens."""
+"""The text of a sequence's tokens."""
 
 from __future__ import annotations
 

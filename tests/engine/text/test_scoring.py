@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt are those of its logits, however it is cut into steps and whoever runs beside it."""
+"""Log-probabilities of a prompt are those of its logits, for any chunks and any other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many different schemas at once, with everything on that could get in their way: samples, drafts, reuse, a quantized cache, preemption."""
+"""Many schemas at once, combined with samples, drafts, reuse, a quantized cache and preemption."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def requests(compiler, cases, max_tokens):
 
 
 def check(answers, schemas):
-    """How many answers ended by themselves. Each of those fits its schema."""
+    """Number of answers that ended normally; each fits its schema."""
     ended = 0
     for answer, schema in zip(answers, [schema for schema in schemas for _ in range(2)], strict=True):
         assert answer.finish_reason in ("stop", "length")
@@ -99,7 +99,7 @@ def smollm2():
 
 
 def differences(found, alone):
-    """Where tokens are not those of the same request alone: number of the answer, position, both tokens."""
+    """Differences from the same request alone: (answer, position, both tokens)."""
     return [
         (number, *next((at, *pair) for at, pair in enumerate(zip_longest(one, other)) if pair[0] != pair[1]))
         for number, (one, other) in enumerate(zip(found, alone, strict=True))

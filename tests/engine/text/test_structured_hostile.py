@@ -1,4 +1,4 @@
-"""Whoever sends hostile structures waits for them alone."""
+"""Hostile structures delay only their own senders."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ from mlxinfer.structured_output.grammar import GrammarCompiler
 
 
 async def hostile_requests(llm, count):
-    """How many of them were served."""
+    """Number of served requests."""
 
     async def one(make):
         try:

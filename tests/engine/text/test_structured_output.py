@@ -1,4 +1,4 @@
-"""Answers that are held to a structure: what they say, and that nothing else changes."""
+"""Answers with a structure: their content, and unchanged other answers."""
 
 import json
 import re
@@ -184,7 +184,7 @@ def test_a_model_without_an_end_token_is_refused(tmp_path):
 
 
 def test_a_token_that_the_grammar_refuses_ends_the_request_with_an_error(llm, monkeypatch):
-    """Which would be a fault of ours: the answer does not go on as free text, and other requests do not notice."""
+    """The answer ends instead of continuing as free text, and other requests are unaffected."""
     rows = GrammarConstraint.rows
     monkeypatch.setattr(GrammarConstraint, "rows", lambda self, drafts: rows(self, drafts) * 0 - 1)
     with pytest.raises(EngineError, match="does not fit the grammar"):
