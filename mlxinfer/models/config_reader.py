@@ -59,11 +59,11 @@ def ignored_keys(path: Path, keys: Collection[str] = ()) -> tuple[str, ...]:
 
 
 def _names(config: Mapping[str, Any]) -> set[str]:
-    """Return the keys of a config, of its text config and of its rope parameters."""
+    """Return the keys of a config, of its text and vision configs, and of their rope parameters."""
     found = set(config)
     for name in config.get(IGNORED_KEYS) or ():  # keys of GGUF files, with or without the architecture's prefix
         found |= {name, name.partition(".")[2]}
-    for key in ("text_config", "llm_config", "rope_parameters", "rope_scaling", "full_attention", "sliding_attention"):
+    for key in ("text_config", "llm_config", "vision_config", "rope_parameters", "rope_scaling", "full_attention", "sliding_attention"):
         if isinstance(inner := config.get(key), Mapping):
             found |= _names(inner)
     return found

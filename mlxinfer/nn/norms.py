@@ -42,12 +42,21 @@ class RMSNorm:
 
 
 class LayerNorm(RMSNorm):
-    """`(x - mean(x)) / deviation(x) * weight` along the last axis, without an offset (Cohere)."""
+    """`(x - mean(x)) / deviation(x) * weight + bias` along the last axis. Without a bias nothing is added (Cohere)."""
 
     centring = True
 
+    def __init__(self, weight: mx.array, eps: float, bias: mx.array | None = None) -> None:
+        super().__init__(weight, eps)
+        self.bias = bias
+
+    @classmethod
+    def load_with_bias(cls, weights: Weights, name: str, size: int, eps: float) -> LayerNorm:
+        """Load `name.weight` and `name.bias`, `[size]` each."""
+        return cls(weights.vector(f"{name}.weight", (size,)), eps, weights.vector(f"{name}.bias", (size,)))
+
     def __call__(self, x: mx.array, onto: mx.array | None = None) -> mx.array:
-        y: mx.array = mx.fast.layer_norm(x, self.weight, None, self.eps)
+        y: mx.array = mx.fast.layer_norm(x, self.weight, self.bias, self.eps)
         return y if onto is None else onto + y
 
 
