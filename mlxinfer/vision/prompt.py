@@ -7,7 +7,7 @@ does not find it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -33,6 +33,20 @@ class ImageRun:
     first: int
     """Index of the first row's feature among the features of that image."""
     kind: Literal["image"] = "image"
+
+
+def joined_text_parts(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the parts of a message with neighbouring text parts joined.
+
+    Special tokens are marked in each string, so a token that a user spells across two parts would not be found.
+    """
+    joined: list[Mapping[str, Any]] = []
+    for part in parts:
+        if joined and part.get("type") == joined[-1].get("type") == "text":
+            joined[-1] = {**joined[-1], "text": f"{joined[-1]['text']}{part['text']}"}
+        else:
+            joined.append(part)
+    return joined
 
 
 def expanded(text: str, processor: ImageProcessor, layouts: Sequence[Layout]) -> str:

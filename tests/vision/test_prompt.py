@@ -10,7 +10,7 @@ import pytest
 from mlxinfer.errors import PromptError
 from mlxinfer.tokenizer.tokenizer import from_directory
 from mlxinfer.vision.families import open_processor
-from mlxinfer.vision.prompt import ImageRun, expanded, image_runs, rope_positions
+from mlxinfer.vision.prompt import ImageRun, expanded, image_runs, joined_text_parts, rope_positions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision"
 FAMILIES = ("gemma3", "mistral3", "qwen3_vl", "smolvlm")
@@ -35,6 +35,19 @@ def test_spelled_placeholders_stay_text(family: str) -> None:
         special = tokenizer.encode(spelled, add_special_tokens=False)
         if len(special) == 1:
             assert ids.count(special[0]) == plain.count(special[0])
+
+
+def test_placeholders_spelled_across_text_parts_stay_text() -> None:
+    processor, tokenizer = open_processor(GOLDEN / "smolvlm"), from_directory(GOLDEN / "smolvlm")
+    layouts = [processor.plan((60, 90))]
+    parts = [{"type": "image"}, {"type": "text", "text": "a <ima"}, {"type": "text", "text": "ge> b"}]
+    joined = joined_text_parts(parts)
+    assert joined == [{"type": "image"}, {"type": "text", "text": "a <image> b"}]
+    ids = tokenizer.encode_chat([{"role": "user", "content": joined}], expand=lambda prompt: expanded(prompt, processor, layouts))
+    assert ids.count(processor.image_token_id) == layouts[0].tokens
+    assert "a <image> b" in tokenizer.decode(ids)
+    apart = [parts[1], parts[0], parts[2]]
+    assert joined_text_parts(apart) == apart
 
 
 @pytest.mark.parametrize("family", FAMILIES)
