@@ -8,6 +8,7 @@ import sys
 import mlx.core as mx
 import numpy as np
 import pytest
+from support.engines.tiny_engine import UNMEASURED
 from support.models.tiny_directory import tiny_directory
 from support.processes.optional import needs
 
@@ -27,7 +28,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def llm(folder):
-    with LLM(folder, dtype="float32", kv="4", kv_first16=True, max_num_seqs=2) as opened:
+    with LLM(folder, dtype="float32", kv="4", kv_first16=True, max_num_seqs=2, **UNMEASURED) as opened:
         yield opened
 
 
