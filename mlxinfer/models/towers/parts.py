@@ -46,9 +46,13 @@ def load_patches(weights: Weights, name: str, dims: int, patch: int, *, frames: 
 
 
 def patch_rows(pixels: mx.array, patch: int) -> mx.array:
-    """Cut `[batch, 3, height, width]` into rows `[batch * n, 3 * patch * patch]`, row by row of each image."""
+    """Cut `[batch, 3, height, width]` into rows `[batch * n, 3 * patch * patch]`, row by row of each image.
+
+    Pixels beyond the last whole patch are dropped, as a convolution does: SmolVLM 2.2B has patches of 14 in tiles of 384.
+    """
     batch, channels, height, width = pixels.shape
-    cut = pixels.reshape(batch, channels, height // patch, patch, width // patch, patch)
+    rows, columns = height // patch, width // patch
+    cut = pixels[:, :, : rows * patch, : columns * patch].reshape(batch, channels, rows, patch, columns, patch)
     return cut.transpose(0, 2, 4, 1, 3, 5).reshape(-1, channels * patch * patch)
 
 

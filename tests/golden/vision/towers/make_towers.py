@@ -101,15 +101,15 @@ MADE = {
     "gemma4_unified": gemma4(True, patch_size=4, mm_embed_dim=24, mm_posemb_size=16, output_proj_dims=24),
     "internvl": dict(model_type="internvl", text_config=QWEN2_TEXT, vision_config=dict(INTERN, attention_bias=True, use_qk_norm=False, norm_type="layer_norm"), downsample_ratio=0.5, projector_hidden_act="gelu"),
     "internvl_6b": dict(model_type="internvl", text_config=QWEN2_TEXT, vision_config=dict(INTERN, attention_bias=False, use_qk_norm=True, norm_type="rms_norm"), downsample_ratio=0.5, projector_hidden_act="gelu"),
-    "lfm2_vl": dict(model_type="lfm2_vl", text_config=dict(TEXT, model_type="lfm2", layer_types=["full_attention"]), vision_config=dict(SIGLIP, model_type="siglip2_vision_model", patch_size=4, num_patches=36),
+    "lfm2_vl": dict(model_type="lfm2_vl", text_config=dict(TEXT, model_type="lfm2", layer_types=["full_attention"]), vision_config=dict(SIGLIP, model_type="siglip2_vision_model", patch_size=4, num_patches=36, vision_use_head=False),
                     projector_hidden_act="gelu", projector_hidden_size=40, projector_bias=True, projector_use_layernorm=True, downsample_factor=2),
-    "idefics3": dict(model_type="idefics3", text_config=dict(TEXT, model_type="llama", rms_norm_eps=1e-5, pad_token_id=0), vision_config=dict(SIGLIP, model_type="idefics3_vision", image_size=36, patch_size=4), scale_factor=3, image_token_id=5, pad_token_id=0),
+    "idefics3": dict(model_type="idefics3", text_config=dict(TEXT, model_type="llama", rms_norm_eps=1e-5, pad_token_id=0), vision_config=dict(SIGLIP, model_type="idefics3_vision", image_size=38, patch_size=4), scale_factor=3, image_token_id=5, pad_token_id=0),
 }
 RENAMED = [("qwen2", "model.visual.", "visual."), ("internvl", "model.vision_tower.", "vision_tower."), ("internvl", "model.multi_modal_projector.", "multi_modal_projector."),
            ("lfm2_vl", "model.vision_tower.", "model.vision_tower.vision_model."), ("gemma4_unified", "model.embed_vision.multimodal_embedder.", "model.embed_vision."),
            ("gemma4_unified", "model.embed_vision.p", "model.vision_embedder.p")]
 """Families, and the prefixes of transformers 5 and of the hub."""
-SIZES = {"qwen": [(40, 56), (24, 32)], "gemma4": [(36, 60), (48, 24)], "internvl": [(24, 24)] * 2, "lfm2_vl": [(16, 40), (32, 24)], "idefics3": [(36, 36)] * 2}
+SIZES = {"qwen": [(40, 56), (24, 32)], "gemma4": [(36, 60), (48, 24)], "internvl": [(24, 24)] * 2, "lfm2_vl": [(16, 40), (32, 24)], "idefics3": [(38, 38)] * 2}
 
 
 def fill(model, generator):
