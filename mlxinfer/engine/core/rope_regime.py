@@ -41,10 +41,10 @@ class RopeRegime:
         return self._rotation(sequence.max_length) != self._rotation(sequence.rope_length)
 
     def draft_limit(self, sequence: Sequence) -> int:
-        """Length that drafts must not reach, so that none crosses the boundary."""
-        if self.boundary is not None and sequence.num_tokens <= self.boundary:
-            return min(sequence.max_length, self.boundary)
-        return sequence.max_length
+        """Length that drafts must not reach, so that none crosses the boundary. There must be a boundary."""
+        assert self.boundary is not None
+        within = sequence.num_tokens <= self.boundary
+        return min(sequence.max_length, self.boundary) if within else sequence.max_length
 
     def _salt(self, length: int) -> str:
         rotation = self._rotation(length)

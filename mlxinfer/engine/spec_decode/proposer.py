@@ -280,7 +280,8 @@ class Proposer:
         known = s.num_tokens
         if known // PAGE != s.num_computed_tokens // PAGE:
             return 0
-        return max(min(self.max_draft, self._rope.draft_limit(s) - known - 1, PAGE - 1 - known % PAGE), 0)
+        limit = s.max_length if self._rope.boundary is None else self._rope.draft_limit(s)
+        return max(min(self.max_draft, limit - known - 1, PAGE - 1 - known % PAGE), 0)
 
 
 def _expected(s: Sequence, ahead: bool) -> tuple[list[int], list[float]]:
