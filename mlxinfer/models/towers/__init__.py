@@ -12,9 +12,9 @@ from typing import Any
 
 from ...errors import UnsupportedModelError
 from ...nn.weights import Weights
-from .tower import Encoded, Size, Tower
+from .tower import Encoded, Size, Stages, Tower
 
-__all__ = ["TOWERS", "Encoded", "Size", "Tower", "has_tower", "tower_of"]
+__all__ = ["TOWERS", "Encoded", "Size", "Stages", "Tower", "has_tower", "tower_of"]
 
 TOWERS = {
     "smolvlm": "idefics3",

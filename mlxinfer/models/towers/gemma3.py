@@ -17,12 +17,12 @@ from ...nn.weights import Dense, Matrix, Recipe, Weights
 from ..config_reader import ConfigReader
 from .parts import load_patches, load_table, patch_rows
 from .siglip import SiglipEncoder, SiglipSizes
-from .tower import Encoded, Size, VisionReader, prefix_of, text_config_of
+from .tower import Encoded, Size, Stages, Tower, VisionReader, prefix_of, text_config_of
 
 _PREFIXES = ("vision_tower.vision_model.", "model.vision_tower.vision_model.", "model.vision_tower.", "vision_tower.")
 
 
-class Gemma3Tower:
+class Gemma3Tower(Tower):
     """Takes squares `[images, 3, side, side]`; each square of `pool * pool` patches becomes a row."""
 
     def __init__(
@@ -31,11 +31,11 @@ class Gemma3Tower:
         self.patches, self.table, self.encoder, self.norm, self.projection = patches, table, encoder, norm, projection
         self.patch, self.pool = patch, pool
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         batch, side, pool = pixels.shape[0], pixels.shape[2] // self.patch, self.pool
         x = self.patches(patch_rows(pixels.astype(self.norm.weight.dtype), self.patch))
         x = x.reshape(batch, side * side, -1) + self.table.astype(x.dtype)
-        x = self.encoder(x.reshape(batch * side * side, -1), batch)
+        x = yield from self.encoder.stages(x.reshape(batch * side * side, -1), batch)
         squares = x.reshape(batch, side // pool, pool, side // pool, pool, -1).astype(mx.float32)
         pooled = squares.mean(axis=(2, 4)).reshape(-1, x.shape[-1])
         return Encoded(self.projection(self.norm(pooled.astype(x.dtype))))

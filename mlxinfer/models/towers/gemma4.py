@@ -17,7 +17,7 @@ from ...nn.norms import RMSNorm
 from ...nn.weights import Weights
 from ...util.dataclass import dataclass
 from .parts import Floats, PatchAttention, PatchRotation, VisionBlock, activation, grid_positions, inverse_frequencies
-from .tower import Encoded, Size, VisionReader, prefix_of, runs_of, text_config_of
+from .tower import Encoded, PartStages, Size, Stages, Tower, VisionReader, prefix_of, runs_of, text_config_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +41,31 @@ class JoinedClipped:
 
     def __call__(self, x: mx.array) -> list[mx.array]:
         return [part(x) for part in self.parts]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitMLP:
+    """`down(activation(gate) * up)`, with plain or clipped products."""
+
+    gate_up: JoinedLinear | JoinedClipped
+    down: Linear | ClippedLinear
+    activation: Callable[[mx.array], mx.array]
+
+    def __call__(self, x: mx.array) -> mx.array:
+        """`[n, hidden]` to the same shape."""
+        gate, up = self.gate_up(x)
+        return self.down(self.activation(gate) * up)
+
+
+@dataclass(frozen=True, slots=True)
+class NormedHeads:
+    """Norms of queries and keys per head, and of values without a weight."""
+
+    q_norm: RMSNorm
+    k_norm: RMSNorm
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
+        return [self.q_norm(q), self.k_norm(k), mx.fast.rms_norm(v, None, self.q_norm.eps)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +114,7 @@ class Gemma4Sizes:
         return sizes
 
 
-class Gemma4Tower:
+class Gemma4Tower(Tower):
     """Takes patches `[patches, patch * patch * 3]` of 0 to 1, row by row; each square of `pool * pool` patches becomes a row."""
 
     def __init__(self, sizes: Gemma4Sizes, patches: Linear, table: mx.array, blocks: list[VisionBlock], projection: Linear) -> None:
@@ -97,16 +122,16 @@ class Gemma4Tower:
         self.standard: tuple[mx.array, mx.array] | None = None
         """Offset and scale of the pooled rows, float32 `[hidden]` each."""
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         found, first = [], 0
         for size, count in runs_of(sizes):
             rows, columns = size[0] // self.sizes.patch, size[1] // self.sizes.patch
             last = first + count * rows * columns
-            found.append(self._encode(pixels[first:last], count, rows, columns))
+            found.append((yield from self._encode(pixels[first:last], count, rows, columns)))
             first = last
         return Encoded(found[0] if len(found) == 1 else mx.concatenate(found))
 
-    def _encode(self, pixels: mx.array, batch: int, rows: int, columns: int) -> mx.array:
+    def _encode(self, pixels: mx.array, batch: int, rows: int, columns: int) -> PartStages:
         dtype, sizes = self.table.dtype, self.sizes
         row, column = grid_positions(rows, columns)
         x = self.patches((2 * (pixels - 0.5)).astype(dtype))
@@ -115,6 +140,7 @@ class Gemma4Tower:
         rotation = PatchRotation.of(_angles(rows, columns, sizes.dim, sizes.theta), parts=2)
         for block in self.blocks:
             x = block(x, batch, rotation)
+            yield x
         squares = x.reshape(batch, rows // sizes.pool, sizes.pool, columns // sizes.pool, sizes.pool, -1).astype(mx.float32)
         pooled = squares.mean(axis=(2, 4)).reshape(-1, x.shape[-1]).astype(dtype).astype(mx.float32) * sizes.hidden**0.5
         if self.standard is not None:
@@ -159,27 +185,18 @@ def _load_block(weights: Weights, name: str, sizes: Gemma4Sizes, act: Callable[[
 
 
 def _load_attention(weights: Weights, name: str, sizes: Gemma4Sizes) -> PatchAttention:
-    q_norm, k_norm = (RMSNorm.load(weights, f"{name}.{part}", sizes.dim, sizes.eps) for part in ("q_norm", "k_norm"))
-
-    def norm_heads(q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
-        return [q_norm(q), k_norm(k), mx.fast.rms_norm(v, None, sizes.eps)]
-
+    norms = [RMSNorm.load(weights, f"{name}.{part}", sizes.dim, sizes.eps) for part in ("q_norm", "k_norm")]
     outputs = [sizes.heads * sizes.dim, sizes.kv * sizes.dim, sizes.kv * sizes.dim]
     qkv = _load_joined(weights, [f"{name}.{part}" for part in ("q_proj", "k_proj", "v_proj")], outputs, sizes.hidden, sizes.clipped)
     output = _load_linear(weights, f"{name}.o_proj", sizes.hidden, outputs[0], sizes.clipped)
-    return PatchAttention(qkv, output, sizes.dim, scale=1.0, norm_heads=norm_heads)
+    return PatchAttention(qkv, output, sizes.dim, scale=1.0, norm_heads=NormedHeads(norms[0], norms[1]))
 
 
-def _load_mlp(weights: Weights, name: str, sizes: Gemma4Sizes, act: Callable[[mx.array], mx.array]) -> Callable[[mx.array], mx.array]:
+def _load_mlp(weights: Weights, name: str, sizes: Gemma4Sizes, act: Callable[[mx.array], mx.array]) -> SplitMLP:
     names = [f"{name}.{part}" for part in ("gate_proj", "up_proj")]
     gate_up = _load_joined(weights, names, [sizes.inner] * 2, sizes.hidden, sizes.clipped)
     down = _load_linear(weights, f"{name}.down_proj", sizes.hidden, sizes.inner, sizes.clipped)
-
-    def mlp(x: mx.array) -> mx.array:
-        gate, up = gate_up(x)
-        return down(act(gate) * up)
-
-    return mlp
+    return SplitMLP(gate_up, down, act)
 
 
 def _load_joined(weights: Weights, names: Sequence[str], outputs: Sequence[int], wide: int, clipped: bool) -> JoinedLinear | JoinedClipped:

@@ -14,20 +14,22 @@ from ...nn.linear import Linear
 from ...nn.norms import LayerNorm
 from ...nn.weights import Weights
 from .parts import grid_positions
-from .tower import Encoded, Size, VisionReader, prefix_of, text_config_of
+from .tower import Encoded, Size, Stages, Tower, VisionReader, prefix_of, text_config_of
 
 _EPS = 1e-5
 _BEFORE = ("model.vision_embedder.", "vision_embedder.", "model.embed_vision.")
 _AFTER = ("model.embed_vision.", "embed_vision.", "model.embed_vision.multimodal_embedder.", "embed_vision.multimodal_embedder.")
 
 
-class Gemma4PatchEmbedder:
+class Gemma4PatchEmbedder(Tower):
     """Takes patches `[patches, patch * patch * 3]` of 0 to 1, row by row; each becomes a row."""
 
     def __init__(self, patch: int, dense: Linear, norms: list[LayerNorm], table: mx.array, projection: Linear, eps: float) -> None:
         self.patch, self.dense, self.norms, self.table, self.projection, self.eps = patch, dense, norms, table, projection, eps
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
+        """Yield nothing: there are no blocks."""
+        yield from ()
         grids = [grid_positions(height // self.patch, width // self.patch) for height, width in sizes]
         row, column = (mx.concatenate([mx.array(grid[axis]) for grid in grids]) for axis in (0, 1))
         before, between, after = self.norms

@@ -16,22 +16,22 @@ from ...nn.weights import Weights
 from ..config_reader import ConfigReader
 from .parts import Ints, load_patches, load_table, merge_squares, patch_rows
 from .siglip import SiglipEncoder, SiglipSizes
-from .tower import Encoded, Size, VisionReader, prefix_of, text_config_of
+from .tower import Encoded, Size, Stages, Tower, VisionReader, prefix_of, text_config_of
 
 
-class Idefics3Tower:
+class Idefics3Tower(Tower):
     """Takes tiles `[tiles, 3, height, width]`; `scale * scale` neighbouring patches become a row."""
 
     def __init__(self, patches: Linear, table: mx.array, encoder: SiglipEncoder, projection: Linear, patch: int, scale: int) -> None:
         self.patches, self.table, self.encoder, self.projection = patches, table, encoder, projection
         self.patch, self.scale = patch, scale
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         batch, rows, columns = pixels.shape[0], pixels.shape[2] // self.patch, pixels.shape[3] // self.patch
         places = mx.array(_places(rows, columns, round(self.table.shape[0] ** 0.5)))
         x = self.patches(patch_rows(pixels.astype(self.encoder.norm.weight.dtype), self.patch))
         x = x.reshape(batch, rows * columns, -1) + self.table[places].astype(x.dtype)
-        x = self.encoder(x.reshape(batch * rows * columns, -1), batch)
+        x = yield from self.encoder.stages(x.reshape(batch * rows * columns, -1), batch)
         return Encoded(self.projection(merge_squares(x, rows, columns, self.scale)))
 
 

@@ -18,7 +18,7 @@ from ...nn.weights import Weights
 from ...util.dataclass import dataclass
 from ..config_reader import ConfigReader
 from .parts import PatchAttention, VisionBlock, activation, load_patches, merge_squares, patch_rows
-from .tower import Encoded, Size, VisionReader, prefix_of, text_config_of
+from .tower import Encoded, Size, Stages, Tower, VisionReader, prefix_of, text_config_of
 
 _EPS = 1e-5
 """Of the projector's norm."""
@@ -120,7 +120,30 @@ class InternSizes:
         return LayerNorm.load_with_bias(weights, name, self.hidden, self.eps)
 
 
-class InternVLTower:
+@dataclass(frozen=True, slots=True)
+class LayerScale:
+    """Multiplies each channel."""
+
+    scale: mx.array
+    """`[hidden]`."""
+
+    def __call__(self, y: mx.array) -> mx.array:
+        return y * self.scale
+
+
+@dataclass(frozen=True, slots=True)
+class WideNorms:
+    """Norms of queries and keys over all heads."""
+
+    q_norm: RMSNorm
+    k_norm: RMSNorm
+
+    def __call__(self, q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
+        flat = (*q.shape[:2], -1)
+        return [self.q_norm(q.reshape(flat)).reshape(q.shape), self.k_norm(k.reshape(flat)).reshape(k.shape), v]
+
+
+class InternVLTower(Tower):
     """Takes tiles `[tiles, 3, side, side]`; each square of `merge * merge` patches becomes a row."""
 
     def __init__(
@@ -129,7 +152,7 @@ class InternVLTower:
         self.patches, self.first, self.table, self.blocks, self.projector = patches, first, table, blocks, projector
         self.patch, self.merge = patch, merge
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         batch, side = pixels.shape[0], pixels.shape[2] // self.patch
         x = self.patches(patch_rows(pixels.astype(self.first.dtype), self.patch)).reshape(batch, side * side, -1)
         hidden = x.shape[-1]
@@ -137,6 +160,7 @@ class InternVLTower:
         x = x.reshape(-1, hidden)
         for block in self.blocks:
             x = block(x, batch)
+            yield x
         rows = x.reshape(batch, -1, hidden)[:, 1:].reshape(-1, hidden)
         return Encoded(self.projector(merge_squares(rows, side, side, self.merge)))
 
@@ -202,10 +226,9 @@ def _load_block(weights: Weights, name: str, names: InternNames, sizes: InternSi
     norms = [sizes.load_norm(weights, f"{name}.{part}") for part in names.norms]
     up = Linear.load(weights, f"{name}.mlp.fc1", sizes.inner, hidden, bias=True)
     down = Linear.load(weights, f"{name}.mlp.fc2", hidden, sizes.inner, bias=True)
-    first, second = (weights.vector(f"{name}.{part}", (hidden,)) for part in names.scales)
+    scales = [LayerScale(weights.vector(f"{name}.{part}", (hidden,))) for part in names.scales]
     mlp = PlainMLP(up, down, activation(sizes.activation))
-    after = (lambda y: y * first), (lambda y: y * second)
-    return VisionBlock(_load_attention(weights, name, names, sizes), mlp, (norms[0], norms[1]), after)
+    return VisionBlock(_load_attention(weights, name, names, sizes), mlp, (norms[0], norms[1]), (scales[0], scales[1]))
 
 
 def _load_attention(weights: Weights, name: str, names: InternNames, sizes: InternSizes) -> PatchAttention:
@@ -218,11 +241,6 @@ def _load_attention(weights: Weights, name: str, names: InternNames, sizes: Inte
     output = Linear.load(weights, f"{name}.{names.output}", hidden, hidden, bias=True)
     attention = PatchAttention(qkv, output, hidden // sizes.heads)
     if sizes.norms_heads:
-        q_norm, k_norm = (RMSNorm.load(weights, f"{place}.{part}", hidden, sizes.eps) for part in ("q_norm", "k_norm"))
-
-        def norm_widths(q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
-            flat = (*q.shape[:2], hidden)
-            return [q_norm(q.reshape(flat)).reshape(q.shape), k_norm(k.reshape(flat)).reshape(k.shape), v]
-
-        attention.norm_heads = norm_widths
+        norms = [RMSNorm.load(weights, f"{place}.{part}", hidden, sizes.eps) for part in ("q_norm", "k_norm")]
+        attention.norm_heads = WideNorms(norms[0], norms[1])
     return attention

@@ -19,14 +19,14 @@ from ...nn.weights import Weights
 from ..config_reader import ConfigReader
 from .parts import Floats, activation, load_table, merge_squares
 from .siglip import SiglipEncoder, SiglipSizes
-from .tower import Encoded, Size, VisionReader, prefix_of, runs_of, text_config_of
+from .tower import Encoded, Size, Stages, Tower, VisionReader, prefix_of, runs_of, text_config_of
 
 _EPS = 1e-5
 """Of the projector's norm."""
 _PREFIXES = ("model.vision_tower.vision_model.", "vision_tower.vision_model.", "model.vision_tower.", "vision_tower.")
 
 
-class Lfm2VLTower:
+class Lfm2VLTower(Tower):
     """Takes patches `[patches, patch * patch * 3]`, row by row of each piece; each square of `merge * merge` becomes a row."""
 
     def __init__(
@@ -43,13 +43,13 @@ class Lfm2VLTower:
         self.patches, self.table, self.encoder, self.norm, self.products, self.act = patches, table, encoder, norm, products, act
         self.patch, self.merge = patch, merge
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         x, found, first = self.patches(pixels.astype(self.encoder.norm.weight.dtype)), [], 0
         for size, count in runs_of(sizes):
             rows, columns = size[0] // self.patch, size[1] // self.patch
             last = first + count * rows * columns
             placed = x[first:last].reshape(count, rows * columns, -1) + self._positions(rows, columns).astype(x.dtype)
-            encoded = self.encoder(placed.reshape(last - first, -1), count)
+            encoded = yield from self.encoder.stages(placed.reshape(last - first, -1), count)
             found.append(merge_squares(encoded, rows, columns, self.merge))
             first = last
         merged = found[0] if len(found) == 1 else mx.concatenate(found)

@@ -29,7 +29,7 @@ from .parts import (
     load_patches,
     patch_rows,
 )
-from .tower import Encoded, Size, VisionReader, prefix_of, text_config_of
+from .tower import Encoded, Size, Stages, Tower, VisionReader, prefix_of, text_config_of
 
 _EPS = 1e-5
 
@@ -65,7 +65,7 @@ class PatchMerger:
         return self.down(self.act(self.up(merged)))
 
 
-class PixtralTower:
+class PixtralTower(Tower):
     """Takes images `[images, 3, height, width]` of one size; sides are multiples of the merged patch."""
 
     def __init__(
@@ -74,12 +74,13 @@ class PixtralTower:
         self.patches, self.norm, self.blocks, self.merger = patches, norm, blocks, merger
         self.patch, self.dim, self.theta = patch, dim, theta
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         batch, rows, columns = pixels.shape[0], pixels.shape[2] // self.patch, pixels.shape[3] // self.patch
         rotation = PatchRotation.of(_angles(rows, columns, self.dim, self.theta))
         x = self.norm(self.patches(patch_rows(pixels.astype(self.norm.weight.dtype), self.patch)))
         for block in self.blocks:
             x = block(x, batch, rotation)
+            yield x
         return Encoded(self.merger(x, rows, columns))
 
 

@@ -19,12 +19,12 @@ from ...nn.norms import LayerNorm, RMSNorm
 from ...nn.weights import Weights
 from .parts import Ints, PatchRotation, VisionBlock, activation, load_patches
 from .qwen_parts import Merger, QwenSizes, axial_angles, find_prefix, load_joined_attention
-from .tower import Encoded, Size, VisionReader
+from .tower import Encoded, PartStages, Size, Stages, Tower, VisionReader
 
 _EPS = 1e-6
 
 
-class Qwen2VLTower:
+class Qwen2VLTower(Tower):
     """Takes patches `[patches, 3 * 2 * patch * patch]`, in the order of squares of `merge * merge` patches, a row each.
 
     `window` is the side of a window in squares (0: none), and `full` are the layers without windows. Windows of one shape are
@@ -37,16 +37,16 @@ class Qwen2VLTower:
         self.sizes, self.patches, self.blocks, self.merger = sizes, patches, blocks, merger
         self.window, self.full = window, frozenset(full)
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         pixels = pixels.astype(self.merger.norm.weight.dtype)
         found, first = [], 0
         for height, width in sizes:
             rows, columns = height // self.sizes.patch, width // self.sizes.patch
-            found.append(self._encode(pixels[first : first + rows * columns], rows, columns))
+            found.append((yield from self._encode(pixels[first : first + rows * columns], rows, columns)))
             first += rows * columns
         return Encoded(found[0] if len(found) == 1 else mx.concatenate(found))
 
-    def _encode(self, pixels: mx.array, rows: int, columns: int) -> mx.array:
+    def _encode(self, pixels: mx.array, rows: int, columns: int) -> PartStages:
         sizes, unit = self.sizes, self.sizes.merge**2
         angles = axial_angles(rows, columns, sizes.merge, sizes.dim, sizes.theta)
         x = self.patches(pixels)
@@ -54,6 +54,7 @@ class Qwen2VLTower:
             rotation = PatchRotation.of(angles)
             for block in self.blocks:
                 x = block(x, 1, rotation)
+                yield x
             return self.merger(x)
         order, shapes = _windows(rows // sizes.merge, columns // sizes.merge, self.window)
         x = x.reshape(-1, unit, x.shape[-1])[mx.array(order)].reshape(x.shape)
@@ -63,6 +64,7 @@ class Qwen2VLTower:
                 x = block(x, 1, rotation)
             else:
                 x = _in_windows(block, x, [(count, length * unit) for count, length in shapes], rotation)
+            yield x
         return self.merger(x)[mx.array(np.argsort(order))]
 
 

@@ -5,7 +5,7 @@ Source: modeling_qwen3_vl.py and modeling_qwen3_5.py of transformers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import lru_cache
 from math import isqrt
 from typing import Any
@@ -19,12 +19,12 @@ from ...nn.norms import LayerNorm
 from ...nn.weights import Weights
 from .parts import Floats, Ints, PatchRotation, VisionBlock, activation, grid_positions, load_patches, load_table
 from .qwen_parts import Merger, QwenSizes, axial_angles, find_prefix, load_joined_attention
-from .tower import Encoded, Size, VisionReader, runs_of
+from .tower import Encoded, Size, Stages, Tower, VisionReader, runs_of
 
 _EPS = 1e-6
 
 
-class Qwen3VLTower:
+class Qwen3VLTower(Tower):
     """Takes patches `[patches, 3 * 2 * patch * patch]`, in the order of squares of `merge * merge` patches, a row each."""
 
     def __init__(
@@ -34,18 +34,18 @@ class Qwen3VLTower:
         self.deepstack = deepstack
         """Mergers by the layer whose result they take."""
 
-    def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         pixels = pixels.astype(self.merger.norm.weight.dtype)
         found, first = [], 0
         for size, count in runs_of(sizes):
             rows, columns = size[0] // self.sizes.patch, size[1] // self.sizes.patch
             last = first + count * rows * columns
-            found.append(self._encode(pixels[first:last], count, rows, columns))
+            found.append((yield from self._encode(pixels[first:last], count, rows, columns)))
             first = last
         merged, *deep = (parts[0] if len(parts) == 1 else mx.concatenate(parts) for parts in map(list, zip(*found, strict=True)))
         return Encoded(merged, tuple(deep))
 
-    def _encode(self, pixels: mx.array, batch: int, rows: int, columns: int) -> list[mx.array]:
+    def _encode(self, pixels: mx.array, batch: int, rows: int, columns: int) -> Generator[mx.array, None, list[mx.array]]:
         """Return the features of images of one size, then those of each deepstack layer."""
         sizes = self.sizes
         rotation = PatchRotation.of(axial_angles(rows, columns, sizes.merge, sizes.dim, sizes.theta))
@@ -56,6 +56,7 @@ class Qwen3VLTower:
             x = block(x, batch, rotation)
             if layer in self.deepstack:
                 deep.append(self.deepstack[layer](x))
+            yield x
         return [self.merger(x), *deep]
 
     def _positions(self, rows: int, columns: int) -> mx.array:

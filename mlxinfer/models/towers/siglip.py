@@ -13,7 +13,7 @@ from ...nn.norms import LayerNorm
 from ...nn.weights import Weights
 from ...util.dataclass import dataclass
 from .parts import VisionBlock, activation, load_attention
-from .tower import VisionReader
+from .tower import PartStages, VisionReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,9 @@ class SiglipEncoder:
             blocks.append(VisionBlock(attention, PlainMLP(up, down, act), (norms[0], norms[1])))
         return cls(blocks, LayerNorm.load_with_bias(weights, f"{name}post_layernorm", hidden, sizes.eps))
 
-    def __call__(self, x: mx.array, batch: int) -> mx.array:
+    def stages(self, x: mx.array, batch: int) -> PartStages:
         """`[batch * n, hidden]` to the same shape."""
         for block in self.blocks:
             x = block(x, batch)
+            yield x
         return self.norm(x)

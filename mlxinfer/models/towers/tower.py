@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -27,17 +28,32 @@ class Encoded:
     """Array k, `[tokens, text hidden]`, is added to image rows after layer k of the text model (Qwen3-VL)."""
 
 
-class Tower(Protocol):
-    """A vision tower with its projector."""
+Stages = Generator[mx.array, None, Encoded]
+"""Yields the residual stream after each block, and returns the image rows."""
+PartStages = Generator[mx.array, None, mx.array]
+"""Yields the residual stream after each block, and returns an array."""
+
+
+class Tower(ABC):
+    """A vision tower with its projector.
+
+    `pixels` are normalized float32 values. Families of tiles take `[pieces, 3, height, width]` of one size. Families of patches take
+    `[patches, values]`, the patches of all pieces one after another in the order of the family's image processor. A piece is a whole
+    image or a tile of one, and `sizes` is the (height, width) in pixels of each. Rows of the result are in the order of the pieces.
+    """
+
+    @abstractmethod
+    def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
+        """Encode pieces block by block. Nothing is evaluated here: a caller that evaluates what is yielded can pause between blocks."""
 
     def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
-        """Encode pieces: whole images, or tiles of one.
-
-        `pixels` are normalized float32 values. Families of tiles take `[pieces, 3, height, width]` of one size. Families of patches
-        take `[patches, values]`, the patches of all pieces one after another in the order of the family's image processor.
-        `sizes` is the (height, width) in pixels of each piece. Rows of the result are in the order of the pieces.
-        """
-        ...
+        """Encode pieces as one graph, which is not evaluated here."""
+        stages = self.stages(pixels, sizes)
+        while True:
+            try:
+                next(stages)
+            except StopIteration as end:
+                return cast(Encoded, end.value)
 
 
 class VisionReader(ConfigReader):

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
-from support.models.towers import FAMILIES, GOLDEN, cases_of, config_of, distance, largest_error, load_tower
+from support.models.towers import FAMILIES, GOLDEN, cases_of, config_of, distance, largest_error, load_tower, tensors_of
 
 from mlxinfer.models.towers import TOWERS, parts
+from mlxinfer.nn.packing import arrays, settle
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -56,3 +57,30 @@ def test_equal_sizes_are_a_batch(family: str) -> None:
     once = tower.features(first, sizes[:1]).features
     twice = tower.features(mx.concatenate([first, first]), [sizes[0], sizes[0]]).features
     assert distance(twice, mx.concatenate([once, once])) < 1e-5
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_stages_can_be_evaluated_one_by_one(family: str) -> None:
+    """A tower yields a row for each patch after each block, and its result does not depend on pauses."""
+    tower, config = load_tower(GOLDEN / family), config_of(family)["vision_config"]
+    pixels, sizes, _ = next(cases_of(family))
+    stages, count, result = tower.stages(pixels, sizes), 0, None
+    while result is None:
+        try:
+            mx.eval(next(stages))
+            count += 1
+        except StopIteration as end:
+            result = end.value
+    assert distance(result.features, tower.features(pixels, sizes).features) < 1e-6
+    layers = config.get("num_hidden_layers", config.get("depth", 0))
+    assert count % layers == 0 if layers else count == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_tower_is_settled_like_a_text_model(family: str) -> None:
+    """Packed products give the same features, and every tensor can be reached from the tower."""
+    tower = load_tower(GOLDEN / family)
+    stored = sum(tensor.size for tensor in tensors_of(family).values())
+    assert sum(array.size for array in arrays(tower)) == stored
+    settle(tower)
+    assert largest_error(tower, family) < 2e-5
