@@ -12,6 +12,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from ... import kernels_cpu
 from ...cache.attention.reference_chunks import FUSED_DIMS
 from ...nn.activations import elementwise, fused
 from ...nn.linear import JoinedLinear, Linear
@@ -24,6 +25,8 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _SCORES = 1 << 24
 """Maximum scores in memory at once where attention is not fused: 64 MiB in float32."""
+_PACKED_ROWS = 256
+"""Least rows of an image whose attention runs on the CPU kernels."""
 
 
 def load_patches(weights: Weights, name: str, dims: int, patch: int, *, frames: int = 0, bias: bool = True, source: str = "") -> Linear:
@@ -81,11 +84,29 @@ def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
     `_SCORES` scores exist at once.
     """
     batch, rows, heads, dim = q.shape
+    if rows >= _PACKED_ROWS and kernels_cpu.in_use():
+        return _attend_packed(q, k, v, scale)
     q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
     step = rows if is_gpu() and dim in FUSED_DIMS else max(1, _SCORES // (batch * heads * rows))
     parts = [mx.fast.scaled_dot_product_attention(q[:, :, at : at + step], k, v, scale=scale) for at in range(0, rows, step)]
     y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
     return y.swapaxes(1, 2).reshape(batch * rows, heads * dim)
+
+
+def _attend_packed(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+    """Compute `attend` with packed keys and values, head by head. This evaluates keys and values."""
+    batch, rows, heads, dim = q.shape
+    group, step = heads // k.shape[2], max(1, _SCORES // rows)
+    q, found = (q.astype(mx.float32) * scale).swapaxes(1, 2), []
+    for image in range(batch):
+        for head in range(heads):
+            if head % group == 0:
+                keys = kernels_cpu.pack(mx.contiguous(k[image, :, head // group]))
+                values = kernels_cpu.pack(mx.contiguous(v[image, :, head // group].T))
+            for at in range(0, rows, step):
+                found.append(values.multiply(mx.softmax(keys.multiply(q[image, head, at : at + step]), axis=-1)))
+    y = mx.concatenate(found).reshape(batch, heads, rows, dim).swapaxes(1, 2)
+    return y.reshape(batch * rows, heads * dim).astype(k.dtype)
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,13 @@ class Tower(ABC):
 
     @abstractmethod
     def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
-        """Encode pieces block by block. Nothing is evaluated here: a caller that evaluates what is yielded can pause between blocks."""
+        """Encode pieces block by block. A caller that evaluates what is yielded can pause between blocks.
+
+        Nothing is evaluated here, except keys and values of large images where the CPU kernels are in use.
+        """
 
     def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
-        """Encode pieces as one graph, which is not evaluated here."""
+        """Encode pieces without pauses; the caller evaluates the result."""
         stages = self.stages(pixels, sizes)
         while True:
             try:
