@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from time import monotonic
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from .disk.kv_export import KVExport
     from .disk.layout import CacheLayout
     from .disk.prefetch import PrefixPrefetcher
+    from .disk.write_back import WriteBack
+
+_LEAST_WRITING_S = 0.2
+"""Minimum seconds of `close` for writing data that is already copied."""
 
 
 class PagedCache:
@@ -83,7 +88,11 @@ class PagedCache:
             group = groups[store.spec.window]
             group.layers.append(index)
             self._backends.setdefault((group, backend(store)), []).append(index)
-        self._disk = self._on_disk(disk) if disk else None
+        self._storage: PageSource | None = None
+        self._prefetcher: PrefixPrefetcher | None = None
+        self._write_back: WriteBack | None = None
+        if disk and self.pool.index is not None:
+            self._open_storage(disk)
 
     @property
     def _keeps_states(self) -> bool:
@@ -95,14 +104,21 @@ class PagedCache:
         """Export of pages to other machines; None without a prefix cache."""
         from .disk.kv_export import KVExport
 
-        return None if self.pool.index is None else KVExport(self.pool.index, self._as_files())
+        return None if self.pool.index is None else KVExport(self.pool.index, self._file_layout)
 
-    def _on_disk(self, tier: PageSource) -> PrefixPrefetcher | None:
+    def _open_storage(self, storage: PageSource) -> None:
+        """Read prefixes from a storage, and write them back if it is a disk of this machine."""
         from .disk.prefetch import PrefixPrefetcher
+        from .disk.storage import DiskStorage
+        from .disk.write_back import WriteBack
 
-        return None if self.pool.index is None else PrefixPrefetcher(self.pool.index, tier, self._as_files(), self._reserve)
+        assert self.pool.index is not None
+        self._storage = storage
+        self._prefetcher = PrefixPrefetcher(self.pool.index, storage, self._file_layout, self._reserve)
+        self._write_back = WriteBack(self.pool.index, storage, self._file_layout) if isinstance(storage, DiskStorage) else None
 
-    def _as_files(self) -> CacheLayout:
+    @cached_property
+    def _file_layout(self) -> CacheLayout:
         from .disk.layout import CacheLayout
 
         return CacheLayout(self.pool.groups, self._stores, self._recurrent)
@@ -163,8 +179,8 @@ class PagedCache:
         With `cache_salt` None, its pages do not enter the prefix cache.
         """
         slot = self.pool.open(match, cache_salt)
-        if self._disk and match:
-            self._disk.used(match)
+        if self._prefetcher and match:
+            self._prefetcher.used(match)
         snapshot = match.snapshot if match else None
         if match is None or snapshot is None:
             self._begin_slot(slot, None, 0)
@@ -248,17 +264,17 @@ class PagedCache:
 
         Never blocks. Arrived data is stored, a few megabytes per call, if `store`: no step may be in flight.
         """
-        return self._disk is not None and self._disk.prefetch(tokens, cache_salt, store=store)
+        return self._prefetcher is not None and self._prefetcher.prefetch(tokens, cache_salt, store=store)
 
     @property
     def arrived(self) -> bool:
         """True if `prefetch` has data to store, for which the step in flight must be collected."""
-        return self._disk is not None and self._disk.arrived
+        return self._storage is not None and self._storage.arrived
 
     def wait(self, timeout_s: float) -> None:
         """Wait for data from disk, when idle."""
-        if self._disk:
-            self._disk.wait(timeout_s)
+        if self._storage:
+            self._storage.wait(timeout_s)
 
     def send_events(self, sink: KVEventSink) -> None:
         """Report the prefix cache's contents to `sink`, and every later change."""
@@ -267,21 +283,28 @@ class PagedCache:
             return
         self.pool.index.listeners = [each for each in self.pool.index.listeners if not isinstance(each, PrefixEvents)]
         self.pool.index.listeners.append(PrefixEvents(self.pool.index, sink))
-        if self._disk:
-            self._disk.send_events(sink)
+        if self._storage:
+            from .disk.disk_events import DiskEvents
+
+            self._storage.send_events(DiskEvents(sink, self._file_layout.parts, self.pool.index.root_digest()))
 
     def tidy(self, *, idle: bool = True, store: bool = True) -> bool:
         """Copy a few megabytes of the prefix cache for the disk, between steps; True while more is left.
 
         Unless `idle`, most calls return at once. `store` is that of `prefetch`, for data whose request has ended.
         """
-        return self._disk is not None and self._disk.tidy(idle=idle, store=store)
+        if store and self._prefetcher:
+            self._prefetcher.take_over()
+        return self._write_back is not None and self._write_back.run(idle=idle)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write the prefix cache to disk within the time, and release it."""
-        if self._disk:
-            self._disk.close(timeout_s)
-            self._disk = None
+        deadline = monotonic() + timeout_s
+        if self._write_back:
+            self._write_back.finish(deadline)
+        if self._storage:
+            self._storage.close(max(deadline - monotonic(), _LEAST_WRITING_S))
+        self._storage = self._prefetcher = self._write_back = None
         if self.pool.index is not None:
             self.pool.index.close()
 

@@ -5,20 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from time import monotonic
 
 import numpy as np
 
-from ..kv_events import KVEventSink
 from ..pages import PAGE, AttentionGroup
 from ..prefix_match import Match, find
 from ..prefix_tree import BLOCK, ITEM, Node, PrefixIndex, token_bytes
 from .backend import PageSource
-from .disk_events import DiskEvents
 from .layout import CacheLayout, snapshot_name, tail_length
 from .pagefile import Entry
-from .storage import DiskStorage
-from .write_back import WriteBack
 
 _BATCH = 8 << 20
 """Maximum bytes stored per call, which takes a few milliseconds."""
@@ -138,9 +133,6 @@ def _joins(batch: list[Entry], entry: Entry) -> bool:
 _REMEMBERED = 1 << 16
 """Maximum prompts recorded as having nothing to read."""
 
-_LEAST_S = 0.2
-"""Minimum seconds for writing data that is already copied."""
-
 Request = tuple[str, int, int]
 
 
@@ -153,7 +145,7 @@ class _Fetch:
 
 
 class PrefixPrefetcher:
-    """Prefetcher of the cache's thread, and owner of a `storage`.
+    """Reads pages of prompts from a `storage` into the prefix index. Belongs to the cache's thread.
 
     `reserve(group, pages)` grows a group's pools for its pages in use and `pages` more.
     """
@@ -165,22 +157,12 @@ class PrefixPrefetcher:
         self._reserve = reserve
         self._fetches: dict[Request, _Fetch] = {}
         self._done: set[Request] = set()
-        self._write_back = WriteBack(index, storage, layout) if isinstance(storage, DiskStorage) else None
         storage.opened(index.root_digest())
-
-    def send_events(self, sink: KVEventSink) -> None:
-        """Report pages on disk from now on."""
-        self._storage.send_events(DiskEvents(sink, self._layout.parts, self._index.root_digest()))
-
-    @property
-    def arrived(self) -> bool:
-        """True if `prefetch` would change the pools; no step may then be in flight."""
-        return self._storage.arrived
 
     def prefetch(self, tokens: Sequence[int], cache_salt: str, *, store: bool) -> bool:
         """See `PagedCache.prefetch`."""
         if store:
-            self._take_over()
+            self.take_over()
         if self._storage.off:
             self._fetches.clear()
             return False
@@ -193,10 +175,6 @@ class PrefixPrefetcher:
         if not self._storage.opened(self._index.root_digest(cache_salt), tokens, lambda: find(self._index, tokens, cache_salt).reused):
             return True
         return self._start(request, PrefetchPlan(self._index, self._storage, self._layout, tokens, cache_salt), cache_salt)
-
-    def wait(self, timeout_s: float) -> None:
-        """See `PagedCache.wait`."""
-        self._storage.wait(timeout_s)
 
     def used(self, match: Match) -> None:
         """Record that a sequence was opened with this match.
@@ -228,8 +206,8 @@ class PrefixPrefetcher:
         self._storage.read(batches, fetch)
         return True
 
-    def _take_over(self) -> None:
-        """Store one arrived batch."""
+    def take_over(self) -> None:
+        """Store one arrived batch in the pools; no step may be in flight."""
         arrival = self._storage.take()
         if arrival is None:
             return
@@ -279,16 +257,3 @@ class PrefixPrefetcher:
         if node is not None and self._index.covers(node, tail) is None:
             rows = self._layout.rows(entry, data)
             self._index.put_snapshot(node, tail, rows, rows.nbytes)
-
-    def tidy(self, *, idle: bool = True, store: bool = True) -> bool:
-        """See `PagedCache.tidy`."""
-        if store:
-            self._take_over()
-        return self._write_back is not None and self._write_back.run(idle=idle)
-
-    def close(self, timeout_s: float) -> None:
-        """Write pending data within the time, and close the storage."""
-        deadline = monotonic() + timeout_s
-        if self._write_back is not None:
-            self._write_back.finish(deadline)
-        self._storage.close(max(deadline - monotonic(), _LEAST_S))

@@ -182,7 +182,7 @@ def test_beside_running_sequences_little_of_the_time_is_spent(tmp_path):
     with Reader(FULL, tmp_path, KVFormat()) as reader:
         slot = reader.open()
         reader.read([(slot, TOKENS[:640])])
-        reader.cache._disk._write_back._rest_until = float("inf")
+        reader.cache._write_back._rest_until = float("inf")
         assert reader.cache.tidy(idle=False)
         assert not reader.writes
         reader.flush()

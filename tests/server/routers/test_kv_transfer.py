@@ -49,10 +49,9 @@ def producer(path: Path, *, kv_producer: bool = True, kv: str = "16", context: i
 
 
 def source(llm: LLM) -> PeerStorage:
-    disk = llm.engine.cache._disk
-    assert disk is not None
-    assert isinstance(disk._storage, PeerStorage)
-    return disk._storage
+    storage = llm.engine.cache._storage
+    assert isinstance(storage, PeerStorage)
+    return storage
 
 
 def alone(path: Path, kv: str = "16", params: SamplingParams = GREEDY) -> list[int]:
