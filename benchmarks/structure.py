@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import click
@@ -15,8 +16,7 @@ ROOT = Path(__file__).parents[1]
 PICTURE = ROOT / "docs" / "layers.svg"
 LINKED = ("convert", "kernels_metal", "kernels_cpu")
 """Top-level folders that are packaged as `mlxinfer.NAME` through links."""
-SMALL = 80
-BASE = "errors, types, config, device"
+BASE = "types, config, errors"
 """The files directly in mlxinfer/, drawn as one box."""
 WIDTH, HEIGHT, GAP, LEVEL = 124, 34, 26, 78
 """Size of a box, horizontal gap, distance of two layers."""
@@ -76,9 +76,8 @@ def imports(module: Module, known: set[str]) -> set[str]:
     return found
 
 
-def arrows(found: Iterable[Module]) -> Counter[tuple[str, str]]:
+def arrows(found: Sequence[Module]) -> Counter[tuple[str, str]]:
     """Count the imports from one folder (or root file) to another."""
-    found = list(found)
     known = {module.name for module in found}
     counts: Counter[tuple[str, str]] = Counter()
     for module in found:
@@ -107,7 +106,7 @@ def measures(root: Path = ROOT) -> dict[str, str]:
         "median file": f"{statistics.median(lines):.0f}",
         "p90 file": str(lines[int(len(lines) * 0.9)]),
         "longest file": str(lines[-1]),
-        f"files under {SMALL} lines": str(sum(count < SMALL for count in lines)),
+        "files under 80 lines": str(sum(count < 80 for count in lines)),
         "files with one importer": str(sum(importers[name] == 1 for name in known)),
         "imports between folders": str(arrows(found).total()),
     }
@@ -127,20 +126,15 @@ def module_tests(root: Path = ROOT) -> dict[str, list[str]]:
 
 
 def layers(edges: Iterable[tuple[str, str]]) -> list[list[str]]:
-    """Folders by layer, the lowest first. A folder is below all its importers, and no lower than necessary. Raises `ValueError` for a
-    circle."""
-    importers: dict[str, set[str]] = {}
+    """Folders by layer, the lowest first; each below all its importers, no lower than necessary. Raises `ValueError` for a circle."""
+    sorter = TopologicalSorter[str]()
     for above, below in edges:
-        importers.setdefault(below, set()).add(above)
-        importers.setdefault(above, set())
+        sorter.add(below, above)
+    sorter.prepare()
     rows: list[list[str]] = []
-    placed: set[str] = set()
-    while len(placed) < len(importers):
-        row = sorted(folder for folder, above in importers.items() if folder not in placed and above <= placed)
-        if not row:
-            raise ValueError(f"these import one another: {sorted(set(importers) - placed)}")
-        rows.insert(0, row)
-        placed |= set(row)
+    while sorter.is_active():
+        rows.insert(0, sorted(sorter.get_ready()))
+        sorter.done(*rows[0])
     return rows
 
 
@@ -150,7 +144,9 @@ def picture(found: list[Module]) -> str:
     edges = {(a, b if b in folders else BASE) for a, b in arrows(found) if a in folders}
     rows = layers(edges)
     width, height = max(len(row) for row in rows) * (WIDTH + GAP) + GAP, len(rows) * LEVEL + LEVEL - HEIGHT
-    at, parts = {}, []
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">']
+    parts.append(f'<rect width="{width}" height="{height}" fill="#fff"/>')
+    at = {}
     for level, row in enumerate(rows):
         for number, folder in enumerate(row):
             at[folder] = (width - len(row) * (WIDTH + GAP) + GAP) / 2 + number * (WIDTH + GAP), height - (level + 1) * LEVEL
@@ -165,8 +161,7 @@ def picture(found: list[Module]) -> str:
             f'<rect x="{x:.0f}" y="{y:.0f}" width="{WIDTH}" height="{HEIGHT}" rx="6" fill="#eef3fb" stroke="#4a6fa5"/>'
             f'<text {place} text-anchor="middle" fill="#1d2b40"{size}>{label}</text>'
         )
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="13">'
-    return "\n".join([head, f'<rect width="{width}" height="{height}" fill="#fff"/>', *parts, "</svg>"]) + "\n"
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
 @click.command()
@@ -176,10 +171,8 @@ def picture(found: list[Module]) -> str:
 def structure(root: Path, draw: bool, tests: bool) -> None:
     """Count files, lines and imports of the package, and draw its layers."""
     if tests:
-        for name, files in module_tests(root).items():
-            click.echo(f"{name}: {', '.join(files)}")
+        click.echo("\n".join(f"{name}: {', '.join(files)}" for name, files in module_tests(root).items()))
         return
-    for name, value in measures(root).items():
-        click.echo(f"{name:46}{value:>10}")
+    click.echo("\n".join(f"{name:46}{value:>10}" for name, value in measures(root).items()))
     if draw:
         PICTURE.write_text(picture(modules(root)), encoding="utf-8")
