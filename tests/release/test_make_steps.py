@@ -1,4 +1,4 @@
-"""Output of `make demo` during its steps."""
+"""Output of `make demo` during its steps, and the test files that CI names."""
 
 from __future__ import annotations
 
@@ -79,3 +79,10 @@ def test_every_step_of_make_demo_is_timed():
     said = [line for line in shown.stdout.splitlines() if "packaging/step.py" in line]
     for text in ("creating the environment", "upgrading pip", "installing mlxinfer", "fetching SmolLM2", "answering: mlxinfer run"):
         assert any(text in line for line in said), text
+
+
+def test_test_files_that_ci_names_exist():
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / ".ci" / "run", ROOT / "Makefile", *(ROOT / ".github").rglob("*.yml"))]
+    named = re.findall(r"tests/[\w/.-]+\.py", "\n".join(texts))
+    assert "tests/engine/test_llm.py" in named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
