@@ -12,6 +12,7 @@ from ...cache.attention.reference import separate
 from ...cache.base import (
     AttentionParams,
     AttentionSpec,
+    GivenRows,
     HeadSteps,
     LayerSpec,
     OpaqueState,
@@ -29,6 +30,7 @@ class DifferentiableStep:
     """A step over several texts, each from its beginning."""
 
     runs_blocks = False
+    given: GivenRows | None = None
 
     def __init__(self, specs: Sequence[LayerSpec], lengths: Sequence[int]) -> None:
         self._specs = specs

@@ -7,9 +7,11 @@ states to sequences, creates the masks, and lets a query attend only to its own 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, Union
+from dataclasses import field
+from typing import Any, Protocol, Union
 
 import mlx.core as mx
+import numpy as np
 
 from ..kernels_cpu import Blocks
 from ..util.dataclass import dataclass
@@ -33,6 +35,8 @@ class AttentionSpec:
     """True if layers without a spec also read the pages, by `Step.attend_again`."""
     skips_first: bool = False
     """True if later tokens do not attend to a sequence's first one (draft heads, which need a token before it)."""
+    sees_spans: bool = False
+    """True if the rows of an image also attend to later rows of the same image (`Segment.spans`); the window limits only their past."""
     values_in_keys: bool = False
     """True if a value is the first `value_dim` channels of its key (latent attention). Pages then have keys only, except for the CPU
     kernels, whose values have another layout."""
@@ -118,11 +122,30 @@ class Segment:
     """Number of last tokens that are drafts and may be rolled back (`PagedCache.verified`)."""
     read: int = 0
     """Number of last rows that are sampled or returned; machines with the last layers need not send the others."""
+    shift: int = 0
+    """Rotary position minus index of each row, unless `rope` gives the positions: not 0 after images with M-RoPE."""
+    rope: np.ndarray[Any, np.dtype[np.int32]] | None = field(default=None, compare=False)
+    """Rotary positions of the rows, int32 `[3, count]` (time, row, column), in a segment with image rows; None elsewhere."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Index ranges [first, end) of images in this segment, each whole, whose rows see one another in layers with
+    `AttentionSpec.sees_spans`."""
 
     @property
     def filled(self) -> int:
         """Number of pages that become full in this step."""
         return (self.past + self.count) // PAGE - self.past // PAGE
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """Rows of a step that enter the first block as they are, instead of the embedding of their token: image features."""
+
+    rows: mx.array
+    """Rows of the step, int32 `[n]`, ascending. Their tokens are ids that the embedding has, but mean nothing."""
+    features: mx.array
+    """`[n, hidden]`, without the model's embedding scale."""
+    deepstack: tuple[mx.array, ...] = ()
+    """Array k, `[n, hidden]`, is added to these rows after block k (Qwen3-VL)."""
 
 
 class Rotation(Protocol):
@@ -176,6 +199,8 @@ class Step(Protocol):
     """View of the cache for one step of the model."""
 
     segments: tuple[Segment, ...]
+    given: GivenRows | None
+    """Rows of images in this step; None without any."""
 
     @property
     def positions(self) -> mx.array:

@@ -11,7 +11,7 @@ from ..kernels_cpu import Blocks
 from .attention.native import Full, StepAttention, run_blocks
 from .attention.native_shared import SharedStep
 from .attention.reference import PlainStep
-from .base import PAGE, AttentionParams, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
+from .base import PAGE, AttentionParams, GivenRows, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .state import RecurrentStore
 from .store import Filled, LayerStore
 
@@ -34,6 +34,7 @@ class CacheStep:
         `runs_blocks` is True if all blocks use the native CPU operation, `has_pages` if an attention layer exists here or elsewhere.
         """
         self.segments = segments
+        self.given: GivenRows | None = None
         self._runs_blocks = runs_blocks
         filled = [s for s in segments if (s.past + s.count) // PAGE > s.past // PAGE]
         self.needs_commit = has_pages and bool(filled)

@@ -13,7 +13,7 @@ from ..cache.base import Segment
 from ..util.dataclass import dataclass
 
 ITEM = array("i").itemsize
-_SEGMENT = 7
+_SEGMENT = 8
 """Integers per segment."""
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 """Dtypes of rows; a message has the index."""
@@ -89,7 +89,7 @@ class StepMessage:
     """(place in the stack, number of rows) of consecutive adapters; place 0 means no adapter. Empty if no row has one."""
 
     def pack(self) -> list[int]:
-        flat = chain.from_iterable((s.slot, s.start, s.count, s.past, s.total, s.drafts, s.read) for s in self.segments)
+        flat = chain.from_iterable((s.slot, s.start, s.count, s.past, s.total, s.drafts, s.read, s.shift) for s in self.segments)
         return [self.number, DTYPES.index(self.dtype), len(self.segments), *flat, *chain.from_iterable(self.adapters)]
 
     @classmethod
@@ -97,9 +97,13 @@ class StepMessage:
         """Parse the integers of `pack`."""
         number, dtype, count = numbers[:3]
         end = 3 + count * _SEGMENT
-        segments = tuple(Segment(*numbers[at : at + _SEGMENT]) for at in range(3, end, _SEGMENT))
+        segments = tuple(_segment(*numbers[at : at + _SEGMENT]) for at in range(3, end, _SEGMENT))
         rest = numbers[end:]
         return cls(number, DTYPES[dtype], segments, tuple(zip(rest[::2], rest[1::2], strict=True)))
+
+
+def _segment(slot: int, start: int, count: int, past: int, total: int, drafts: int, read: int, shift: int) -> Segment:
+    return Segment(slot, start, count, past, total, drafts, read, shift)
 
 
 def pack_pages(groups: Sequence[Sequence[int | None]]) -> list[int]:

@@ -288,6 +288,8 @@ class Decoder(BlockStack):
         those of the step, if known.
         """
         x = self._embedded(tokens)
+        if step.given is not None:
+            x[step.given.rows] = step.given.features.astype(x.dtype)
         rotations = rotations or self.rotations(step)
         inputs = None if self.inputs is None else self.inputs(tokens, x)
         if self.mtp is None:

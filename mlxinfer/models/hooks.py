@@ -49,7 +49,7 @@ class HookedStep:
     runs_blocks = False
 
     def __init__(self, step: Step, hooks: Hooks, layers: Sequence[LayerSpec]) -> None:
-        self.segments = step.segments
+        self.segments, self.given = step.segments, step.given
         self._step, self._hooks, self._layers = step, hooks, layers
 
     @property

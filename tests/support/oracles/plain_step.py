@@ -36,6 +36,7 @@ class PlainCache:
 
 class PlainStep:
     runs_blocks = False
+    given = None
 
     def __init__(self, cache: PlainCache, segments: tuple[Segment, ...]) -> None:
         self.cache = cache
