@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ...adapters.adapted_model import LoadedAdapter
     from ...models.hooks import Hooks
     from ...structured_output.constraint import Constraint
+    from ...vision.inputs import PromptImages
     from ..text.chat_prompt import ChatPrompt
     from ..text.pooling import Pooling
 
@@ -67,6 +68,8 @@ class Sequence:
     them."""
     adapter: LoadedAdapter | None = None
     """LoRA adapter; None for the plain model."""
+    images: PromptImages | None = None
+    """Images of the prompt, with the rows that they take; None for text."""
 
     pooling: Pooling | None = None
     """Pooling of its states to one vector, which is reported instead of tokens; None for answers and logits."""
@@ -110,6 +113,12 @@ class Sequence:
     def answer(self) -> list[int]:
         """The tokens after the prompt."""
         return self.tokens[len(self.prompt) :]
+
+    def keys(self, count: int) -> Many[int]:
+        """Keys of the first `count` tokens for the prefix cache: token ids, and keys of their pixels for image rows."""
+        if self.images is None:
+            return self.tokens[:count]
+        return [*self.images.keys[:count], *self.tokens[len(self.prompt) : count]]
 
     @property
     def is_only_read(self) -> bool:
