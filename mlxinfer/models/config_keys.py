@@ -27,7 +27,7 @@ _PATTERNS: dict[str, str] = {
         moe_capacity_factor  moe_drop_tokens  moe_random_routing_dropped_token  moe_token_drop_policy  freeze_\w+
         reset_(attention_mask|position_ids)  eod_mask_loss  ep_size
         (tensor|pipeline|sequence|expert|data|context)_(model_)?parallel\w*  \w+_parallel_(size|degree)
-        \w*_te_autocast
+        \w*_te_autocast  neftune_noise_alpha  use_reentrant_checkpoint
     """,
     "generation": r"""
         bad_words_ids  begin_suppress_tokens  cache_implementation  diversity_penalty  do_sample  early_stopping
@@ -48,7 +48,7 @@ _PATTERNS: dict[str, str] = {
         pooling_mode  spatial_merge_size  skip_cls_token  add_patemb  position_embedding_xdrope  xdrope_\w+
         deepstack_\w+  num_media_embeds  language_model_only  use_thumbnail  downsample_ratio  dynamic_image_size
         force_image_size  ps_version  (max|min)_(dynamic_patch|image|num_patches|pixels|tiles)\w*  pool_type
-        class_num  use_vision_\w+  use_image_\w+
+        class_num  use_vision_\w+  use_image_\w+  perceiver_config  pixel_shuffle_factor
     """,
     "heads that draft": r"""
         (num_)?mtp_\w+  num_nextn_predict_layers  mtp  nextn_\w+  use_mtp  medusa_\w+  eagle_\w+
@@ -78,9 +78,9 @@ _KNOWN = {reason: re.compile("|".join(f"(?:{name})" for name in names.split())) 
 _OFF_KEYS = """
 add_bias add_bias_linear add_classification_head add_qkv_bias alibi attention_bias attention_in_bias attention_out_bias
 attention_output_bias attention_sinks bias ffn_bias gated_attention_bias lm_head_bias mlp_bias moe_gating_bias o_bias out_bias
-parallel_attn qk_norm qkv_bias rope_interleaved rope_traditional rotary_interleaved router_bias use_alibi use_attention_bias
+parallel_attn qk_layer_norms qk_norm qkv_bias rope_interleaved rope_traditional rotary_interleaved router_bias use_alibi use_attention_bias
 use_attention_sinks use_bias use_bidirectional_attention use_cla use_dynamic_ntk use_logn_attn use_mixed_mlp_moe use_mla
-use_mlp_bias use_moe use_mrope use_parallel_residual use_qk_norm use_qkv_bias use_sliding_window
+use_mlp_bias use_moe use_mrope use_parallel_residual use_qk_norm use_qkv_bias use_resampler use_sliding_window
 """
 _ON_KEYS = "is_causal use_pos_enc use_rope use_rotary_embedding use_rotary_pos_emb"
 _ONE_KEYS = "embedding_multiplier logit_scale logits_scaling residual_multiplier rope_ratio rotary_pct rotary_percent"

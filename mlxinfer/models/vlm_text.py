@@ -24,6 +24,8 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "mistral3": ("mistral", "ministral3", "mistral4"),
     "exaone4_5": ("exaone4", "exaone4_5_text"),
     "lfm2_vl": ("lfm2", "lfm2_moe"),
+    "smolvlm": ("llama", "mistral"),
+    "idefics3": ("llama", "mistral"),
     "internvl": ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gpt_oss"),
     "internvl_chat": ("qwen2", "qwen3", "qwen3_moe", "llama", "mistral", "gpt_oss"),
 }
@@ -47,7 +49,7 @@ TEXT_ONLY = "_text_only"
 _TEXT_KEYS = {"internvl_chat": "llm_config"}
 """`model_type` to the key of the text config, if not `text_config`."""
 _OUTER_KEYS = """
-do_image_splitting downsample_factor downsample_ratio encoder_patch_size pad2square select_layer template text_config
+do_image_splitting downsample_factor downsample_ratio encoder_patch_size pad2square scale_factor select_layer template text_config
 tie_word_embeddings tile_size use_backbone_lora use_llm_lora
 """
 _REPEATED_KEYS = """
@@ -55,8 +57,15 @@ attention_bias head_dim hidden_act hidden_size intermediate_size max_position_em
 num_key_value_heads rms_norm_eps rope_parameters rope_scaling rope_theta sliding_window use_sliding_window vocab_size
 """
 """Keys of text models that some configs repeat at the top level, where transformers ignores them."""
-_PREFIXES = (("model.", "model.language_model."), ("", "language_model."))
-"""Prefixes of names in the graph and in a checkpoint: Hugging Face's and mlx-lm's."""
+_PREFIXES = (
+    ("model.language_model.", ""),
+    ("language_model.model.", "language_model."),
+    ("model.text_model.", ""),
+    ("language_model.", "language_model."),
+)
+"""Prefixes of a checkpoint for `model.` of the graph, and for its other names, such as `lm_head`.
+
+In order: Hugging Face's; its older names, and those of mlx-lm and mlx-vlm; idefics3 and smolvlm on the hub, and in mlx-vlm."""
 
 
 def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,16 +103,15 @@ def integer_setting(config: Mapping[str, Any], key: str) -> int | None:
 
 def text_weights(weights: Weights) -> Weights:
     """Return the weights under the names of the text model's graph."""
-    for short, long in _PREFIXES:
-        name = "model.embed_tokens.weight"
-        if weights.has(long + name.removeprefix(short)):
-            return _Renamed(weights, short, long)
+    for body, others in _PREFIXES:
+        if weights.has(f"{body}embed_tokens.weight"):
+            return _Renamed(weights, body, others)
     return weights
 
 
 def bare_weights(weights: Weights) -> Weights:
     """Return the weights of a checkpoint saved without its head, such as an embedding model, without the prefix `model.`."""
-    return _Renamed(weights, "model.", "") if weights.has("embed_tokens.weight") else weights
+    return _Renamed(weights, "", "") if weights.has("embed_tokens.weight") else weights
 
 
 def stored_name(weights: Weights, name: str) -> str:
@@ -113,11 +121,13 @@ def stored_name(weights: Weights, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Renamed:
-    """Weights with a replaced prefix of names."""
+    """Weights with replaced prefixes of names."""
 
     weights: Weights
-    short: str
-    long: str
+    body: str
+    """Replaces `model.`."""
+    others: str
+    """Precedes names without `model.`."""
 
     def has(self, name: str) -> bool:
         return self.weights.has(self._name(name))
@@ -129,7 +139,7 @@ class _Renamed:
         return self.weights.vector(self._name(name), shape, otherwise=self._recipes(otherwise), dtype=dtype)
 
     def _name(self, name: str) -> str:
-        return self.long + name.removeprefix(self.short) if name.startswith(self.short) else name
+        return self.body + name.removeprefix("model.") if name.startswith("model.") else self.others + name
 
     def _recipes(self, recipes: Sequence[Recipe]) -> list[Recipe]:
         return [replace(recipe, sources=tuple(map(self._name, recipe.sources))) for recipe in recipes]

@@ -14,7 +14,7 @@ from support.models.tiny import logits_of, random_tokens, transformers_logits, w
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import load
-from mlxinfer.models import build
+from mlxinfer.models import architecture, build
 from mlxinfer.models.vlm_text import NOTE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
@@ -24,7 +24,12 @@ MODELS = {
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
     "mistral3": "ministral3",
+    "smolvlm": "llama",
+    "idefics3": "llama",
 }
+OLD_NAMES = ("plain", "mlx-lm", "transformers")
+NAMES = [(model_type, style) for model_type in MODELS for style in OLD_NAMES]
+NAMES += [(model_type, style) for model_type in ("smolvlm", "idefics3") for style in ("hub", "mlx-vlm")]
 
 
 def inner(model_type: str) -> dict[str, Any]:
@@ -36,14 +41,15 @@ def renamed(model_type: str, style: str) -> dict[str, mx.array]:
     def name(old: str) -> str:
         if style == "plain":
             return old
-        return f"language_model.{old}" if style == "mlx-lm" else old.replace("model.", "model.language_model.", 1)
+        if style in ("mlx-lm", "mlx-vlm"):
+            return f"language_model.{old if style == 'mlx-lm' else old.removeprefix('model.')}"
+        return old.replace("model.", "model.text_model." if style == "hub" else "model.language_model.", 1)
 
     held = mx.load(str(GOLDEN / MODELS[model_type] / "model.safetensors"))
     return {name(old): tensor for old, tensor in held.items()}
 
 
-@pytest.mark.parametrize("style", ["plain", "mlx-lm", "transformers"])
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize(("model_type", "style"), NAMES)
 def test_the_text_model_is_found_under_each_name(model_type: str, style: str) -> None:
     data = np.load(GOLDEN / MODELS[model_type] / "reference.npz")
     weights = PlainWeights(renamed(model_type, style))
@@ -56,7 +62,7 @@ def test_the_text_model_is_found_under_each_name(model_type: str, style: str) ->
     assert np.abs(logits_of(model, data["ids"].tolist()) - data["logits"]).max() < 2e-3
 
 
-@pytest.mark.parametrize("model_type", sorted(MODELS.keys() - {"mistral3"}))
+@pytest.mark.parametrize("model_type", sorted(MODELS.keys() - {"mistral3", "smolvlm", "idefics3"}))
 def test_a_flat_config_as_mlx_lm_allows(model_type: str) -> None:
     data = np.load(GOLDEN / MODELS[model_type] / "reference.npz")
     model = build(inner(model_type) | {"model_type": model_type}, PlainWeights(renamed(model_type, "plain")))
@@ -106,6 +112,14 @@ WHOLE: dict[str, dict[str, Any]] = {
         "text_config": {key: value for key, value in TEXT.items() if key != "head_dim"} | {"model_type": "qwen2"},
         "vision_config": EYES | {"image_size": [16, 16], "patch_size": [4, 4]},
     },
+    "smolvlm": {
+        "text_config": TEXT | {"model_type": "llama", "pad_token_id": 2},
+        "vision_config": EYES | {"image_size": 16, "patch_size": 4},
+    },
+    "idefics3": {
+        "text_config": TEXT | {"model_type": "mistral", "sliding_window": 32, "pad_token_id": 2},
+        "vision_config": EYES | {"image_size": 16, "patch_size": 4},
+    },
     "exaone4_5": {
         "text_config": TEXT | {"model_type": "exaone4", "sliding_window": 16, "sliding_window_pattern": 3},
         "vision_config": QWEN_EYES | {"num_key_value_heads": 2, "fullatt_block_indexes": [0]},
@@ -131,6 +145,56 @@ def test_the_text_model_inside_computes_what_transformers_computes(model_type: s
     assert NOTE in loaded.notes
     for chunks in (None, [33, 1, 56]):
         assert np.abs(logits_of(loaded.model, tokens, chunks) - expected).max() < 1e-4 * np.abs(expected).max()
+
+
+SMOLVLM_256M: dict[str, Any] = {
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "image_token_id": 49190,
+    "model_type": "idefics3",
+    "scale_factor": 4,
+    "text_config": {
+        "_flash_attn_2_enabled": True,
+        "_name_or_path": "None",
+        "architectures": ["VLlama3ForCausalLM"],
+        "head_dim": 64,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "is_llama_config": True,
+        "max_position_embeddings": 8192,
+        "model_type": "llama",
+        "neftune_noise_alpha": 0.0,
+        "num_attention_heads": 9,
+        "num_hidden_layers": 30,
+        "num_key_value_heads": 3,
+        "pad_token_id": 2,
+        "perceiver_config": {"model_type": "vllama3", "resampler_depth": 6, "resampler_n_latents": 64},
+        "pixel_shuffle_factor": 4,
+        "qk_layer_norms": False,
+        "rms_norm_eps": 1e-05,
+        "rope_interleaved": False,
+        "rope_theta": 100000,
+        "torch_dtype": "bfloat16",
+        "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"}},
+        "use_resampler": False,
+        "vocab_size": 49280,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16", "q4f16": "float16"}},
+    "transformers_version": "4.46.0",
+    "use_cache": True,
+    "use_reentrant_checkpoint": False,
+    "vision_config": {"hidden_size": 768, "model_type": "idefics3", "num_attention_heads": 12, "patch_size": 16, "image_size": 512},
+    "vocab_size": 49280,
+}
+
+
+def test_the_published_config_of_smolvlm_256m() -> None:
+    sizes = architecture(SMOLVLM_256M).sizes
+    assert (sizes.hidden, sizes.layers, sizes.vocab, sizes.positions) == (576, 30, 49280, 8192)
+    resampled = SMOLVLM_256M | {"text_config": SMOLVLM_256M["text_config"] | {"use_resampler": True}}
+    with pytest.raises(UnsupportedModelError, match="use_resampler"):
+        architecture(resampled)
 
 
 def test_the_names_of_internvl_before_transformers(tmp_path: Path) -> None:
