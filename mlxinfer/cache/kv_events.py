@@ -6,7 +6,7 @@ A router that follows the events from `AllBlocksCleared` knows which prompts a w
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Union
 
 from ..util.dataclass import dataclass
@@ -15,6 +15,7 @@ from .prefix_tree import Node, PrefixIndex, Snapshot
 GPU, DISK = "GPU", "DISK"
 """vLLM's media: memory that attention reads, on any device, and files."""
 _HASH_BYTES = 8
+_LARGEST_ID = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class BlockStored:
     parent_block_hash: int | None
     """Hash of the previous page; None for a prompt's first page."""
     token_ids: tuple[int, ...]
-    """The page's 64 tokens."""
+    """The page's 64 tokens; see `published_ids` for image rows."""
     medium: str
     """`GPU` or `DISK`."""
     group: int
@@ -60,6 +61,11 @@ def block_hash(digest: bytes) -> int:
     return int.from_bytes(digest[:_HASH_BYTES], "big")
 
 
+def published_ids(keys: Iterable[int]) -> tuple[int, ...]:
+    """Return the token ids of a page's keys. An image row gets the lowest 31 bits of its key, because routers read ids of 32 bits."""
+    return tuple([key if key <= _LARGEST_ID else key & _LARGEST_ID for key in keys])
+
+
 class PrefixEvents:
     """Implements `PrefixListener`: reports the pages of a prefix index to a sink, the present ones first."""
 
@@ -75,7 +81,7 @@ class PrefixEvents:
     def page_stored(self, node: Node, group: int) -> None:
         """Report a page in memory."""
         parent = node.parent if node.parent is not None and node.parent.parent is not None else None
-        own, before, tokens = block_hash(node.digest), block_hash(parent.digest) if parent else None, tuple(array("i", node.block))
+        own, before, tokens = block_hash(node.digest), block_hash(parent.digest) if parent else None, published_ids(array("q", node.block))
         self._sink(BlockStored(own, before, tokens, GPU, group, self._salt(node)))
 
     def page_removed(self, node: Node, group: int) -> None:

@@ -17,7 +17,7 @@ from .kv_events import AllBlocksCleared, KVEventSink, PrefixEvents
 from .kv_format import KVFormat
 from .pages import AttentionGroup, PageAllocator, pages_for
 from .pool import PageDemand, PagePool, Places, PoolUsage
-from .prefix_match import Match
+from .prefix_match import Match, Ranges
 from .state import RecurrentStore, Rows, put_rows, rows_elsewhere, take_rows
 from .step import CacheStep
 from .store import LayerStore
@@ -164,14 +164,14 @@ class PagedCache:
         """Return True if the next step can get pages for all of these, free or evictable."""
         return self.pool.room(growth)
 
-    def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
+    def find(self, tokens: Sequence[int], cache_salt: str = "", spans: Ranges = ()) -> Match:
         """Return the cached prefix of `tokens` (never the last one) and the reason for its end.
 
-        Pages also depend on `cache_salt`. The match is valid until the cache changes.
+        Pages also depend on `cache_salt`. The prefix divides none of `spans`. The match is valid until the cache changes.
         """
         if not self.can_fork:
             return Match(0, "this model keeps a state of its own, which cannot be shared", cache_salt)
-        return self.pool.find(tokens, cache_salt)
+        return self.pool.find(tokens, cache_salt, spans)
 
     def open(self, match: Match | None = None, cache_salt: str | None = "") -> int:
         """Return a slot for a new sequence that starts with `match.reused` tokens.

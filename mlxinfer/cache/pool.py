@@ -7,7 +7,7 @@ from dataclasses import field
 
 from ..util.dataclass import dataclass
 from .pages import PAGE, AttentionGroup, PageTable, pages_for
-from .prefix_match import Match, find
+from .prefix_match import Match, Ranges, find
 from .prefix_tree import Node, PrefixIndex, Snapshot, token_bytes
 
 Places = list["int | None"]
@@ -92,11 +92,11 @@ class PagePool:
 
     # --- queries
 
-    def find(self, tokens: Sequence[int], cache_salt: str = "") -> Match:
-        """Return the cached prefix of `tokens`. Pages also depend on `cache_salt`."""
+    def find(self, tokens: Sequence[int], cache_salt: str = "", spans: Ranges = ()) -> Match:
+        """Return the cached prefix of `tokens`, which divides none of `spans`. Pages also depend on `cache_salt`."""
         if self.index is None:
             return Match(0, "nothing is kept for reuse", cache_salt)
-        return find(self.index, tokens, cache_salt)
+        return find(self.index, tokens, cache_salt, spans)
 
     def fits(self, tokens: int) -> bool:
         """Return True if a sequence of `tokens` tokens fits in an otherwise empty pool."""

@@ -28,13 +28,20 @@ class Match:
     """`PrefixIndex.version` at the search."""
 
 
-def find(index: PrefixIndex, tokens: Sequence[int], cache_salt: str = "") -> Match:
-    """Return the longest cached prefix of `tokens`, never all of them, from which a sequence can continue."""
+Ranges = Sequence[tuple[int, int]]
+"""Index ranges [first, end), ascending."""
+
+
+def find(index: PrefixIndex, tokens: Sequence[int], cache_salt: str = "", spans: Ranges = ()) -> Match:
+    """Return the longest cached prefix of `tokens`, never all of them, from which a sequence can continue.
+
+    It ends outside or at the start of each of `spans`, whose tokens see one another.
+    """
     data, limit = token_bytes(tokens), len(tokens) - 1
     root = index.known_root(cache_salt)
     if root is None or limit < 1:
         return Match(0, "nothing cached begins like this" if limit > 0 else "", cache_salt)
-    path = _Path(index, root, data)
+    path = _Path(index, root, data, spans)
     lost = ""
     best: tuple[int, int, Snapshot | None] = 0, 0, None
     for found in path.positions(limit):
@@ -50,9 +57,10 @@ def find(index: PrefixIndex, tokens: Sequence[int], cache_salt: str = "") -> Mat
 class _Path:
     """Nodes that match a prompt."""
 
-    def __init__(self, index: PrefixIndex, root: Node, data: bytes) -> None:
+    def __init__(self, index: PrefixIndex, root: Node, data: bytes, spans: Ranges) -> None:
         self._index = index
         self._data = data
+        self._spans = spans
         self.nodes = [root]
         runs = [0] * len(index.groups)
         self._runs = [runs]
@@ -72,14 +80,18 @@ class _Path:
             found: list[tuple[int, int, Snapshot | None]] = []
             for snapshot in self.nodes[depth].snapshots:
                 same = _common(snapshot.tail, self._rest(depth))
-                position = min(start + same, limit)
+                position = self._outside_spans(min(start + same, limit))
                 whole = position == snapshot.position
                 if position >= start and (whole if self._index.exact else position > start):
                     found.append((position, depth, snapshot))
             if found:
                 yield from sorted(found, key=lambda f: -f[0])
-            if start <= limit and not self._index.exact and depth:
+            if start <= limit and not self._index.exact and depth and self._outside_spans(start) == start:
                 yield start, depth, None
+
+    def _outside_spans(self, position: int) -> int:
+        """Return the position, or the start of the span that it would divide."""
+        return next((first for first, end in self._spans if first < position < end), position)
 
     def complete(self, position: int, depth: int) -> bool:
         """Return True if all pages are cached that resuming at a position needs."""

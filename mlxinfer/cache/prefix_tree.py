@@ -1,4 +1,8 @@
-"""Index of the prefix cache: a tree of filled pages, keyed by tokens. Without MLX."""
+"""Index of the prefix cache: a tree of filled pages, keyed by tokens. Without MLX.
+
+The key of a text token is its id. The key of an image row is a number of 63 bits that depends on the pixels, above all ids
+(`vision.inputs.ImageInput.keys`). "Tokens" in this package are such keys.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +16,16 @@ from typing import Protocol
 from ..util.dataclass import dataclass
 from .pages import PAGE, AttentionGroup, PageAllocator
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the contents of pages and snapshots; other versions must not be used."""
-ITEM = array("i").itemsize
+ITEM = array("q").itemsize
 BLOCK = PAGE * ITEM
-"""Bytes of a page's tokens."""
+"""Bytes of a page's keys."""
 
 
 def token_bytes(tokens: Sequence[int]) -> bytes:
-    """Return tokens as int32 bytes in native order."""
-    return array("i", tokens).tobytes()
+    """Return tokens as int64 bytes in native order."""
+    return array("q", tokens).tobytes()
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -31,7 +35,7 @@ class Node:
     parent: Node | None
     """Parent; None for a root."""
     block: bytes
-    """The page's tokens, int32; empty for a root."""
+    """The page's tokens, int64; empty for a root."""
     digest: bytes
     """blake2b, 32 bytes, of the parent's digest and the tokens."""
     pages: list[int | None]
@@ -67,7 +71,7 @@ class Snapshot:
     node: Node
     """Node of the last full page."""
     tail: bytes
-    """The open page's tokens, int32."""
+    """The open page's tokens, int64."""
     content: object
     """Copied arrays (`state.Rows`), opaque to the index."""
     nbytes: int

@@ -7,7 +7,7 @@ import pytest
 from support.engines.tiny_engine import request, run, tiny_engine, tiny_model
 
 from mlxinfer.cache.disk.storage import DiskStorage
-from mlxinfer.cache.kv_events import DISK, GPU, AllBlocksCleared, BlockRemoved, BlockStored, block_hash
+from mlxinfer.cache.kv_events import DISK, GPU, AllBlocksCleared, BlockRemoved, BlockStored, block_hash, published_ids
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
@@ -44,7 +44,7 @@ def truth(index):
         for group, page in enumerate(node.pages):
             if page is not None:
                 parent = block_hash(node.parent.digest) if node.depth > 1 else None
-                found[group, block_hash(node.digest)] = parent, tuple(memoryview(node.block).cast("i"))
+                found[group, block_hash(node.digest)] = parent, tuple(memoryview(node.block).cast("q"))
     return found
 
 
@@ -126,3 +126,8 @@ def test_pages_that_the_disk_has_no_room_for_are_told_as_removed(tmp_path):
     files = {path.name[:16] for path in tmp_path.rglob("*full*")}
     assert {f"{own:016x}" for _, own in replay.of(DISK)} == files != set()
     assert replay.removals > 0
+
+
+def test_image_rows_are_published_as_ids_of_31_bits():
+    keys = [5, (1 << 62) + 6, (1 << 63) - 1]
+    assert published_ids(keys) == (5, 6, 2**31 - 1)

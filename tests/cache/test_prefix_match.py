@@ -1,5 +1,7 @@
 """Matches of a prompt's prefix, and the reported reason for an incomplete match."""
 
+import pytest
+
 from mlxinfer.cache.pages import PAGE
 from mlxinfer.cache.pool import PageDemand, PagePool
 
@@ -47,6 +49,28 @@ def test_states_count_at_their_own_position_only():
     assert found(states, LONG) == (200, "nothing cached beyond token 200")
     assert found(states, LONG[:190] + SEVENS) == (64, "diverged at token 190, the last state kept is that at token 64")
     assert found(states, LONG[:60] + SEVENS) == (0, "diverged at token 60, no state of it is kept")
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_prefix_never_ends_inside_a_span(exact):
+    cached = pool(None, exact=exact)
+    leave(cached, LONG[:300], 40, 70, 130, 190)
+
+    def reused(length: int, *spans: tuple[int, int]) -> int:
+        return cached.find([*LONG[:length], *SEVENS], spans=spans).reused
+
+    ends = [reused(length, (60, 150), (160, 230)) for length in (50, 59, 60, 100, 149, 150, 155, 160, 229, 230, 299, 300)]
+    assert ends == ([40] * 11 + [300] if exact else [40, 40, 40, 40, 40, 150, 155, 160, 160, 160, 299, 300])
+    assert [reused(length) for length in (70, 130, 250)] == ([70, 130, 190] if exact else [70, 130, 192])
+
+
+def test_keys_of_image_rows_are_no_ids():
+    """Two images whose keys agree in the lowest 32 bits share nothing."""
+    cached = pool()
+    one, two = [[5, 6, *((1 << 62) + (top << 32) + row for row in range(100)), 7, 8] for top in (1, 2)]
+    leave(cached, one)
+    assert cached.find(one).reused == len(one) - 1
+    assert cached.find(two).reused == 0
 
 
 def test_a_window_needs_its_own_pages_only():

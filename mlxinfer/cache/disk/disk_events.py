@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..kv_events import DISK, BlockRemoved, BlockStored, KVEventSink, block_hash
+from ..kv_events import DISK, BlockRemoved, BlockStored, KVEventSink, block_hash, published_ids
 from .pagefile import Entry, Name
 
 
@@ -30,7 +30,7 @@ class DiskEvents:
         own, salt = block_hash(entry.digest), "" if entry.root == self._unsalted else entry.root.hex()
         parent = None if entry.parent == entry.root else block_hash(entry.parent)
         self._told[entry.file] = BlockRemoved(own, DISK, group)
-        self._sink(BlockStored(own, parent, entry.tokens, DISK, group, salt))
+        self._sink(BlockStored(own, parent, published_ids(entry.tokens), DISK, group, salt))
 
     def removed(self, name: Name) -> None:
         """Report a page whose file is gone or was never written."""

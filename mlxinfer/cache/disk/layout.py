@@ -128,7 +128,7 @@ def _named(rows: Rows) -> dict[str, mx.array]:
 
 
 def _tokens(data: bytes) -> tuple[int, ...]:
-    return tuple(array("i", data))
+    return tuple(array("q", data))
 
 
 _NAMES = {mx.float32: "F32", mx.uint32: "U32", mx.float16: "F16", mx.bfloat16: "BF16"}

@@ -29,6 +29,8 @@ PREFILL, PAGES = "/v1/kv/prefill", "/v1/kv/pages"
 """Paths of a server with `--kv-producer` (`server/routers/kv_transfer.py`)."""
 LEAST_TOKENS = 4 * PAGE
 """Minimum missing tokens for a remote prefill."""
+_LARGEST_ID = 2**31 - 1
+"""Keys of image rows are above all token ids."""
 RETRY_S = 10.0
 """Seconds between a failure and the next request to the other machine."""
 _CONNECT_S = 5.0
@@ -87,8 +89,8 @@ class PeerStorage(PageSource):
                 return True
             if key in self._asking:
                 return False
-            # The last token is computed here for its logits.
-            if self.off or len(tokens) - 1 - reused() < LEAST_TOKENS:
+            # The last token is computed here for its logits. A request has token ids only, so prompts with images stay here.
+            if self.off or len(tokens) - 1 - reused() < LEAST_TOKENS or max(tokens) > _LARGEST_ID:
                 return True
             self._asking.add(key)
             self._looking += 1

@@ -321,7 +321,7 @@ class Engine:
             return
         step.sealed = True
         sequences = [w.sequence for w in step.schedule.work]
-        tokens = {s.slot: s.tokens for s in sequences if s.slot is not None and self._chunks.may_share(s)}
+        tokens = {s.slot: s.keys() for s in sequences if s.slot is not None and self._chunks.may_share(s)}
         for each in step.passes:
             self.cache.seal(each, tokens)
 

@@ -41,12 +41,12 @@ class KVCacheManager:
 
     def allocate(self, sequence: Sequence) -> Allocation:
         """Give a sequence its slot, with the cached prefix of its tokens."""
-        salt = self._cache_salt(sequence)
+        salt, keys = self._cache_salt(sequence), sequence.keys()
         if salt is not None:
             store, self._between_steps = self._between_steps, False  # once, because it takes time
-            if self._cache.prefetch(sequence.tokens, salt, store=store):
+            if self._cache.prefetch(keys, salt, store=store):
                 return Allocation.LOADING
-        match = None if salt is None else self._cache.find(sequence.tokens, salt)
+        match = None if salt is None else self._cache.find(keys, salt, sequence.images.spans if sequence.images else ())
         reused = match.reused if match else 0
         if self._scheduler.running and not self._has_room(PageDemand(None, reused, len(sequence.tokens) - reused + PAGE, match)):
             return Allocation.NO_ROOM
@@ -73,7 +73,7 @@ class KVCacheManager:
     def cache_prefix(self, sequence: Sequence) -> None:
         """Cache the computed tokens of a sequence for others with the same prefix, its partial last page included."""
         if sequence.slot is not None and self._chunks.snapshots and self._cache_salt(sequence) is not None:
-            self._cache.keep(sequence.slot, sequence.tokens[: sequence.num_computed_tokens])
+            self._cache.keep(sequence.slot, sequence.keys()[: sequence.num_computed_tokens])
 
     def must_restart(self, sequence: Sequence) -> bool:
         """True if a running sequence must be computed again, because its length has changed its rope."""

@@ -114,11 +114,9 @@ class Sequence:
         """The tokens after the prompt."""
         return self.tokens[len(self.prompt) :]
 
-    def keys(self, count: int) -> Many[int]:
-        """Keys of the first `count` tokens for the prefix cache: token ids, and keys of their pixels for image rows."""
-        if self.images is None:
-            return self.tokens[:count]
-        return [*self.images.keys[:count], *self.tokens[len(self.prompt) : count]]
+    def keys(self) -> list[int]:
+        """Keys of the tokens for the prefix cache: token ids, and keys of their pixels for image rows."""
+        return self.tokens if self.images is None else [*self.images.keys, *self.tokens[len(self.prompt) :]]
 
     @property
     def is_only_read(self) -> bool:
