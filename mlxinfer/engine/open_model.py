@@ -17,8 +17,8 @@ from ..cache.paged import PagedCache
 from ..config import EngineArgs, EngineConfig, default_params
 from ..errors import SettingError
 from ..loading.draft_head import head_in
+from ..loading.find.fingerprint import content_fingerprint, fingerprint
 from ..loading.find.resolve import prefix_dir
-from ..loading.fingerprint import content_fingerprint, fingerprint
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory.budget import BUDGET, Reservation, shares
 from ..loading.memory.kv_choice import kv_format
