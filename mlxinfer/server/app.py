@@ -29,6 +29,7 @@ from .model_manager.registry import Registry
 from .routers import introspection, kv_transfer
 from .routing import Dialect, Doc, Endpoint, RequestContext, Server, document_routes
 from .settings import ServerSettings
+from .shared.images import PictureQueue
 from .sse import ClientGone
 
 DIALECTS: tuple[Dialect, ...] = (anthropic.DIALECT, ollama.DIALECT, openai.DIALECT)
@@ -53,7 +54,9 @@ def create_app(
     """An application that serves these models in these dialects (default: `DIALECTS`). The caller closes the manager. While the caller
     keeps `draining` set, `/health` returns 503, so that routers choose another server."""
     dialects = DIALECTS if dialects is None else dialects
-    server = Server(models, manager, settings, Metrics(models, manager), draining or Event())
+    limits = settings.limits
+    pictures = PictureQueue(limits.picture_requests, limits.picture_queue)
+    server = Server(models, manager, settings, Metrics(models, manager), draining or Event(), pictures)
     endpoints = [*(endpoint for dialect in dialects for endpoint in dialect.routes(server)), *_own_routes(server)]
     return _App(server, dialects, Router([*page.routes(), *endpoints, *document_routes(server, endpoints)], redirect_slashes=False))
 

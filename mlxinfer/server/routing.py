@@ -6,7 +6,7 @@ import asyncio
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from threading import Event
 from typing import Any
@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from .._version import __version__
 from . import sse
-from .access.auth import is_unix, peer, read_json
+from .access.auth import is_unix, peer, read_json, too_large
 from .errors import APIError, from_validation_error, timed_out
 from .log import notice_once
 from .metrics import Metrics
@@ -27,6 +27,7 @@ from .model_manager.manager import ModelManager
 from .model_manager.model_slot import ModelSlot
 from .model_manager.registry import ModelEntry, Registry, ServedModel
 from .settings import Limits, ServerSettings
+from .shared.images import PictureQueue
 from .validation import StrictModel
 
 _MAX_CLIENT_ID = 256
@@ -43,6 +44,8 @@ class Server:
     metrics: Metrics
     draining: Event = field(default_factory=Event)
     """Set while the server sends its last answers."""
+    pictures: PictureQueue = field(default_factory=PictureQueue)
+    """Requests whose images are decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,8 @@ class RequestContext:
     """Time of arrival on the clock `time.monotonic`."""
     held: list[ModelSlot] = field(default_factory=list)
     """Models in use, which stay loaded until the response has ended."""
+    body_bytes: int = 0
+    """Bytes of the body."""
 
     @property
     def limits(self) -> Limits:
@@ -101,7 +106,10 @@ class RequestContext:
                 raise timed_out(self.limits.request_s) from None
             self.log["load_ms"] = round((time.monotonic() - asked) * 1000, 1)
         assert slot.llm is not None
-        return ServedModel(entry.name, slot.llm, entry.adapter)
+        served = ServedModel(entry.name, slot.llm, entry.adapter)
+        if self.body_bytes > self.limits.body_bytes and served.blind_reason is not None:
+            raise too_large(self.limits.body_bytes)
+        return served
 
     async def _acquire(self, slot: ModelSlot, keep_alive_s: float | None) -> None:
         await self.server.manager.acquire(slot, keep_alive_s)
@@ -133,11 +141,20 @@ class Doc:
 class Endpoint(Route):
     """A method, a path, the handler of the requests, and the type of their bodies (None: no body).
 
-    `any_type` accepts bodies that are not declared as JSON, see `read_json`.
+    `any_type` accepts bodies that are not declared as JSON, see `read_json`. `images` accepts longer bodies for models that see images.
     """
 
     def __init__(
-        self, method: str, path: str, handler: Handler, body: type[StrictModel] | None, doc: Doc, *, server: Server, any_type: bool = False
+        self,
+        method: str,
+        path: str,
+        handler: Handler,
+        body: type[StrictModel] | None,
+        doc: Doc,
+        *,
+        server: Server,
+        any_type: bool = False,
+        images: bool = False,
     ) -> None:
         super().__init__(path, handler, methods=[method])
         self.app = self.serve
@@ -149,6 +166,7 @@ class Endpoint(Route):
         self._handler = handler
         self._server = server
         self._any_type = any_type
+        self._images = images
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read and check the body, call the handler and send its response. Raises `APIError`."""
@@ -165,16 +183,20 @@ class Endpoint(Route):
             shared_key=bool(self._server.settings.api_key) and not is_unix(scope),
         )
         try:
-            response = await self._handler(context, await self._body(context, scope))
+            # A body may have many megabytes. Only the handler keeps it.
+            response = await self._handler(*(await self._arguments(context, scope)))
             await response(scope, receive, send)
         finally:
             context.release()
 
-    async def _body(self, context: RequestContext, scope: Scope) -> Any:
-        """The validated body of a request. Raises `APIError`."""
+    async def _arguments(self, context: RequestContext, scope: Scope) -> tuple[RequestContext, Any]:
+        """The handler's arguments: the context and the validated body, None for endpoints without one. Raises `APIError`."""
         if self.body is None:
-            return None
-        raw = await read_json(scope, context.receive, context.limits, any_type=self._any_type)
+            return context, None
+        limits = context.limits
+        if self._images and any(entry.may_see for entry in self._server.models):
+            limits = replace(limits, body_bytes=max(limits.body_bytes, limits.image_body_bytes))
+        raw = await read_json(scope, context.receive, limits, any_type=self._any_type)
         taken: dict[str, str] = {}
         try:
             body = self.body.model_validate_json(raw, context=taken)
@@ -182,7 +204,7 @@ class Endpoint(Route):
             raise from_validation_error(error) from None
         for name, why in taken.items():
             notice_once(f"{name} is taken without effect: {why}", route=self.documented_path)
-        return body
+        return replace(context, body_bytes=len(raw)), body
 
 
 @dataclass(frozen=True, slots=True)

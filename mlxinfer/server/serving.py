@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,10 +13,12 @@ from ..engine.text.chat_prompt import continued
 from ..errors import MLXInferError, PromptError, SamplingError, TemplateError
 from ..output_format.history import REASONING_NAMES
 from ..types import Chunk, Completion, FinishReason, SamplingParams, TokenLogprob, Usage
-from .errors import APIError, from_engine_error, invalid, stopping, timed_out
+from . import sse
+from .errors import APIError, from_engine_error, invalid, stopping, timed_out, unsupported
 from .metrics import RequestMetrics
 from .model_manager.registry import ServedModel
 from .routing import RequestContext
+from .shared.images import decoded, joined, sent_images, with_bytes, with_places
 from .shared.structure import structure_refused
 from .shared.tools import NO_TOOLS, Offer, schema_refused
 
@@ -55,32 +57,62 @@ class GenerateRequest:
 
 
 async def encode_chat(
-    served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
+    context: RequestContext,
+    served: ServedModel,
+    messages: Sequence[Mapping[str, Any]],
+    offer: Offer = NO_TOOLS,
+    variables: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
     """A conversation, rendered by the model's chat template with these tools and additional `variables`. If the template fails,
-    neighbouring messages of the same role are merged first. Raises `APIError`."""
-    prompt = partial(served.llm.chat_prompt, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
+    neighbouring messages of the same role are merged first. Images wait for their turn to be decoded. Raises `APIError`, and
+    `ClientGone` if the client disconnects while its images wait."""
+    render = partial(served.llm.chat_prompt, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
+    images = sent_images(messages)
+    if not images:
+        return await _rendered(render, messages)
+    if served.blind_reason is not None:
+        where = images[0].where
+        raise unsupported(where, f"{where}: {served.blind_reason}")
+    context.log["images"] = len(images)
+
+    async def decode_and_render() -> ChatPrompt:
+        files = await asyncio.to_thread(decoded, images)
+        return await _rendered(lambda sent: render(with_bytes(sent, files)), messages)
+
+    return await sse.unless_gone(context.receive, context.server.pictures.run(decode_and_render))
+
+
+async def _rendered(
+    render: Callable[[Sequence[Mapping[str, Any]]], Awaitable[ChatPrompt]],
+    messages: Sequence[Mapping[str, Any]],
+) -> ChatPrompt:
+    """The prompt of these messages, or else of the merged ones. Raises `APIError`."""
     try:
         try:
-            return await prompt(messages)
+            return await render(messages)
         except TemplateError:
             fewer = _merge_neighbours(messages)
             if len(fewer) == len(messages):
                 raise
-            return await prompt(fewer)
+            messages = fewer
+            return await render(messages)
     except MLXInferError as error:
-        raise from_engine_error(error) from error
+        raise with_places(error, messages) from error
 
 
 async def encode_continued(
-    served: ServedModel, messages: Sequence[Mapping[str, Any]], offer: Offer = NO_TOOLS, variables: Mapping[str, Any] | None = None
+    context: RequestContext,
+    served: ServedModel,
+    messages: Sequence[Mapping[str, Any]],
+    offer: Offer = NO_TOOLS,
+    variables: Mapping[str, Any] | None = None,
 ) -> ChatPrompt:
     """A conversation whose last message is an answer to continue. Raises `APIError`."""
     last = messages[-1] if messages else {}
     content, reasoning = last.get("content") or "", next((last[name] for name in REASONING_NAMES if last.get(name)), "")
     if last.get("role") != "assistant" or last.get("tool_calls") or not (content or reasoning):
         raise invalid("continue_final_message: the last message must be an answer with text", "continue_final_message", "invalid_value")
-    prompt = await encode_chat(served, messages[:-1], offer, variables)
+    prompt = await encode_chat(context, served, messages[:-1], offer, variables)
     return continued(prompt, served.llm.tokenizer, content, reasoning)
 
 
@@ -92,7 +124,7 @@ def _merge_neighbours(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str
         last = found[-1] if found else {}
         plain = message.keys() == last.keys() == {"role", "content"}
         if plain and message["role"] == last["role"] and message["role"] in ("system", "user"):
-            found[-1] = {**last, "content": f"{last['content']}\n\n{message['content']}"}
+            found[-1] = {**last, "content": joined(last["content"], message["content"])}
         else:
             found.append(message)
     return found

@@ -27,6 +27,12 @@ class Limits:
 
     body_bytes: int = 16 * 2**20
     """Bytes of a request's body."""
+    image_body_bytes: int = 64 * 2**20
+    """Bytes of the body of a request to a model that sees images."""
+    picture_requests: int = 2
+    """Requests whose images are decoded at the same time."""
+    picture_queue: int = 32
+    """Requests with images that may wait for their turn; further ones are refused."""
     header_bytes: int = 32 * 2**10
     """Bytes of a request's path and headers."""
     header_s: float = 15.0

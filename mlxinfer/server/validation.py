@@ -122,26 +122,28 @@ PromptOrPrompts = Annotated[
 
 
 class OneOf(Unsupported):
-    """Annotates a text that must be one of the supported values. The error lists these values."""
+    """Annotates a text that must be one of the supported values. The error lists these values, and those of `others`: a union has further
+    types for them."""
 
-    def __init__(self, *known: str) -> None:
-        super().__init__(*known, why=f"not supported yet: only {' or '.join(known)}")
+    def __init__(self, *known: str, others: Iterable[str] = (), why: str = "not supported yet") -> None:
+        super().__init__(*known, why=f"{why}: only {' or '.join((*known, *others))}")
         self.values.remove(None)
 
 
-class TextPart(StrictModel):
-    """A part of a message. Images, audio and files are refused by their type."""
+class PartType(OneOf):
+    """Annotates the type of a text part. The error names the type of sound, video or a file."""
 
-    type: Annotated[str, OneOf("text")]
-    text: str
-
-
-TextOrParts = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[TextPart], FIRST_ERROR_ONLY, Tag("<items>")]],
-    Discriminator(text_or_list),
-]
+    def _check(self, value: Any) -> Any:
+        if value in _OTHER_MEDIA:
+            raise PydanticCustomError("unsupported", "{value} is {why}", {"value": value, "why": self.why})
+        return super()._check(value)
 
 
-def plain_text(content: str | list[TextPart]) -> str:
-    """The text of a message's content."""
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+_OTHER_MEDIA = frozenset(
+    ("input_audio", "audio", "audio_url", "video", "video_url", "input_video", "file", "input_file", "document", "search_result")
+)
+
+
+def type_of(value: Any) -> Any:
+    """The `type` of a JSON object or of a validated model; None without one."""
+    return value.get("type") if isinstance(value, dict) else getattr(value, "type", None)

@@ -38,7 +38,7 @@ def refused(client: OpenAI, kind: str = "BadRequestError", **fields: Any) -> Any
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
         ({"web_search_options": {}}, "web_search_options"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "video_url", "video_url": {"url": "x"}}]}]}, "messages[0].content[0].type"),
     ],
 )
 def test_what_is_known_but_not_supported_is_refused_by_name(unix_client: OpenAI, fields: dict[str, Any], param: str) -> None:
@@ -46,10 +46,10 @@ def test_what_is_known_but_not_supported_is_refused_by_name(unix_client: OpenAI,
 
 
 def test_one_fact_is_one_error(unix_client: OpenAI) -> None:
-    part = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+    part = {"type": "input_audio", "input_audio": {"data": "eA==", "format": "wav"}}
     with pytest.raises(openai.BadRequestError) as found:
         unix_client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": [part]}])  # type: ignore[typeddict-item, list-item]
-    assert found.value.body["message"] == "messages[0].content[0].type: not supported yet: only text"
+    assert found.value.body["message"] == "messages[0].content[0].type: input_audio is not supported yet: only text or image_url"
 
 
 @pytest.mark.parametrize(

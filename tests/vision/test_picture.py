@@ -7,8 +7,10 @@ import io
 import struct
 import subprocess
 import sys
+import tracemalloc
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from mlxinfer.errors import ImageError
-from mlxinfer.vision.picture import MAX_BYTES, Picture, picture_from_url, picture_size, read_picture
+from mlxinfer.vision.picture import MAX_BYTES, Picture, bytes_of_url, picture_from_url, picture_size, read_picture
 
 SIZE = 6, 4  # width, height
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -364,6 +366,18 @@ def test_other_urls_are_not_fetched(url: str) -> None:
     if "://" in url:
         with pytest.raises(ImageError, match="data: URL"):
             read_picture(url)
+
+
+@pytest.mark.parametrize("sign", ["%", " A", "%2B"])
+def test_memory_does_not_grow_with_the_number_of_signs(sign: str) -> None:
+    url = "data:;base64," + sign * (6_000_000 // len(sign))
+    tracemalloc.start()
+    try:
+        with suppress(ImageError):
+            bytes_of_url(url)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(url)
+    finally:
+        tracemalloc.stop()
 
 
 def test_long_data_urls_are_refused_before_decoding() -> None:

@@ -117,7 +117,7 @@ async def read_json(scope: Scope, receive: Receive, limits: Limits, *, any_type:
     length = headers.get(b"content-length", b"0")
     declared = int(length) if length.isdigit() else 0
     if declared > limits.body_bytes and b"expect" in headers:
-        raise _too_large(limits)
+        raise too_large(limits.body_bytes)
     try:
         return await asyncio.wait_for(_read(receive, limits, declared), limits.body_s)
     except asyncio.TimeoutError:
@@ -128,7 +128,7 @@ async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     if declared > _DISCARDED * limits.body_bytes:
-        raise _too_large(limits)
+        raise too_large(limits.body_bytes)
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -136,22 +136,23 @@ async def _read(receive: Receive, limits: Limits, declared: int) -> bytes:
         part = message.get("body", b"")
         size += len(part)
         if size > _DISCARDED * limits.body_bytes:
-            raise _too_large(limits)
+            raise too_large(limits.body_bytes)
         parts.append(part)
         if size > limits.body_bytes:
             parts.clear()
         if not message.get("more_body", False):
             break
     if size > limits.body_bytes:
-        raise _too_large(limits)
+        raise too_large(limits.body_bytes)
     body = b"".join(parts)
     if not body:
         raise invalid("The body is empty: send a JSON object.", code="invalid_json")
     return body
 
 
-def _too_large(limits: Limits) -> APIError:
-    return APIError(413, "too_large", f"The body is longer than {limits.body_bytes} bytes.", code="request_too_large")
+def too_large(most: int) -> APIError:
+    """413: the body has more than `most` bytes."""
+    return APIError(413, "too_large", f"The body is longer than {most} bytes.", code="request_too_large")
 
 
 def _came_to(scope: Scope) -> str:

@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Discriminator, Field, Tag
 
 from ..errors import invalid
+from ..shared.images import Content, SentImage, content_of, joined
 from ..shared.tools import CallId, EarlierCalls, Name
-from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
+from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, PartType, StrictModel, Unsupported, text_or_list, type_of
 
 MAX_MESSAGES = 4096
 _BETWEEN_TURNS = "\n\n"
@@ -25,12 +26,32 @@ class CacheControl(StrictModel):
 
 
 class TextBlock(StrictModel):
-    """A block of text. Images and documents are refused by their type."""
+    """A block of text. Documents are refused by their type."""
 
-    type: Annotated[str, OneOf("text")]
+    type: Annotated[str, PartType("text", others=["image"])]
     text: str
     cache_control: CacheControl | None = None
     citations: Annotated[Any, Unsupported([])] = None
+
+
+class ImageSource(StrictModel):
+    """The base64 of an image. The format is read from its bytes, whatever `media_type` says."""
+
+    type: Annotated[str, OneOf("base64", why="not possible, because the server fetches nothing and keeps no files")]
+    media_type: Annotated[str, Field(max_length=256)] | None = None
+    data: str
+
+
+class ImageBlock(StrictModel):
+    """An image."""
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: CacheControl | None = None
+
+    def sent(self, where: str) -> SentImage:
+        """The image, which is the request's field `where`."""
+        return SentImage(where, self.source.data)
 
 
 class ThinkingBlock(StrictModel):
@@ -60,8 +81,13 @@ class ToolUseBlock(StrictModel):
     toolset_name: Annotated[Any, Unsupported()] = None
 
 
+def _result_tag(value: Any) -> str:
+    return "<image>" if type_of(value) == "image" else "<text>"
+
+
+_ResultBlock = Annotated[Union[Annotated[TextBlock, Tag("<text>")], Annotated[ImageBlock, Tag("<image>")]], Discriminator(_result_tag)]
 _ResultContent = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[TextBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+    Union[Annotated[str, Tag("<text>")], Annotated[list[_ResultBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
 ]
 
 
@@ -75,24 +101,33 @@ class ToolResultBlock(StrictModel):
     is_error: bool | None = None
     cache_control: CacheControl | None = None
 
-    @property
-    def plain(self) -> str:
-        text = self.content if isinstance(self.content, str) else "".join(block.text for block in self.content or ())
-        return f"Error: {text}" if self.is_error and "error" not in text[:100].lower() else text
+    def plain(self, where: str) -> Content:
+        """The text and images of the result, which is the request's field `where`."""
+        if isinstance(self.content, str):
+            return self._marked(self.content) + self.content
+        parts = [
+            block.text if isinstance(block, TextBlock) else block.sent(f"{where}.content[{number}]")
+            for number, block in enumerate(self.content or ())
+        ]
+        return content_of([self._marked("".join(part for part in parts if isinstance(part, str))), *parts])
+
+    def _marked(self, text: str) -> str:
+        return "Error: " if self.is_error and "error" not in text[:100].lower() else ""
 
 
-_KINDS = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+_KINDS = ("image", "thinking", "redacted_thinking", "tool_use", "tool_result")
 
 
 def _block_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = type_of(value)
     return f"<{kind}>" if kind in _KINDS else "<text>"
 
 
-AnyBlock = Union[TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock]
+AnyBlock = Union[TextBlock, ImageBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock, ToolResultBlock]
 Block = Annotated[
     Union[
         Annotated[TextBlock, Tag("<text>")],
+        Annotated[ImageBlock, Tag("<image>")],
         Annotated[ThinkingBlock, Tag("<thinking>")],
         Annotated[RedactedThinkingBlock, Tag("<redacted_thinking>")],
         Annotated[ToolUseBlock, Tag("<tool_use>")],
@@ -100,7 +135,7 @@ Block = Annotated[
     ],
     Discriminator(_block_tag),
 ]
-Content = Annotated[
+TurnContent = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[Block], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
 ]
 System = Annotated[
@@ -112,7 +147,7 @@ class Turn(StrictModel):
     """One message. A `system` message keeps its position, although some chat templates do not allow it after the first message."""
 
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: TurnContent
 
     @property
     def blocks(self) -> Sequence[AnyBlock]:
@@ -141,8 +176,11 @@ def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn])
 
 
 _BLOCKS_OF: dict[str, tuple[tuple[type[AnyBlock], ...], str]] = {
-    "assistant": ((TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock), "only a user's message can have results of tools"),
-    "user": ((TextBlock, ToolResultBlock), "only an assistant's message can have thinking and calls"),
+    "assistant": (
+        (TextBlock, ThinkingBlock, RedactedThinkingBlock, ToolUseBlock),
+        "only a user's message can have images and results of tools",
+    ),
+    "user": ((TextBlock, ImageBlock, ToolResultBlock), "only an assistant's message can have thinking and calls"),
     "system": ((TextBlock,), "a system message has text only"),
 }
 
@@ -155,11 +193,15 @@ def _split_turn(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict
         if not isinstance(block, kinds):
             raise invalid(f"{where}[{number}]: {why}", f"{where}[{number}]")
         if isinstance(block, ToolResultBlock):
-            yield calls.result(block.tool_use_id, block.plain, f"{where}[{number}].tool_use_id")
-    text = "".join(block.text for block in blocks if isinstance(block, TextBlock))
-    if not text and any(isinstance(block, ToolResultBlock) for block in blocks):
+            yield calls.result(block.tool_use_id, block.plain(f"{where}[{number}]"), f"{where}[{number}].tool_use_id")
+    content = content_of(
+        block.text if isinstance(block, TextBlock) else block.sent(f"{where}[{number}]")
+        for number, block in enumerate(blocks)
+        if isinstance(block, (TextBlock, ImageBlock))
+    )
+    if not content and any(isinstance(block, ToolResultBlock) for block in blocks):
         return
-    turn: dict[str, Any] = {"role": message.role, "content": text}
+    turn: dict[str, Any] = {"role": message.role, "content": content}
     thinking = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
     if thinking:
         turn["reasoning_content"] = thinking
@@ -169,7 +211,7 @@ def _split_turn(message: Turn, where: str, calls: EarlierCalls) -> Iterator[dict
 
 def _merge_turns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     texts: dict[str, Any] = {
-        name: _BETWEEN_TURNS.join(filter(None, (one.get(name), other.get(name))))
+        name: joined(one.get(name) or "", other.get(name) or "", _BETWEEN_TURNS)
         for name in ("content", "reasoning_content")
         if name in one or name in other
     }

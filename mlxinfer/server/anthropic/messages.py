@@ -183,7 +183,7 @@ class CountRequest(ConversationRequest):
 async def create(context: RequestContext, body: MessageRequest) -> ASGIApp:
     check_version(context)
     served = await context.model(body.model)
-    params, prompt = body.params(served), await body.prompt(served)
+    params, prompt = body.params(served), await body.prompt(context, served)
     params = body.wanted_thinking().held(params, served, prompt)
     request = GenerateRequest(served, prompt, params, client_id=body.client_id, structure_field=FORMAT)
     answer = MessageAnswer(request, reports_cached=body.reports_cached, omits_thinking=body.omits_thinking)
@@ -199,7 +199,7 @@ async def count_tokens(context: RequestContext, body: CountRequest) -> ASGIApp:
     served = await context.model(body.model)
     context.log["model"] = served.name
     try:
-        tokens = len((await body.prompt(served)).token_ids)
+        tokens = len((await body.prompt(context, served)).token_ids)
     except TooLong as error:  # clients count to find this out
         tokens = error.tokens
     return JSONResponse(TokenCount(input_tokens=tokens))
@@ -209,6 +209,6 @@ def routes(server: Server) -> list[Endpoint]:
     doc = Doc("The next message of a conversation", MessageObject, streams=sse.EVENT_STREAM, statuses=(OVERLOADED,))
     counted = Doc("Tokens of a prompt", TokenCount)
     return [
-        Endpoint("POST", "/v1/messages", create, MessageRequest, doc, server=server),
-        Endpoint("POST", "/v1/messages/count_tokens", count_tokens, CountRequest, counted, server=server),
+        Endpoint("POST", "/v1/messages", create, MessageRequest, doc, server=server, images=True),
+        Endpoint("POST", "/v1/messages/count_tokens", count_tokens, CountRequest, counted, server=server, images=True),
     ]

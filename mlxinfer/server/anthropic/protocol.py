@@ -118,10 +118,10 @@ class ConversationRequest(StrictModel):
         """True if answers report reasoning without its text."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
-    async def prompt(self, served: ServedModel) -> ChatPrompt:
+    async def prompt(self, context: RequestContext, served: ServedModel) -> ChatPrompt:
         """The rendered conversation. Raises `APIError`."""
-        variables = self.wanted_thinking().variables(served)
-        return await encode_chat(served, for_template(self.system, self.messages), offer_of(self.tools or (), self.tool_choice), variables)
+        variables, offer = self.wanted_thinking().variables(served), offer_of(self.tools or (), self.tool_choice)
+        return await encode_chat(context, served, for_template(self.system, self.messages), offer, variables)
 
     @property
     def reports_cached(self) -> bool:

@@ -37,6 +37,11 @@ class ServedModel:
         """The name of the base model."""
         return _without_adapter(self.name, self.adapter)
 
+    @property
+    def blind_reason(self) -> str | None:
+        """The reason why the model cannot see images; None if it can."""
+        return blind_reason(self.llm)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
@@ -55,6 +60,11 @@ class ModelEntry:
         """The name of the base model."""
         return _without_adapter(self.name, self.adapter)
 
+    @property
+    def may_see(self) -> bool:
+        """True if the model sees images, or is not loaded, so that it may."""
+        return self.slot.llm is None or blind_reason(self.slot.llm) is None
+
     def with_adapters(self) -> list[ModelEntry]:
         """The model, and each of its adapters as `name:adapter`."""
         return [self, *(replace(self, name=f"{self.name}:{adapter}", adapter=adapter) for adapter in self.slot.adapters)]
@@ -62,6 +72,12 @@ class ModelEntry:
 
 def _without_adapter(name: str, adapter: str | None) -> str:
     return name if adapter is None else name.removesuffix(f":{adapter}")
+
+
+def blind_reason(llm: AsyncLLM) -> str | None:
+    """The reason why a loaded model cannot see images; None if it can."""
+    vision = getattr(llm.loaded, "vision", "the model cannot see images")
+    return vision if isinstance(vision, str) else None
 
 
 class Registry:

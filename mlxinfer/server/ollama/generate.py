@@ -18,7 +18,7 @@ from ..serving import GenerateRequest, encode_chat, encode_text
 from ..shared.reasoning import Thinking
 from ..validation import Ids, Unsupported
 from .answers import ChatReply, GenerateReply, Lines, ReplyFields, as_message, as_response, reply_without_prompt
-from .messages import Messages, OllamaTools, for_template, offer_of, thinking_of
+from .messages import Images, Messages, OllamaTools, for_template, offer_of, thinking_of, with_images
 from .models import find_entry
 from .protocol import OllamaOptions, OllamaRequest
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 class OllamaGenerateRequest(OllamaRequest):
     """The body of `POST /api/generate`. `context` comes from an earlier answer: the tokens of its prompt and its text, which are put
-    before this prompt."""
+    before this prompt. Answers to prompts with images have no `context`, because the images are not in it."""
 
     prompt: str | None = None
     system: str | None = None
@@ -36,7 +36,7 @@ class OllamaGenerateRequest(OllamaRequest):
     raw: bool | None = None
     suffix: Annotated[Any, Unsupported("")] = None
     template: Annotated[Any, Unsupported("")] = None
-    images: Annotated[Any, Unsupported([])] = None
+    images: Images | None = None
     width: Annotated[Any, Unsupported(0)] = None
     height: Annotated[Any, Unsupported(0)] = None
     steps: Annotated[Any, Unsupported(0)] = None
@@ -51,18 +51,18 @@ class OllamaChatRequest(OllamaRequest):
 
 async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGIApp:
     entry, logprobs = find_entry(context.server.models, body.model), body.wanted_logprobs()
-    if not body.prompt:
+    if not body.prompt and not body.images:
         return await _without_prompt(context, body, entry, as_response)
     served = await context.use(entry, body.keep_alive_s)
     thinking = thinking_of(body.think)
-    prompt = await _encode_prompt(served, body, body.prompt, thinking.variables(served))
+    prompt = await _encode_prompt(context, served, body, thinking.variables(served))
     ids = prompt if isinstance(prompt, list) else prompt.token_ids
     params = (body.options or OllamaOptions()).params(served, len(ids), logprobs, body.structure())
     if not isinstance(prompt, list):
         params = _with_thinking_budget(thinking, params, served, prompt)
 
     def last_fields(answer: list[int]) -> dict[str, Any]:
-        return {} if body.raw else {"context": ids + answer}
+        return {} if body.raw or body.images else {"context": ids + answer}
 
     request = GenerateRequest(served, prompt, params, structure_field="format")
     return await Lines(context, body, request, as_response, last_fields).response()
@@ -74,7 +74,8 @@ async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
         return await _without_prompt(context, body, entry, as_message)
     served = await context.use(entry, body.keep_alive_s)
     thinking = thinking_of(body.think)
-    prompt = await encode_chat(served, for_template(body.messages), offer_of(body.tools or ()), thinking.variables(served))
+    messages, offer = for_template(body.messages), offer_of(body.tools or ())
+    prompt = await encode_chat(context, served, messages, offer, thinking.variables(served))
     params = (body.options or OllamaOptions()).params(served, len(prompt.token_ids), logprobs, body.structure())
     params = _with_thinking_budget(thinking, params, served, prompt)
     return await Lines(context, body, GenerateRequest(served, prompt, params, structure_field="format"), as_message).response()
@@ -101,22 +102,25 @@ def routes(server: Server) -> list[Endpoint]:
     answer = Doc("An answer to a prompt", GenerateReply, streams=sse.JSON_LINES)
     message = Doc("The next message of a conversation", ChatReply, streams=sse.JSON_LINES)
     return [
-        Endpoint("POST", "/api/generate", generate, OllamaGenerateRequest, answer, server=server, any_type=True),
-        Endpoint("POST", "/api/chat", chat, OllamaChatRequest, message, server=server, any_type=True),
+        Endpoint("POST", "/api/generate", generate, OllamaGenerateRequest, answer, server=server, any_type=True, images=True),
+        Endpoint("POST", "/api/chat", chat, OllamaChatRequest, message, server=server, any_type=True, images=True),
     ]
 
 
 async def _encode_prompt(
-    served: ServedModel, body: OllamaGenerateRequest, text: str, variables: Mapping[str, Any]
+    context: RequestContext, served: ServedModel, body: OllamaGenerateRequest, variables: Mapping[str, Any]
 ) -> list[int] | ChatPrompt:
     """Token ids, or a conversation of one message. Raises `APIError`."""
     if body.raw:
-        for name in ("system", "context"):
+        for name in ("system", "context", "images"):
             if getattr(body, name):
                 raise invalid(f"{name} is only for prompts that are not raw", name, "invalid_value")
-        return await encode_text(served, text)
+        return await encode_text(served, body.prompt or "")
+    if body.images and body.context:
+        raise invalid("context: not together with images: send the conversation to /api/chat", "context", "invalid_value")
     system = [{"role": "system", "content": body.system}] if body.system else []
-    prompt = await encode_chat(served, [*system, {"role": "user", "content": text}], variables=variables)
+    user: dict[str, Any] = {"role": "user", "content": with_images(body.prompt or "", body.images)}
+    prompt = await encode_chat(context, served, [*system, user], variables=variables)
     if not body.context:
         return prompt
     has_bos = prompt.token_ids[:1] == [served.llm.tokenizer.bos_token_id]

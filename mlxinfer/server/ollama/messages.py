@@ -9,9 +9,10 @@ from pydantic import Discriminator, Field, Tag
 
 from ...tools import ToolChoice
 from ..errors import invalid, unsupported
+from ..shared.images import Content, content_of, sent_image
 from ..shared.reasoning import Effort, Thinking
 from ..shared.tools import CallId, EarlierCalls, Name, Offer, SchemaObject, make_offer, tool_from, tools_field
-from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, Unsupported
+from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel
 
 MAX_MESSAGES = 4096
 
@@ -54,14 +55,18 @@ class OllamaCall(StrictModel):
     function: OllamaFunctionCall
 
 
+Images = Annotated[list[str], FIRST_ERROR_ONLY]
+"""Images as base64, or as `data:` URLs with base64."""
+
+
 class OllamaMessage(StrictModel):
-    """The template keeps or drops the `thinking` of earlier answers. A message of the role `tool` answers the call with its
-    `tool_call_id`. Without this id it answers the first open call of the tool `tool_name`, or of any tool."""
+    """The images come before the text. The template keeps or drops the `thinking` of earlier answers. A message of the role `tool`
+    answers the call with its `tool_call_id`. Without this id it answers the first open call of the tool `tool_name`, or of any tool."""
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     thinking: str | None = None
-    images: Annotated[Any, Unsupported([])] = None
+    images: Images | None = None
     tool_calls: Annotated[list[OllamaCall], FIRST_ERROR_ONLY] | None = None
     tool_name: Annotated[str, Field(max_length=256)] | None = None
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
@@ -88,7 +93,7 @@ def _template_message(message: OllamaMessage, number: int, calls: EarlierCalls) 
                 raise invalid(f"{where}.{field}: only an assistant's message has it", f"{where}.{field}", "invalid_value")
     if message.role == "tool":
         return _template_result(message, where, calls)
-    plain: dict[str, Any] = {"role": message.role, "content": message.content or ""}
+    plain: dict[str, Any] = {"role": message.role, "content": _content(message, where)}
     if message.thinking:
         plain["reasoning_content"] = message.thinking
     asked = [
@@ -103,7 +108,18 @@ def _template_result(message: OllamaMessage, where: str, calls: EarlierCalls) ->
     if call_id is None:
         wrong = f"{where}: a result of a tool that no earlier message called"
         raise invalid(wrong, where, "invalid_value")
-    return calls.result(call_id, message.content or "", f"{where}.tool_call_id")
+    return calls.result(call_id, _content(message, where), f"{where}.tool_call_id")
+
+
+def _content(message: OllamaMessage, where: str) -> Content:
+    if message.images and message.role not in ("user", "tool"):
+        raise invalid(f"{where}.images: only messages of users and tools have images", f"{where}.images", "invalid_value")
+    return with_images(message.content or "", message.images, f"{where}.")
+
+
+def with_images(text: str, images: Sequence[str] | None, where: str = "") -> Content:
+    """A text with images before it, which are the request's field `images` after `where`. Raises `APIError`."""
+    return content_of([*(sent_image(image, f"{where}images[{number}]") for number, image in enumerate(images or ())), text])
 
 
 def _switch_or_effort(value: Any) -> str:

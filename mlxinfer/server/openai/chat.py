@@ -126,7 +126,8 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     limit, wants_usage = body.limit(), body.wants_usage()
     params, thinking, goes_on = body.params(served, limit, body.wanted_logprobs()), body.thinking(), body.goes_on
     encode = encode_continued if goes_on else encode_chat
-    prompt = await encode(served, for_template(body.messages), body.offer(), thinking.variables(served, body.given_variables))
+    variables = thinking.variables(served, body.given_variables)
+    prompt = await encode(context, served, for_template(body.messages), body.offer(), variables)
     params = thinking.held(params, served, prompt)
     request = GenerateRequest(
         served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
@@ -141,4 +142,4 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
 
 def routes(server: Server) -> list[Endpoint]:
     doc = Doc("The next message of a conversation", ChatCompletion, streams=sse.EVENT_STREAM)
-    return [Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server)]
+    return [Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server, images=True)]

@@ -98,14 +98,14 @@ class VLLMExtras(StrictModel):
     early_stopping: Annotated[Any, Ignored(_NO_BEAMS)] = None
     documents: Annotated[Any, Unsupported([])] = None
     chat_template: Annotated[Any, Unsupported("")] = None
-    chat_template_content_format: Annotated[Any, Ignored("all content is text")] = None
+    chat_template_content_format: Annotated[Any, Ignored("the template decides the form of messages")] = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     """Cached prompts are shared only among requests with the same salt."""
     priority: Annotated[Any, Ignored("requests of different users are scheduled fairly")] = None
     request_id: Annotated[Any, Ignored("the server sets the ids of requests")] = None
     logits_processors: Annotated[Any, Unsupported([])] = None
     lora_path: Annotated[Any, Unsupported("")] = None
-    mm_processor_kwargs: Annotated[Any, Ignored("images are not supported")] = None
+    mm_processor_kwargs: Annotated[Any, Unsupported({}, why="not supported: detail of an image sets its size")] = None
     kv_transfer_params: Annotated[Any, Ignored("there is only one machine")] = None
     vllm_xargs: Annotated[Any, Unsupported({})] = None
 

@@ -3,17 +3,59 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from ..errors import APIError, invalid
+from ..shared.images import Content, Detail, content_of, image_of_url
 from ..shared.tools import CallId, EarlierCalls, Name
-from ..validation import FIRST_ERROR_ONLY, OneOf, StrictModel, TextOrParts, Unsupported, plain_text
+from ..validation import FIRST_ERROR_ONLY, OneOf, PartType, StrictModel, Unsupported, text_or_list, type_of
 
 MAX_MESSAGES = 4096
 _REASONING = ("reasoning", "reasoning_content", "thinking")
 """Fields for an assistant's reasoning: clients use different names."""
+_WITH_IMAGES = ("user", "tool", "function")
+"""Roles whose messages may have images."""
+
+
+class TextPart(StrictModel):
+    """A part of a message. Audio, video and files are refused by their type."""
+
+    type: Annotated[str, PartType("text", others=["image_url"])]
+    text: str
+
+
+class ImageURL(StrictModel):
+    """A `data:` URL with base64. Other URLs are refused: the server fetches nothing."""
+
+    url: str
+    detail: Detail | None = None
+
+
+def _url_or_object(value: Any) -> str:
+    return "<url>" if isinstance(value, str) else "<object>"
+
+
+class ImagePart(StrictModel):
+    """An image. Some clients send the URL without the object around it."""
+
+    type: Literal["image_url"]
+    image_url: Annotated[Union[Annotated[str, Tag("<url>")], Annotated[ImageURL, Tag("<object>")]], Discriminator(_url_or_object)]
+
+    @property
+    def given(self) -> ImageURL:
+        return ImageURL(url=self.image_url) if isinstance(self.image_url, str) else self.image_url
+
+
+def _part_tag(value: Any) -> str:
+    return "<image>" if type_of(value) == "image_url" else "<text>"
+
+
+Part = Annotated[Union[Annotated[TextPart, Tag("<text>")], Annotated[ImagePart, Tag("<image>")]], Discriminator(_part_tag)]
+TextOrParts = Annotated[
+    Union[Annotated[str, Tag("<text>")], Annotated[list[Part], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+]
 
 
 class EarlierFunctionCall(StrictModel):
@@ -68,7 +110,7 @@ def _template_message(message: ChatMessage, number: int, calls: EarlierCalls) ->
     asked = _template_calls(message, number, calls)
     if message.content is None and not asked:
         raise invalid(f"{where}.content: a text is needed", f"{where}.content", "invalid_value")
-    content = "" if message.content is None else plain_text(message.content)
+    content = _content(message, where)
     plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
     if message.name is not None:
         plain["name"] = message.name
@@ -98,4 +140,18 @@ def _template_result(message: ChatMessage, where: str, calls: EarlierCalls) -> d
     if call_id is None:
         wrong = "the id of the call is needed" if message.role == "tool" else "no earlier message called a function of this name"
         raise invalid(f"{field}: {wrong}", field, "invalid_value")
-    return calls.result(call_id, "" if message.content is None else plain_text(message.content), field)
+    return calls.result(call_id, _content(message, where), field)
+
+
+def _content(message: ChatMessage, where: str) -> Content:
+    """The content of a message, with its images. Raises `APIError`."""
+    if message.content is None or isinstance(message.content, str):
+        return message.content or ""
+    images = [number for number, part in enumerate(message.content) if isinstance(part, ImagePart)]
+    if images and message.role not in _WITH_IMAGES:
+        field = f"{where}.content[{images[0]}]"
+        raise invalid(f"{field}: only messages of users and results of tools can have images", field, "invalid_value")
+    return content_of(
+        image_of_url(part.given.url, f"{where}.content[{number}]", part.given.detail) if isinstance(part, ImagePart) else part.text
+        for number, part in enumerate(message.content)
+    )

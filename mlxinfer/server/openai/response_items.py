@@ -7,8 +7,10 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
+from ..errors import invalid
+from ..shared.images import Content, Detail, SentImage, content_of, image_of_url, image_refused
 from ..shared.tools import CallId, EarlierCalls, Name, Offer, make_offer, tools_field
-from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, StrictModel, Unsupported, text_or_list
+from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, PartType, StrictModel, Unsupported, text_or_list, type_of
 from .messages import MAX_MESSAGES
 from .tools import Function, choice_of, kind_of_choice
 
@@ -19,19 +21,55 @@ Status = Literal["in_progress", "completed", "incomplete"]
 class InputPart(StrictModel):
     """A part of a message's content. `annotations` and `logprobs` of an earlier answer are accepted and ignored."""
 
-    type: Annotated[str, OneOf("input_text", "output_text")]
+    type: Annotated[str, PartType("input_text", "output_text", others=["input_image"])]
     text: str
     annotations: Annotated[Any, Unsupported([])] = None
     logprobs: list[Any] | None = None
 
 
+class InputImage(StrictModel):
+    """An image as a `data:` URL with base64. Other URLs are refused: the server fetches nothing."""
+
+    type: Literal["input_image"]
+    image_url: str | None = None
+    detail: Detail | None = None
+    file_id: Annotated[Any, Unsupported(why="not possible: files are not kept, send image_url with a data: URL")] = None
+
+
+def _part_tag(value: Any) -> str:
+    return "<image>" if type_of(value) == "input_image" else "<text>"
+
+
+_Part = Annotated[Union[Annotated[InputPart, Tag("<text>")], Annotated[InputImage, Tag("<image>")]], Discriminator(_part_tag)]
 _Content = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[InputPart], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+    Union[Annotated[str, Tag("<text>")], Annotated[list[_Part], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
 ]
 
 
-def _joined_text(content: str | Sequence[InputPart]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _joined_text(content: str | Sequence[InputPart | InputImage], where: str) -> str:
+    """The text of an answer or of instructions. Raises `APIError` for an image."""
+    if isinstance(content, str):
+        return content
+    for number, part in enumerate(content):
+        if isinstance(part, InputImage):
+            field = f"{where}[{number}]"
+            raise invalid(f"{field}: only messages of users and results of functions can have images", field, "invalid_value")
+    return "".join(part.text for part in content if isinstance(part, InputPart))
+
+
+def _with_images(content: str | Sequence[InputPart | InputImage], where: str) -> Content:
+    """The content of a user's message or of a result. Raises `APIError`."""
+    if isinstance(content, str):
+        return content
+    return content_of(
+        part.text if isinstance(part, InputPart) else _image(part, f"{where}[{number}]") for number, part in enumerate(content)
+    )
+
+
+def _image(part: InputImage, where: str) -> SentImage:
+    if part.image_url is None:
+        raise image_refused("image_url is missing: send a data: URL", where)
+    return image_of_url(part.image_url, where, part.detail)
 
 
 class MessageItem(StrictModel):
@@ -98,7 +136,7 @@ _TYPES = ("function_call", "function_call_output", "reasoning", "item_reference"
 
 
 def _item_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    kind = type_of(value)
     if kind is None and isinstance(value, dict) and value.keys() - {"type"} == {"id"}:
         return "<item_reference>"
     return f"<{kind}>" if kind in _TYPES else "<message>"
@@ -127,26 +165,29 @@ def for_template(
     for number, item in enumerate(items):
         assert not isinstance(item, ItemReference)  # validation refuses all of them
         if isinstance(item, FunctionResultItem):
-            messages.append(calls.result(item.call_id, _joined_text(item.output), f"input[{number}].call_id"))
+            output = _with_images(item.output, f"input[{number}].output")
+            messages.append(calls.result(item.call_id, output, f"input[{number}].call_id"))
             turn = None
         elif isinstance(item, MessageItem) and item.role != "assistant":
-            messages.append({"role": "system" if item.role == "developer" else item.role, "content": _joined_text(item.content)})
+            where = f"input[{number}].content"
+            content = _with_images(item.content, where) if item.role == "user" else _joined_text(item.content, where)
+            messages.append({"role": "system" if item.role == "developer" else item.role, "content": content})
             turn = None
         else:
             if turn is None or (not isinstance(item, FunctionCallItem) and (turn["content"] or "tool_calls" in turn)):
                 messages.append(turn := {"role": "assistant", "content": ""})
-            _add_to_turn(turn, item, calls)
+            _add_to_turn(turn, item, calls, f"input[{number}]")
     return messages
 
 
-def _add_to_turn(turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem, calls: EarlierCalls) -> None:
+def _add_to_turn(turn: dict[str, Any], item: MessageItem | FunctionCallItem | ReasoningItem, calls: EarlierCalls, where: str) -> None:
     """Add an item to an assistant's message."""
     if isinstance(item, FunctionCallItem):
         turn.setdefault("tool_calls", []).append(calls.call(item.call_id, item.name, item.arguments))
     elif isinstance(item, ReasoningItem):
         turn["reasoning_content"] = turn.get("reasoning_content", "") + item.plain
     else:
-        turn["content"] = _joined_text(item.content)
+        turn["content"] = _joined_text(item.content, f"{where}.content")
 
 
 class ResponseFunction(Function):
@@ -171,8 +212,7 @@ class OtherTool(StrictModel):
 
 
 def _tool_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return "<function>" if kind == "function" else "<other>"
+    return "<function>" if type_of(value) == "function" else "<other>"
 
 
 Tools = tools_field(

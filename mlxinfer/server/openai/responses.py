@@ -148,7 +148,7 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
     params = body.params(served, body.max_output_tokens, body.wanted_logprobs())
     thinking = Thinking(effort=body.reasoning.effort if body.reasoning else None)
     offer = offer_of(body.tools or (), body.tool_choice, body.parallel_tool_calls)
-    prompt = await encode_chat(served, body.messages(), offer, thinking.variables(served))
+    prompt = await encode_chat(context, served, body.messages(), offer, thinking.variables(served))
     params = thinking.held(params, served, prompt)
     request = GenerateRequest(
         served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
@@ -164,7 +164,7 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
 
 def routes(server: Server) -> list[Endpoint]:
     doc = Doc("An answer to a conversation; it is not stored", ResponseObject, streams=sse.EVENT_STREAM)
-    return [Endpoint("POST", "/v1/responses", create, ResponseRequest, doc, server=server)]
+    return [Endpoint("POST", "/v1/responses", create, ResponseRequest, doc, server=server, images=True)]
 
 
 class _Response:

@@ -15,6 +15,7 @@ from ...tools import Tool, ToolChoice
 from ...types import ToolCall, ToolCallDelta
 from ..errors import APIError, from_engine_error, invalid
 from ..validation import FIRST_ERROR_ONLY
+from .images import Content
 
 MAX_TOOLS = 1024
 Name = Annotated[str, Field(min_length=1, max_length=256)]
@@ -99,7 +100,7 @@ class EarlierCalls:
         """The id of the first call without a result, of the tool `name` or of any tool. For dialects whose results have no ids."""
         return next((one for one in self._open if name in (None, self._names[one])), None)
 
-    def result(self, call_id: str, content: str, where: str) -> dict[str, Any]:
+    def result(self, call_id: str, content: Content, where: str) -> dict[str, Any]:
         """A tool's result in the form of chat templates. `where` is the field with the id. Raises `APIError` if no such call was made."""
         name = self._names.get(call_id)
         if name is None:

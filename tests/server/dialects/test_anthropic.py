@@ -212,14 +212,13 @@ def refused(client: Anthropic, kind: str = "BadRequestError", **fields: Any) -> 
 
 TOOL = {"name": "f", "input_schema": {"type": "object"}}
 USED = {"type": "tool_use", "id": "x", "name": "f", "input": {}}
-IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
         ({"tools": [{**TOOL, "type": "web_search_20250305"}]}, "tools[0].type"),
-        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "document"}]}]}, "messages[0].content[0].type"),
         ({"system": [{"type": "image"}]}, "system[0].type"),
         ({"output_config": {"format": {"type": "grammar"}}}, "output_config.format.type"),
         ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management"),
@@ -231,7 +230,8 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "x"}}
 def test_what_is_known_but_not_supported_is_refused_by_name(unix_claude: Anthropic, fields: dict[str, Any], param: str) -> None:
     kind, message = refused(unix_claude, **fields)
     assert kind == "invalid_request_error"
-    assert message.startswith(f"{param}: not supported yet")
+    assert message.startswith(f"{param}: ")
+    assert "not supported yet" in message
 
 
 @pytest.mark.parametrize(

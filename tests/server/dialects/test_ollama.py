@@ -217,9 +217,7 @@ def refused(client: Client, path: str, fields: dict[str, Any]) -> tuple[int, str
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        ("/api/chat", {"messages": [{"role": "user", "content": "x", "images": ["eA=="]}]}, "messages[0].images"),
         ("/api/chat", {"messages": [*MESSAGES, {"role": "assistant", "content": "I"}]}, "messages[2]"),
-        ("/api/generate", {"images": ["eA=="]}, "images"),
         ("/api/generate", {"suffix": "x"}, "suffix"),
         ("/api/generate", {"template": "{{ .Prompt }}"}, "template"),
         ("/api/chat", {"options": {"mirostat": 1}}, "options.mirostat"),

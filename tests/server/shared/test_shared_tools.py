@@ -38,10 +38,11 @@ def test_neighbours_are_joined_where_the_template_wants_one() -> None:
             raise TemplateError("roles must alternate")
         return "prompt"
 
+    context: Any = None  # only images need one
     served: Any = SimpleNamespace(llm=SimpleNamespace(chat_prompt=chat_prompt))
     said = [{"role": role, "content": text} for role, text in [("system", "A"), ("system", "B"), ("user", "C"), ("user", "D")]]
-    assert asyncio.run(encode_chat(served, said)) == "prompt"
+    assert asyncio.run(encode_chat(context, served, said)) == "prompt"
     assert seen == [said, [{"role": "system", "content": "A\n\nB"}, {"role": "user", "content": "C\n\nD"}]]
     answers = [{"role": "user", "content": "C"}, {"role": "assistant", "content": "x"}, {"role": "assistant", "content": "y"}]
     with pytest.raises(APIError, match="alternate"):
-        asyncio.run(encode_chat(served, answers))
+        asyncio.run(encode_chat(context, served, answers))
