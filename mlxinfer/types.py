@@ -205,6 +205,14 @@ class RequestStats:
     """Number of preemptions: the pages went to other requests and were computed again."""
     miss: str = ""
     """Reason for incomplete reuse of the prompt, such as "diverged at token 312, message 3"; "" if all was reused."""
+    images: int = 0
+    """Number of images of the prompt."""
+    image_tokens: int = 0
+    """Prompt tokens that are image rows."""
+    images_cached: int = 0
+    """Images that needed no vision tower: in the reused prefix, or with cached features."""
+    image_encode_s: float = 0.0
+    """Seconds of the vision tower, for images of this request; a shared image counts for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +239,14 @@ class EngineStats:
     """Seconds of prefill, summed over requests."""
     decode_s: float = 0.0
     """Seconds of decode, summed over requests."""
+    images: int = 0
+    """Number of images in prompts."""
+    image_tokens: int = 0
+    """Prompt tokens that are image rows."""
+    images_cached: int = 0
+    """Images that needed no vision tower: in the reused prefix, or with cached features."""
+    image_encode_s: float = 0.0
+    """Seconds of the vision tower, summed over requests."""
     steps: int = 0
     """Number of computed steps."""
     restarts: int = 0

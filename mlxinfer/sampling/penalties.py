@@ -77,5 +77,7 @@ def _counts(tokens: Sequence[Sequence[int]], vocab_size: int) -> mx.array:
     """Occurrences of each token in each row, float32 `[R, vocab]`."""
     rows = np.repeat(np.arange(len(tokens)), [len(ids) for ids in tokens])
     flat = np.concatenate([np.asarray(ids, dtype=np.int64) for ids in tokens])
+    if flat.size and flat.max() >= vocab_size:  # ids of image rows may lie outside the vocabulary
+        rows, flat = rows[flat < vocab_size], flat[flat < vocab_size]
     counts = mx.zeros((len(tokens), vocab_size))
     return counts.at[mx.array(rows), mx.array(flat)].add(1) if flat.size else counts

@@ -45,7 +45,7 @@ class ChunkPolicy:
 
     def length(self, sequence: Sequence, rows: int) -> int:
         """Tokens of the next chunk, at most `rows`. It ends at snapshot points and forks, otherwise at the end of a page if possible."""
-        past, end = sequence.num_computed_tokens, self._next_stop(sequence)
+        past, end = sequence.num_computed_tokens, min(self._next_stop(sequence), sequence.readable)
         if past + rows >= end:
             return end - past
         aligned = (past + rows) // PAGE * PAGE
@@ -123,7 +123,7 @@ class DeterministicChunks(ChunkPolicy):
         end = min(self._next_stop(sequence), (past // PAGE + 1) * PAGE)
         if past < prompt - 1:
             end = min(end, prompt - 1)
-        return end - past if end - past <= rows else 0
+        return end - past if end - past <= rows and end <= sequence.readable else 0
 
     def shortened(self, past: int, pages: int) -> int:
         return 0

@@ -15,7 +15,7 @@ from ...cache.attention.select import fallback_lines
 from ...cache.kv_format import KVFormat
 from ...cache.paged import PagedCache
 from ...config import EngineConfig
-from ...errors import MemoryPlanError, SamplingError, one_line
+from ...errors import ImageError, MemoryPlanError, SamplingError, one_line
 from ...kernels_metal.kernel_trial import lost_lines
 from ...models.decoder import Model
 from ...types import EngineStats, FinishReason
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from ...adapters.adapted_model import AdaptedModel
     from ...cache.disk.backend import PageSource
     from ...cache.kv_events import KVEventSink
+    from .image_encoder import ImageEncoder, Vision
 
 _DISK_WAIT_S = 0.005
 """Seconds to wait for the disk if there is nothing else to do."""
@@ -68,11 +69,12 @@ class Engine:
         take_memory: TakeMemory = lambda wanted: 0,
         adapted: AdaptedModel | None = None,
         make_cache: Callable[..., PagedCache] = PagedCache,
+        vision: Vision | None = None,
     ) -> None:
         """`dtype`: of activations, keys and values. `kv`: format of full pages. `fingerprint` identifies the weights, so that no model uses
         the cached prefixes of another. `drafter` proposes tokens. `disk` stores cached prefixes beyond this process, or reads those of
         another machine; no other engine may use it. `take_memory` grants memory if weights become larger than planned. `adapted`: the
-        model with its adapters. `make_cache` creates every new cache, with the arguments of `PagedCache`."""
+        model with its adapters. `make_cache` creates every new cache, with the arguments of `PagedCache`. `vision` encodes images."""
         self.drafter = drafter
         self.model = model
         self.config = config
@@ -83,6 +85,7 @@ class Engine:
         self._take_memory = take_memory
         self._make_cache = make_cache
         self._dtype = dtype
+        self.encoder = None if vision is None else _encoder(vision, dtype, config)
         self._ended = EngineStats()
         self._steps, self._replays = 0, True
         self._kv_events: KVEventSink | None = None
@@ -106,7 +109,13 @@ class Engine:
             snapshot_bytes=config.snapshot_bytes if config.prefix_cache else 0,
             disk=self._disk,
         )
-        self.runner = ModelRunner(self.model, self.cache, apart=chunks.apart, adapted=self._adapted, replays=self._replays)
+        encoder, features = self.encoder, None
+        if encoder is not None:
+            encoder.reset()
+            features = encoder.features
+        self.runner = ModelRunner(
+            self.model, self.cache, apart=chunks.apart, adapted=self._adapted, replays=self._replays, features=features
+        )
         self.times = StepTimes()
         self.scheduler = Scheduler(
             max_num_batched_tokens=rows,
@@ -126,7 +135,7 @@ class Engine:
         elif self.drafter and max_draft:
             draft = self.drafter.start(config, self.model.vocab_size)
         self.proposer = Proposer(max_draft, self.times, rope, draft=draft, ngrams=config.ngrams)
-        self.kv_cache_manager = KVCacheManager(self.cache, self.scheduler, rope, chunks, prefix_cache=config.prefix_cache)
+        self.kv_cache_manager = KVCacheManager(self.cache, self.scheduler, rope, chunks, prefix_cache=config.prefix_cache, encoder=encoder)
         if self._kv_events:
             self.cache.send_events(self._kv_events)
         self._chunks = chunks
@@ -158,7 +167,9 @@ class Engine:
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, `SamplingError` if its
-        adapter was unloaded, and `QueueFullError`; then nothing has changed."""
+        adapter was unloaded, `ImageError` for images without a tower, and `QueueFullError`; then nothing has changed."""
+        if sequence.images is not None and self.encoder is None:
+            raise ImageError("the prompt has images, but the model was loaded without a vision tower")
         if sequence.adapter is not None and not sequence.adapter.slot:
             raise SamplingError(f"adapter: {sequence.adapter.name!r} was unloaded before the request began")
         if not self.cache.fits(sequence.max_length):
@@ -222,6 +233,8 @@ class Engine:
         self.cache.tidy(idle=False, store=self._pending is None)
         self._seal_ahead()
         self._admit(events)
+        if self.encoder is not None and self.encoder.busy:
+            self._encode(self.encoder, events)
         schedule = self._schedule(events)
         before = self._submit(schedule, idle=not events)
         self._collect(before, events)
@@ -253,6 +266,19 @@ class Engine:
         if self.scheduler.waiting.sequences or manager.leaders or manager.restarts:
             manager.admit(between_steps=self._pending is None)
 
+    def _encode(self, encoder: ImageEncoder, events: list[Event]) -> None:
+        """Run the vision tower for a while, if an image is due. The pending step is collected first: its tokens do not wait."""
+        if not encoder.due():
+            return
+        self._collect_pending(events)
+        alone = all(map(encoder.waits, self.scheduler.running))
+        for sequence, error in encoder.run(self.config.max_step_s if alone else self.config.max_step_s / 2):
+            for each in (sequence, *sequence.samples_to_fork):
+                each.fail(error)
+                events.append(Ended(each))
+                self._ended += ended_stats(each)
+            self.abort(sequence)
+
     def _schedule(self, events: list[Event]) -> Schedule:
         """The next step, with drafts. If pages run out, the pending step is collected, which adds to `events`, and sequences are
         preempted."""
@@ -270,7 +296,7 @@ class Engine:
         before, self._pending = self._pending, None
         if schedule.work:
             self._pending = self.runner.submit(schedule, before)
-        elif before is None and idle:
+        elif before is None and idle and (self.encoder is None or not self.encoder.busy):
             self.cache.wait(_DISK_WAIT_S)
         return before
 
@@ -394,6 +420,12 @@ class Engine:
                 each.finish("cancelled")
                 each.detach()
         self._start()
+
+
+def _encoder(vision: Vision, dtype: mx.Dtype, config: EngineConfig) -> ImageEncoder:
+    from .image_encoder import ImageEncoder  # only for models that see
+
+    return ImageEncoder(vision.tower, dtype, config.image_features_bytes)
 
 
 def _tokens_of(w: ScheduledSequence, count: int) -> list[Event]:

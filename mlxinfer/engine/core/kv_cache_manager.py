@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import TYPE_CHECKING
 
 from ...cache.base import PAGE
 from ...cache.paged import PagedCache
@@ -12,17 +13,30 @@ from .rope_regime import RopeRegime
 from .scheduler import Allocation, Scheduler
 from .sequence import Sequence
 
+if TYPE_CHECKING:
+    from .image_encoder import ImageEncoder
+
 
 class KVCacheManager:
     """Connects the scheduler, which chooses the next sequence, with the cache, which knows the free pages."""
 
-    def __init__(self, cache: PagedCache, scheduler: Scheduler, rope: RopeRegime, chunks: ChunkPolicy, *, prefix_cache: bool) -> None:
-        """`prefix_cache`: sequences with the same prefix share its pages."""
+    def __init__(
+        self,
+        cache: PagedCache,
+        scheduler: Scheduler,
+        rope: RopeRegime,
+        chunks: ChunkPolicy,
+        *,
+        prefix_cache: bool,
+        encoder: ImageEncoder | None = None,
+    ) -> None:
+        """`prefix_cache`: sequences with the same prefix share its pages. `encoder` is told which images admitted sequences need."""
         self._cache = cache
         self._scheduler = scheduler
         self._rope = rope
         self._chunks = chunks
         self._prefix_cache = prefix_cache
+        self._encoder = encoder
         self.leaders: list[Sequence] = []
         """Sequences from which other samples have yet to fork."""
         self.restarts = rope.boundary is not None
@@ -51,6 +65,7 @@ class KVCacheManager:
         if self._scheduler.running and not self._has_room(PageDemand(None, reused, len(sequence.tokens) - reused + PAGE, match)):
             return Allocation.NO_ROOM
         sequence.attach(self._cache.open(match, salt), reused, match.note if match else "")
+        self._want_images(sequence)
         if sequence.samples_to_fork:
             self.leaders.append(sequence)
         return Allocation.DONE
@@ -84,6 +99,11 @@ class KVCacheManager:
         self._cache.release(sequence.slot)
         sequence.restart()
         sequence.attach(self._cache.open(None, self._cache_salt(sequence)))
+        self._want_images(sequence)
+
+    def _want_images(self, sequence: Sequence) -> None:
+        if self._encoder is not None and sequence.images is not None:
+            self._encoder.begin(sequence)
 
     def _has_room(self, newcomer: PageDemand) -> bool:
         """True if it fits with one more page for every running sequence, so that none is preempted at once."""
@@ -117,6 +137,7 @@ class KVCacheManager:
                 self._scheduler.requeue(sample)
                 continue
             sample.attach_fork(leader, self._cache.fork(leader.slot))
+            self._want_images(sample)
             self._scheduler.run(sample)
         leader.lead([])
         self.leaders.remove(leader)

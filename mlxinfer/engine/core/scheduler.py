@@ -156,9 +156,12 @@ class Scheduler:
         """The next step, after the previous ones were submitted. Call it again after a preemption."""
         decode: list[Sequence] = []
         prefill: list[Sequence] = []
+        stalled: list[Sequence] = []  # wait for the features of an image
         for s in self.running:
             remaining = s.remaining
-            if remaining:
+            if remaining and s.num_computed_tokens >= s.readable:
+                stalled.append(s)
+            elif remaining:
                 (decode if remaining == 1 or self.chunks.token_by_token(s) else prefill).append(s)
         if not decode and not prefill:
             return Schedule()
@@ -168,13 +171,13 @@ class Scheduler:
                 return Schedule(preempt=[youngest])
         growth = [PageDemand(s.slot, s.num_computed_tokens, 1) for s in decode if s.num_computed_tokens % PAGE == PAGE - 1]
         if growth and not self.pages.room(growth):
-            return self._make_room(decode + prefill)
+            return self._make_room(decode + prefill + stalled)
         work, drafts = self._decode_work(decode, self.max_num_batched_tokens - len(decode), sharing=bool(prefill))
         decode_rows, prefill_rows = len(decode) + drafts, 0
         if prefill:
             chunks = self._chunks(prefill, decode_rows, growth)
             if chunks is None:
-                return self._make_room(decode + prefill)
+                return self._make_room(decode + prefill + stalled)
             prefill_rows = sum([w.count for w in chunks])
             work += chunks
         for w in work:

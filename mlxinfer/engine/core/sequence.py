@@ -27,6 +27,12 @@ if TYPE_CHECKING:
     """Drafts of one sequence: token ids on the host, or uint32 `[k]` on the device."""
 
 
+IMAGE_FAILED = "images: "
+"""Start of `Sequence.error` if an image could not be encoded."""
+ALL = 1 << 62
+"""`Sequence.readable` of a sequence that waits for no image."""
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """Tokens below `num_computed_tokens` have their keys and values in the cache, or in a submitted step. Tokens below `num_tokens` are
@@ -86,6 +92,8 @@ class Sequence:
     """(uint32 tokens of a step, index of the last known one), if the host has not read it."""
     drafts: Proposed = field(init=False, default_factory=list)
     """Tokens proposed after the last known one, for the next step to verify."""
+    readable: int = field(init=False, default=ALL)
+    """Length up to which it can be computed now: to the first image without features."""
     arrival: int = 0
     """Place in the order of arrival, also after a preemption."""
     slot: int | None = field(init=False, default=None)
@@ -103,6 +111,10 @@ class Sequence:
     """Verified drafts."""
     accepted_tokens: int = field(init=False, default=0)
     preemptions: int = field(init=False, default=0)
+    images_cached: int = field(init=False, default=0)
+    """Images that needed no tower at admission."""
+    image_encode_s: float = field(init=False, default=0.0)
+    """Seconds of the tower for its images."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -157,6 +169,19 @@ class Sequence:
         if not self.times.started:
             self.times.started = perf_counter()
             self.reused_tokens, self.cache_miss_reason = reused, miss
+
+    def read_up_to(self, length: int) -> None:
+        """Note that later tokens wait for the features of an image."""
+        self.readable = length
+
+    def count_cached_images(self, count: int) -> None:
+        """Note how many images need no tower. Only the first admission counts."""
+        if not (self.preemptions or self.image_encode_s):
+            self.images_cached = count
+
+    def count_encoding(self, seconds: float) -> None:
+        """Add seconds of the tower for an image."""
+        self.image_encode_s += seconds
 
     def attach_fork(self, leader: Sequence, slot: int) -> None:
         """Take a slot with all computed tokens of `leader`."""
@@ -224,6 +249,11 @@ class Sequence:
             self.num_computed_tokens += max(appended, 1) - 1
         return appended
 
+    def fail(self, error: str) -> None:
+        """End the sequence with an error, unless it has ended."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = "error", error
+
     def finish(self, reason: FinishReason) -> None:
         """End the sequence, unless it has ended."""
         self.finish_reason = self.finish_reason or reason
@@ -257,6 +287,10 @@ def request_stats(sequence: Sequence) -> RequestStats:
         accepted_tokens=sequence.accepted_tokens,
         preemptions=sequence.preemptions,
         miss=sequence.cache_miss_reason,
+        images=0 if (images := sequence.images) is None else len(images.images),
+        image_tokens=0 if images is None else images.tokens,
+        images_cached=sequence.images_cached,
+        image_encode_s=sequence.image_encode_s,
     )
 
 
@@ -274,4 +308,8 @@ def ended_stats(sequence: Sequence) -> EngineStats:
         queued_s=stats.queued_s,
         prefill_s=stats.prefill_s,
         decode_s=stats.decode_s,
+        images=stats.images,
+        image_tokens=stats.image_tokens,
+        images_cached=stats.images_cached,
+        image_encode_s=stats.image_encode_s,
     )

@@ -132,7 +132,7 @@ class DraftModel:
         growth: list[PageDemand] = []
         self._seal()
         for s in sequences:
-            if s.slot is None or not s.remaining or s.is_only_read:
+            if s.slot is None or not s.remaining or s.is_only_read or s.images is not None:  # a draft model sees no images
                 continue
             end = min(len(s.tokens) - 1, self.model.max_context)
             place = self._places.get(s) or self._open(s)

@@ -28,10 +28,14 @@ class HeadDrafter:
         self.cost = _relative_bytes(model)
         self._layers = model.mtp.places
         self._appends = not model.mtp.reads
+        self._blind = model.mtp.embedding is not None
+        """True if it reads embeddings of its own, so that it sees no images."""
         self._batch: tuple[list[Sequence], SamplingBatch] | None = None
 
     def room(self, sequence: Sequence) -> int:
         known = sequence.num_tokens
+        if sequence.images is not None and self._blind:
+            return 0
         if sequence.hooks is not None or known // PAGE != sequence.num_computed_tokens // PAGE:
             return 0
         return max(min(PAGE - known % PAGE, self.model.max_context - known), 0)
@@ -69,7 +73,8 @@ class HeadDrafter:
         for i, s in enumerate(rows):
             assert s.slot is not None
             past = s.num_tokens - 1 + (turn if self._appends else 0)
-            segments.append(Segment(s.slot, i, 1, past, max(s.rope_length, past + 1)))
+            shift = 0 if s.images is None else s.images.shift
+            segments.append(Segment(s.slot, i, 1, past, max(s.rope_length, past + 1), shift=shift))
         step = self.cache.begin(segments) if self._appends else self.cache.reading(segments)
         hidden, scores = self.model.draft(tokens, before, step)
         sampler = self._sampler(rows, drafts)

@@ -184,7 +184,8 @@ class Proposer:
             elif count and plan.expected:
                 s.propose(plan.expected[:count])
             elif count and plan.past and plan.past.index:
-                s.propose(_allowed(s, plan.past.index.continuation(count)))
+                found = plan.past.index.continuation(count)
+                s.propose(_allowed(s, found if s.images is None else _before_images(s, found)))
         if modelled and self.draft:
             self.draft.propose(modelled)
             for s, _ in modelled:
@@ -292,6 +293,13 @@ def _expected(s: Sequence, ahead: bool) -> tuple[list[int], list[float]]:
     tokens, chances = s.constraint.expected()
     end = next((i for i, token in enumerate(tokens) if token in s.stop_ids), len(tokens))
     return tokens[int(ahead) : end], chances[int(ahead) : end]
+
+
+def _before_images(s: Sequence, drafts: list[int]) -> list[int]:
+    """The leading drafts that are not placeholders of image rows, whose ids the embedding may lack."""
+    assert s.images is not None
+    placeholder = s.prompt[s.images.runs[0].start]
+    return drafts[: drafts.index(placeholder)] if placeholder in drafts else drafts
 
 
 def _allowed(s: Sequence, drafts: Proposed) -> Proposed:

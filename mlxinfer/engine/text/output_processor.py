@@ -18,7 +18,7 @@ from ...util.dataclass import dataclass
 from ...util.device import peak_memory
 from ..core.engine import Engine
 from ..core.events import Event, Logits, Token
-from ..core.sequence import Sequence, request_stats
+from ..core.sequence import IMAGE_FAILED, Sequence, request_stats
 from .chat_output import AnswerParts
 from .input_processor import with_message
 from .pooled_output import PooledOutput
@@ -284,4 +284,6 @@ def check_unbroken(sequences: Iterable[Sequence]) -> None:
         if sequence.finish_reason == "error":
             if sequence.error.startswith("structure:"):
                 raise SamplingError(f"{sequence.error}: the answer was ended")
+            if sequence.error.startswith(IMAGE_FAILED):
+                raise EngineError(sequence.error)
             raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")

@@ -1,0 +1,110 @@
+"""Tiny checkpoints that see images (tests/golden/vision), and requests with the pictures of their golden cases."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from mlxinfer.cache.kv_format import KVFormat
+from mlxinfer.config import EngineConfig
+from mlxinfer.engine.core.engine import Engine
+from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.models import build
+from mlxinfer.models.decoder import Model
+from mlxinfer.models.towers import Tower, tower_of
+from mlxinfer.sampling import sample_seed
+from mlxinfer.tokenizer.tokenizer import Tokenizer, from_directory
+from mlxinfer.types import SamplingParams
+from mlxinfer.vision.families import open_processor
+from mlxinfer.vision.inputs import ImageInput, PromptImages
+from mlxinfer.vision.picture import read_picture
+from mlxinfer.vision.processor import ImageProcessor
+from mlxinfer.vision.prompt import expanded
+
+from .plain_weights import PlainWeights
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "vision"
+Picture = np.ndarray[Any, Any]
+"""uint8 `[height, width, 3]`."""
+
+
+@dataclass(frozen=True)
+class Seeing:
+    """A model with its tower."""
+
+    model: Model
+    tower: Tower
+    processor: ImageProcessor
+    tokenizer: Tokenizer
+    mrope: bool
+    spans: bool
+
+
+@dataclass(frozen=True)
+class Case:
+    """A golden case: messages, their pictures, and what transformers answers greedily."""
+
+    messages: list[dict[str, Any]]
+    pictures: list[Picture]
+    greedy: list[int]
+
+
+@cache
+def seeing(family: str = "smolvlm") -> Seeing:
+    folder = GOLDEN / family
+    config = json.loads((folder / "config.json").read_text())
+    weights = PlainWeights.open(folder / "model.safetensors")
+    model, tower = build(config, weights), tower_of(config, weights)
+    spans = any(getattr(spec, "sees_spans", False) for spec in model.layers)
+    return Seeing(model, tower, open_processor(folder), from_directory(folder), getattr(model, "mrope", False), spans)
+
+
+@cache
+def cases(family: str = "smolvlm") -> dict[str, Case]:
+    greedy = json.loads((GOLDEN / family / "greedy.json").read_text())
+    found = {}
+    with np.load(GOLDEN / family / "reference.npz") as reference:
+        for name in json.loads(str(reference["cases"])):
+            places = sorted(key for key in reference.files if key.startswith(f"{name}_image_") and key.rpartition("_")[2].isdecimal())
+            found[name] = Case(json.loads(str(reference[f"{name}_messages"])), [reference[key] for key in places], greedy[name])
+    return found
+
+
+def seeing_engine(family: str = "smolvlm", kv: KVFormat | None = None, **settings: Any) -> Engine:
+    values = {"max_context": 1024, "kv_cache_tokens": 8192, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
+    found = seeing(family)
+    return Engine(found.model, EngineConfig(**values), dtype=mx.float32, kv=kv, vision=found)
+
+
+def prompt_of(messages: list[dict[str, Any]], pictures: Many[Picture], family: str = "smolvlm") -> tuple[list[int], PromptImages]:
+    found = seeing(family)
+    inputs = [ImageInput.of(found.processor.pixels(read_picture(picture))) for picture in pictures]
+    layouts = [image.layout for image in inputs]
+    ids = found.tokenizer.encode_chat(messages, expand=lambda text: expanded(text, found.processor, layouts))
+    return ids, PromptImages.of(ids, inputs, found.processor.image_token_id, mrope=found.mrope, spans=found.spans)
+
+
+def seeing_request(
+    messages: list[dict[str, Any]],
+    pictures: Many[Picture],
+    limit: int = 16,
+    family: str = "smolvlm",
+    index: int = 0,
+    **params: Any,
+) -> Sequence:
+    params.setdefault("temperature", 0.0)
+    ids, images = prompt_of(messages, pictures, family)
+    settings = SamplingParams(**params)
+    return Sequence(ids, settings, sample_seed(settings.seed or 0, index), len(ids) + limit, index=index, images=images)
+
+
+def case_request(name: str, limit: int = 16, family: str = "smolvlm", **params: Any) -> Sequence:
+    case = cases(family)[name]
+    return seeing_request(case.messages, case.pictures, limit, family, **params)
