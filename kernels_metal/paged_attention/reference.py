@@ -67,14 +67,15 @@ def attention(
     softcap: float | None = None,
     sinks: mx.array | None = None,
     mask: mx.array | None = None,
+    causal: bool = True,
 ) -> mx.array:
     """Attend with q `[Hq, L, Dk]`, k `[Hkv, S, Dk]`, v `[Hkv, S, Dv]`: `[Hq, L, Dv]`, `S >= L`; softmax in float32.
 
     The rows of q are the last L of the S positions. Row i attends to the positions up to its own, limited to the last `window`; a `mask`
-    `[L, S]` replaces both rules. `softcap` c replaces a score s by `c * tanh(s / c)`. `sinks` `[Hq]` are logits in the softmax without a
-    value.
+    `[L, S]` replaces both rules. Without a mask, `causal` False lets all rows attend to all positions. `softcap` c replaces a score s by
+    `c * tanh(s / c)`. `sinks` `[Hq]` are logits in the softmax without a value.
     """
-    chosen = _mask(q.shape[1], k.shape[1], window) if mask is None else mask
+    chosen = _mask(q.shape[1], k.shape[1], window) if mask is None and causal else mask
     if softcap is None:
         sinks = None if sinks is None else sinks.astype(q.dtype)
         return mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale, mask=chosen, sinks=sinks)[0]

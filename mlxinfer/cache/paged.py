@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
+from .attention.apart import ApartStep
 from .attention.native import AttentionBackend, NativeStep, StepAttention
 from .attention.reference import PlainStep
 from .attention.select import attention_backend
@@ -82,12 +83,13 @@ class PagedCache:
             exact=self._keeps_states,
         )
         self._unsubmitted = False
-        self._backends: dict[tuple[AttentionGroup, AttentionBackend], list[int]] = {}
+        self._backends: dict[tuple[AttentionGroup, AttentionBackend, bool], list[int]] = {}
+        """Layers that are prepared together in each step, by group, backend and `AttentionSpec.sees_spans`."""
         groups = {group.window: group for group in self.pool.groups}
         for index, store in self._stores.items():
             group = groups[store.spec.window]
             group.layers.append(index)
-            self._backends.setdefault((group, backend(store)), []).append(index)
+            self._backends.setdefault((group, backend(store), store.spec.sees_spans), []).append(index)
         self._storage: PageSource | None = None
         self._prefetcher: PrefixPrefetcher | None = None
         self._write_back: WriteBack | None = None
@@ -144,7 +146,7 @@ class PagedCache:
     @property
     def attention(self) -> list[tuple[LayerStore, AttentionBackend]]:
         """Storage and backend of each attention layer."""
-        return [(self._stores[layer], backend) for (_, backend), layers in self._backends.items() for layer in layers]
+        return [(self._stores[layer], backend) for (_, backend, _), layers in self._backends.items() for layer in layers]
 
     @property
     def recurrent(self) -> list[RecurrentStore]:
@@ -316,9 +318,11 @@ class PagedCache:
 
             return BidirectionalStep(segments, self._bidirectional)
         attention: dict[int, tuple[LayerStore, StepAttention]] = {}
-        native = True
-        for (group, backend), layers in self._backends.items():
-            attend = backend.begin(segments, group)
+        native, spans = True, False
+        for segment in segments:
+            spans = spans or bool(segment.spans)
+        for (group, backend, sees_spans), layers in self._backends.items():
+            attend = ApartStep(backend, segments, group) if spans and sees_spans else backend.begin(segments, group)
             # Layers that skip the first token are not in a run of blocks; they attend separately.
             native = native and (isinstance(attend, NativeStep) or all(self._stores[layer].spec.skips_first for layer in layers))
             for layer in layers:

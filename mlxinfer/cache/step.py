@@ -8,6 +8,7 @@ from functools import cached_property
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
+from .attention.apart import ApartStep
 from .attention.native import Full, StepAttention, run_blocks
 from .attention.native_shared import SharedStep
 from .attention.reference import PlainStep
@@ -59,7 +60,7 @@ class CacheStep:
 
     def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]
-        assert isinstance(attention, (PlainStep, SharedStep))
+        assert isinstance(attention, (ApartStep, PlainStep, SharedStep))
         return attention.again(store, q, params)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:

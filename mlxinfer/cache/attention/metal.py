@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 import mlx.core as mx
@@ -24,6 +23,7 @@ from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
 from ..recent_rows import RecentRows, Spans
 from ..store import Filled, LayerStore
+from .apart import renumbered_segments, row_order
 from .decode_layer import DecodeLayer, decode_layer, shape_of
 from .native import Full, StepAttention
 from .prefill_choice import may_unseal, most_unsealed_bytes, unsealed_bytes
@@ -68,9 +68,9 @@ class MetalStep:
         self.group = group
         few, self._many = _few_and_many_rows(segments)
         self._plain = PlainStep(tuple(self._many), group)
-        self._row_order = _row_order(segments, [*few, *self._many])
+        self._row_order = row_order(segments, [*few, *self._many])
         self._few_rows = mx.array([s.start + i for s in few for i in range(s.count)], mx.int32) if few and self._many else None
-        self._few = _renumbered_segments(few)
+        self._few = renumbered_segments(few)
         self._filling = [s for s in self._few if s.filled]
         self._last: tuple[Spans | None, AppendPlan | None] = None, None
         self._launches: dict[Alike, AppendLaunch | DecodePlan] = {}
@@ -326,25 +326,6 @@ def _few_and_many_rows(segments: Sequence[Segment]) -> tuple[list[Segment], list
 def _pools(store: LayerStore, append: AppendPlan | None = None) -> Pools:
     entries, length = (len(append.new), append.length) if append else (0, 0)
     return Pools(*store.sizes, entries, length)
-
-
-def _renumbered_segments(segments: Sequence[Segment]) -> list[Segment]:
-    """Return the segments renumbered as a complete step."""
-    renumbered, done = [], 0
-    for s in segments:
-        renumbered.append(s if s.start == done else replace(s, start=done))
-        done += s.count
-    return renumbered
-
-
-def _row_order(segments: Sequence[Segment], computed: Sequence[Segment]) -> mx.array | None:
-    """Return the index that restores the step's order of rows; None if they are in order."""
-    if list(computed) == list(segments):
-        return None
-    starts, done = {}, 0
-    for s in computed:
-        starts[s.start], done = done, done + s.count
-    return mx.array([starts[s.start] + i for s in segments for i in range(s.count)], mx.int32)
 
 
 def _joined_pages(full: Sequence[Filled]) -> list[mx.array]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, field, replace
 from functools import partial
 
 import mlx.core as mx
+import numpy as np
 
 from ...kernels_metal.paged_attention.reference import attention
 from ...util.dataclass import dataclass
@@ -79,8 +80,8 @@ class PlainStep:
     segments: tuple[Segment, ...]
     group: AttentionGroup
     """Page tables of the layers with one window size."""
-    _masks: dict[int, mx.array] = field(default_factory=dict)
-    """By slot, shared by layers with one window."""
+    _masks: dict[tuple[int, bool], mx.array] = field(default_factory=dict)
+    """By slot and `AttentionSpec.sees_spans`, shared by layers with one window."""
     _seen: dict[LayerStore, list[Attended]] = field(default_factory=dict)
     """Keys and values seen by the segments, of layers whose pages other layers also read."""
 
@@ -117,14 +118,19 @@ class PlainStep:
 
     def attended(self, store: LayerStore, segment: Segment, tails: Pages, full: Full) -> Attended:
         """Return the keys and values that a segment's queries see: earlier pages as sealed, their own page unquantized. If sealing loses
-        nothing, or all queries are in one page, this is plain causal attention."""
+        nothing, or all queries are in one page, this is plain attention, causal outside of spans.
+
+        For the queries of a span, everything from the page with the span's first row is unquantized. A span is whole in its step, so what
+        its queries see does not depend on chunks.
+        """
         window, last = self.group.window, segment.past + segment.count
         oldest = 0 if window is None else max(segment.past - window + 1, 0)
         start, pages = self.group.tables[segment.slot].from_position(oldest)
         masked = store.format.quantized and segment.past // PAGE != (last - 1) // PAGE
         count = (len(pages) + (segment.filled if masked else 0)) * PAGE + last - segment.past // PAGE * PAGE
         hidden = int(store.spec.skips_first and not start)
-        mask = self.mask(segment, start) if masked else _after_first(last) if hidden and not segment.past else None
+        sees = store.spec.sees_spans and bool(segment.spans)
+        mask = self.mask(segment, start, spans=sees) if masked else _after_first(last) if hidden and not segment.past else None
         return Attended(
             store,
             pages,
@@ -133,6 +139,7 @@ class PlainStep:
             keys=slice(0 if mask is not None else max(oldest - start, hidden), count),
             window=window,
             mask=_without_first(mask, segment.past) if masked and hidden and mask is not None else mask,
+            spans=[(first - segment.past, end - segment.past) for first, end in segment.spans] if sees else [],
         )
 
     def _past(self, store: LayerStore, segment: Segment) -> Attended:
@@ -142,23 +149,33 @@ class PlainStep:
         start, pages = table.from_position(oldest)
         tails = [a[segment.slot][:, None] for a in store.open]
         joined = (tails[0], store.values_of(tails[0]) if store.keys_alone else tails[1])
-        return Attended(store, pages, None, joined, keys=slice(oldest - start, segment.past - start), window=None, mask=None)
+        return Attended(store, pages, None, joined, keys=slice(oldest - start, segment.past - start), window=None, mask=None, spans=[])
 
-    def mask(self, segment: Segment, start: int) -> mx.array:
+    def mask(self, segment: Segment, start: int, *, spans: bool = False) -> mx.array:
         """Return the mask of keys that queries see, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones
-        from the page that was open."""
-        if segment.slot not in self._masks:
+        from the page that was open. With `spans`, the rows of a span see one another."""
+        if (segment.slot, spans) not in self._masks:
             first = segment.past // PAGE * PAGE
             last = segment.past + segment.count
             sealed = mx.arange(start, first + segment.filled * PAGE, dtype=mx.int32)[None]
             raw = mx.arange(first, last, dtype=mx.int32)[None]
             queries = mx.arange(segment.past, last, dtype=mx.int32)[:, None]
-            own = queries // PAGE * PAGE
-            seen = mx.concatenate([sealed < own, (raw >= own) & (raw <= queries)], axis=1)
+            own, newest = _with_spans(segment) if spans else (queries // PAGE * PAGE, queries)
+            seen = mx.concatenate([sealed < own, (raw >= own) & (raw <= newest)], axis=1)
             if self.group.window is not None:
                 seen &= mx.concatenate([sealed, raw], axis=1) > queries - self.group.window
-            self._masks[segment.slot] = seen
-        return self._masks[segment.slot]
+            self._masks[segment.slot, spans] = seen
+        return self._masks[segment.slot, spans]
+
+
+def _with_spans(segment: Segment) -> tuple[mx.array, mx.array]:
+    """Return, for each row, the first position that it sees unquantized and the last one that it sees, int32 `[L, 1]` each."""
+    newest = np.arange(segment.past, segment.past + segment.count, dtype=np.int32)
+    own = newest // PAGE * PAGE
+    for first, end in segment.spans:
+        rows = slice(first - segment.past, end - segment.past)
+        own[rows], newest[rows] = first // PAGE * PAGE, end - 1
+    return mx.array(own)[:, None], mx.array(newest)[:, None]
 
 
 def _after_first(count: int) -> mx.array:
@@ -191,7 +208,9 @@ class Attended:
     window: int | None
     """Tokens that a query attends to; None: all."""
     mask: mx.array | None
-    """bool `[L, S]`; None: causal."""
+    """bool `[L, S]`; None: causal, but for `spans`."""
+    spans: list[tuple[int, int]]
+    """Ranges [first, end) of queries that see one another. The window limits only their past."""
 
     @property
     def count(self) -> int:
@@ -240,20 +259,40 @@ class Attended:
         rows, keys = q.shape[1], k.shape[1]
         count = rows_at_once(q.shape[0], rows, keys, fused=fused)
         outputs: list[mx.array] = []
-        for start in range(0, rows, count):
-            end = min(start + count, rows)
-            part = q if count == rows else q[:, start:end]
+        spans = self.spans if self.mask is None else ()
+        parts: Iterable[tuple[int, int, int | None]] = _parts(rows, count, spans) if spans or count < rows else [(0, rows, None)]
+        for start, end, limit in parts:
+            part = q if end - start == rows else q[:, start:end]
             if outputs:
                 (part,) = mx.depends([part], [outputs[-1]])
-            seen, mask = keys, self.mask
-            if mask is None:
-                seen -= rows - end
-            elif count < rows:
-                mask = mask[start:end]
-            own = (k, v) if seen == keys else (k[:, :seen], v[:, :seen])
+            oldest, newest, mask = 0, keys, self.mask
+            if mask is not None:
+                mask = mask if end - start == rows else mask[start:end]
+            elif limit is None:
+                newest -= rows - end
+            else:
+                newest -= rows - limit
+                oldest, mask = self._past_of_span(keys - rows + start, keys - rows + end, newest)
+            own = (k, v) if newest - oldest == keys else (k[:, oldest:newest], v[:, oldest:newest])
             how = partial(attention, scale=params.scale, window=self.window, softcap=params.softcap, sinks=params.sinks, mask=mask)
-            outputs.append(how(part, *own))
+            outputs.append(how(part, *own, causal=limit is None))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
+
+    def _past_of_span(self, first: int, end: int, newest: int) -> tuple[int, mx.array | None]:
+        """Return the first key that rows [first, end) of a span see, and their mask of the keys from there to `newest`."""
+        if self.window is None or end <= self.window:
+            return 0, None
+        oldest = max(first - self.window + 1, 0)
+        return oldest, mx.arange(oldest, newest)[None] > mx.arange(first, end)[:, None] - self.window
+
+
+def _parts(rows: int, most: int, spans: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int, int | None]]:
+    """Yield (start, end, limit) of at most `most` rows each: `limit` is the end of the span that the rows are in, None outside of one."""
+    past = 0
+    for first, last in (*spans, (rows, rows)):
+        yield from ((start, min(start + most, first), None) for start in range(past, first, most))
+        yield from ((start, min(start + most, last), last) for start in range(first, last, most))
+        past = last
 
 
 def _joined(pages: Sequence[mx.array]) -> mx.array:

@@ -36,10 +36,11 @@ _MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
 
 
 def kind_of(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> Kind:
-    """Return the kind of a layer. The kernels depend on the query heads per KV head, not on the number of KV heads."""
+    """Return the kind of a layer. The kernels depend on the query heads per KV head, not on the number of KV heads. Spans are
+    plain MLX's."""
     heads = (spec.query_heads or spec.kv_heads) // spec.kv_heads
     window = _WINDOW if spec.window is not None and spec.window > PAGE + 1 else spec.window
-    return replace(spec, kv_heads=2, query_heads=2 * heads, window=window), dtype, form
+    return replace(spec, kv_heads=2, query_heads=2 * heads, window=window, sees_spans=False), dtype, form
 
 
 def _check_attention(*kind: Any) -> str | None:

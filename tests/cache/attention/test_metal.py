@@ -85,7 +85,7 @@ def test_the_engine_runs_on_them(kv, on_a_mac, tmp_path):
         while not engine.idle:
             for event in engine.step():
                 rows[event.sequence].append(np.array(event.rows))
-        assert {type(b) for _, b in engine.cache._backends} == kinds
+        assert {type(b) for _, b, _ in engine.cache._backends} == kinds
         return np.concatenate([row for request in requests for row in rows[request]])
 
     kinds = {MetalAttention}

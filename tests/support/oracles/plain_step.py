@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 
 from mlxinfer.cache.attention.reference import separate
-from mlxinfer.cache.base import AttentionParams, AttentionSpec, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
+from mlxinfer.cache.base import AttentionParams, AttentionSpec, GivenRows, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
 
 Update = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
 
@@ -22,13 +22,16 @@ class PlainCache:
     state: dict[tuple[int, int], Any] = field(default_factory=dict)
     past: dict[int, int] = field(default_factory=dict)
 
-    def step(self, parts: list[tuple[int, int]], totals: dict[int, int] | None = None) -> PlainStep:
-        """A step over `(slot, count)` parts, in that order; `totals` gives the known length of a sequence where it is longer."""
+    def step(
+        self, parts: list[tuple[int, int]], totals: dict[int, int] | None = None, spans: tuple[tuple[int, int], ...] = ()
+    ) -> PlainStep:
+        """A step over `(slot, count)` parts, in that order; `totals` gives the known length of a sequence where it is longer. `spans` are
+        those of every part."""
         segments, start = [], 0
         for slot, count in parts:
             past = self.past.get(slot, 0)
             total = max(past + count, (totals or {}).get(slot, 0))
-            segments.append(Segment(slot, start, count, past, total))
+            segments.append(Segment(slot, start, count, past, total, spans=spans))
             self.past[slot] = past + count
             start += count
         return PlainStep(self, tuple(segments))
@@ -36,11 +39,11 @@ class PlainCache:
 
 class PlainStep:
     runs_blocks = False
-    given = None
 
     def __init__(self, cache: PlainCache, segments: tuple[Segment, ...]) -> None:
         self.cache = cache
         self.segments = segments
+        self.given: GivenRows | None = None
         self.positions = mx.concatenate([mx.arange(s.past, s.past + s.count, dtype=mx.int32) for s in segments])
 
     def attend(self, layer: int, q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> mx.array:
@@ -52,7 +55,7 @@ class PlainStep:
         for s in self.segments:
             rows = slice(s.start, s.start + s.count)
             keys, values = self._append(s, layer, k[rows], v[rows])
-            outputs.append(_attend(q[rows], keys, values, s.past, spec, params))
+            outputs.append(_attend(q[rows], keys, values, s, spec, params))
         return mx.concatenate(outputs)
 
     def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
@@ -61,7 +64,7 @@ class PlainStep:
         assert spec.shared
         for s in self.segments:
             keys, values = self.cache.state[s.slot, layer]
-            outputs.append(_attend(q[s.start : s.start + s.count], keys, values, s.past, spec, params))
+            outputs.append(_attend(q[s.start : s.start + s.count], keys, values, s, spec, params))
         return mx.concatenate(outputs)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
@@ -99,15 +102,17 @@ class PlainStep:
         return self.cache.state.setdefault((segment.slot, 0), spec.make())
 
 
-def _attend(q: mx.array, k: mx.array, v: mx.array, past: int, spec: AttentionSpec, params: AttentionParams) -> mx.array:
+def _attend(q: mx.array, k: mx.array, v: mx.array, segment: Segment, spec: AttentionSpec, params: AttentionParams) -> mx.array:
     softcap, sinks, window = params.softcap, params.sinks, spec.window
     groups = q.shape[1] // k.shape[1]
     k, v = mx.repeat(k, groups, axis=1), mx.repeat(v, groups, axis=1)
     scores = mx.einsum("thd,shd->hts", q, k).astype(mx.float32) * params.scale
     if softcap is not None:
         scores = softcap * mx.tanh(scores / softcap)
-    query, key = mx.arange(past, past + q.shape[0])[:, None], mx.arange(k.shape[0])[None]
+    query, key = mx.arange(segment.past, segment.past + q.shape[0])[:, None], mx.arange(k.shape[0])[None]
     seen = key <= query
+    for first, end in segment.spans if spec.sees_spans else ():
+        seen = seen | ((query >= first) & (query < end) & (key >= first) & (key < end))
     if window is not None:
         seen = seen & (key > query - window)
     if spec.skips_first:
