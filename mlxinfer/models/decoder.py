@@ -102,6 +102,11 @@ class LayerInputs(Protocol):
         """Columns of an input."""
         ...
 
+    @property
+    def given_token(self) -> int:
+        """Token whose inputs the rows of `GivenRows` take: that of padding."""
+        ...
+
     def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
         """Map int32 `[T]` and their embeddings `[T, hidden]` to `[layers, T, n]`."""
         ...
@@ -287,11 +292,14 @@ class Decoder(BlockStack):
         `logits` applies the last norm, because a prompt needs few rows, unless it is fused with the last sum (`joined`). `rotations` are
         those of the step, if known.
         """
-        x = self._embedded(tokens)
+        x, named = self._embedded(tokens), tokens
         if step.given is not None:
             x[step.given.rows] = step.given.features.astype(x.dtype)
+            if self.inputs is not None:
+                named = mx.array(tokens)  # a new reference, so that assignment does not change `tokens`
+                named[step.given.rows] = self.inputs.given_token
         rotations = rotations or self.rotations(step)
-        inputs = None if self.inputs is None else self.inputs(tokens, x)
+        inputs = None if self.inputs is None else self.inputs(named, x)
         if self.mtp is None:
             return self._through(x, step, rotations, hooks, inputs)[1]
         found: list[mx.array] = []

@@ -34,7 +34,13 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
 _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_unified_text": (
         "gemma4_text",
-        {"hidden_size_per_layer_input": 0, "max_position_embeddings": 262144, "sliding_window": 1024, "attention_k_eq_v": False},
+        {
+            "hidden_size_per_layer_input": 0,
+            "max_position_embeddings": 262144,
+            "sliding_window": 1024,
+            "attention_k_eq_v": False,
+            "use_bidirectional_attention": "vision",
+        },
     ),
     "qwen3_vl_text": ("qwen3", {"rope_theta": 5000000.0, "max_position_embeddings": 128000}),
     "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5000000.0, "max_position_embeddings": 128000, "norm_topk_prob": True}),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from ...cache.base import AttentionSpec
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.norms import RMSNorm
@@ -52,7 +54,8 @@ def gemma3_text(config: dict[str, Any]) -> Architecture:
     both_ways = reader.boolean("use_bidirectional_attention", False)
     capped = reader.optional_number("attn_logit_softcapping") is not None
     notes = ("attn_logit_softcapping is ignored: Gemma 3 does not cap attention scores",) if capped else ()
-    return _architecture(reader, sizes, types, ropes, attention_cap=None, logit_cap=None, head_norms=True, both_ways=both_ways, notes=notes)
+    read = _architecture(reader, sizes, types, ropes, attention_cap=None, logit_cap=None, head_norms=True, both_ways=both_ways, notes=notes)
+    return replace(read, specs=tuple(replace(s, sees_spans=True) if isinstance(s, AttentionSpec) else s for s in read.specs))
 
 
 def _architecture(

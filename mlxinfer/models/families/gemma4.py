@@ -6,6 +6,7 @@ beside the MLP.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
@@ -47,6 +48,8 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
     cap = reader.optional_number("final_logit_softcapping")
     experts = _ExpertSizes.read(reader, sizes)
     own, vocab = reader.integer("hidden_size_per_layer_input", 256, low=0), reader.integer("vocab_size_per_layer_input", 262144)
+    pad = reader.take("pad_token_id")
+    pad = pad if isinstance(pad, int) and 0 <= pad < vocab else 0
     _check_the_rest(reader)
     gate = gated(sizes.activation)
 
@@ -70,7 +73,7 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
         block,
         embedding_scale=sizes.hidden**0.5,
         logit_cap=cap,
-        inputs=(lambda weights: LayerEmbeddings.load(weights, sizes, vocab, own)) if own else None,
+        inputs=(lambda weights: LayerEmbeddings.load(weights, sizes, vocab, own, pad)) if own else None,
     )
 
 
@@ -81,7 +84,6 @@ def load_norms(weights: Weights, name: str, sizes: Sizes) -> list[RMSNorm]:
 
 
 def _check_the_rest(reader: ConfigReader) -> None:
-    reader.only("use_bidirectional_attention", "vision", False)
     reader.only("attention_bias", False)
     reader.only("use_qk_norm", True)
     # Gemma 4 does not scale scores, whatever its converters wrote.
@@ -140,6 +142,8 @@ class _AttentionPlan:
     """First layer without keys and values; such layers read those of the last earlier layer of their kind."""
     wide: bool
     """True if layers without keys and values have an MLP of twice the channels."""
+    sees_spans: bool
+    """True if the rows of an image see one another in layers with a window."""
 
     @classmethod
     def read(cls, reader: ConfigReader, sizes: Sizes) -> _AttentionPlan:
@@ -148,7 +152,10 @@ class _AttentionPlan:
         if first < sizes.layers and not set(types[first:]) <= set(types[: max(first, 0)]):
             raise reader.bad("num_kv_shared_layers", sizes.layers - first, "so that a layer of each kind keeps keys and values")
         wide = reader.boolean("use_double_wide_mlp", False)
-        return cls(kinds, first, wide)
+        seen = reader.take("use_bidirectional_attention")
+        if seen not in (None, False, "vision"):
+            raise reader.bad("use_bidirectional_attention", seen, "'vision' or False")
+        return cls(kinds, first, wide, seen == "vision")
 
     def source(self, layer: int) -> int:
         """Return the layer whose keys and values this layer reads."""
@@ -162,7 +169,8 @@ class _AttentionPlan:
         found = []
         for layer, kind in enumerate(self.kinds.types[: self.first_shared]):
             heads, window = self.kinds.heads[kind], self.kinds.window_of(kind)
-            found.append(AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count, shared=layer in read))
+            spec = AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count, shared=layer in read)
+            found.append(replace(spec, sees_spans=self.sees_spans and kind == SLIDING))
         return tuple(found)
 
     def load_attention(self, weights: Weights, name: str, layer: int, eps: float) -> Gemma4Attention:
@@ -237,17 +245,19 @@ class LayerEmbeddings:
     norm: RMSNorm
     """Norm of the projection, weight `[n]`."""
     layers: int
+    given_token: int
+    """See `LayerInputs`."""
 
     @property
     def width(self) -> int:
         return int(self.norm.weight.shape[0])
 
     @classmethod
-    def load(cls, weights: Weights, sizes: Sizes, vocab: int, size: int) -> LayerEmbeddings:
+    def load(cls, weights: Weights, sizes: Sizes, vocab: int, size: int, pad: int) -> LayerEmbeddings:
         norm = RMSNorm.load(weights, "model.per_layer_projection_norm", size, sizes.eps)
         table = Embedding(weights.matrix("model.embed_tokens_per_layer.weight", (vocab, sizes.layers * size)), norm.weight.dtype)
         projection = Linear.load(weights, "model.per_layer_model_projection", sizes.layers * size, sizes.hidden)
-        return cls(table, projection, norm, sizes.layers)
+        return cls(table, projection, norm, sizes.layers, pad)
 
     def __call__(self, tokens: mx.array, x: mx.array) -> mx.array:
         rows, size = x.shape[0], self.norm.weight.shape[0]
