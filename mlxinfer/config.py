@@ -128,6 +128,17 @@ class EngineArgs:
         ),
     )
     deterministic: bool = field(default=False, metadata=about("Compute every row in the same shapes whatever runs beside it, on a GPU too"))
+    vision: str = field(
+        default="auto",
+        metadata=about(
+            "Load the tower that sees images: auto (if the files have one that is supported), on (or refuse the model), off",
+            flag="--vision/--no-vision",
+        ),
+    )
+    mmproj: str | Path | None = field(
+        default=None,
+        metadata=about("GGUF file with the vision tower of a GGUF model", automatic="the one beside the model", metavar="FILE"),
+    )
     tool_format: str | None = field(
         default=None,
         metadata=about(
@@ -135,6 +146,22 @@ class EngineArgs:
             automatic="as its chat template does",
             metavar="NAME",
             command="answering",
+        ),
+    )
+    max_pixels: int | None = field(
+        default=None,
+        metadata=about(
+            "Scale images down to this many pixels",
+            unit="pixels",
+            automatic="the model's limit, as far as memory allows",
+            least=1,
+            command="answering",
+        ),
+    )
+    min_pixels: int | None = field(
+        default=None,
+        metadata=about(
+            "Scale smaller images up to this many pixels", unit="pixels", automatic="the model's limit", least=1, command="answering"
         ),
     )
     draft: str | Path | None = field(
@@ -219,6 +246,7 @@ class EngineArgs:
         if self.adapters is not None:
             _check_adapters(self.adapters)
         _check_keys(self.ignore_config_keys)
+        _check_vision(self)
         _check_hand_over(self)
 
     @property
@@ -230,6 +258,20 @@ class EngineArgs:
 def _check_keys(keys: object) -> None:
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not all(isinstance(key, str) and key for key in keys):
         raise SettingError(f"ignore_config_keys must be a list of keys of config.json, such as ['some_key'], not {keys!r}")
+
+
+VISION_MODES = ("auto", "on", "off")
+"""Values of `EngineArgs.vision`."""
+
+
+def _check_vision(args: EngineArgs) -> None:
+    if args.vision not in VISION_MODES:
+        raise SettingError(f"vision must be auto, on or off, not {args.vision!r}")
+    given = [name for name in ("mmproj", "max_pixels", "min_pixels") if getattr(args, name) is not None]
+    if given and args.vision == "off":
+        raise SettingError(f"{given[0]} is for images, which vision=off (--no-vision) switches off: leave one of them out")
+    if args.max_pixels is not None and args.min_pixels is not None and args.min_pixels > args.max_pixels:
+        raise SettingError(f"min_pixels is {args.min_pixels}, above max_pixels ({args.max_pixels})")
 
 
 def _check_hand_over(args: EngineArgs) -> None:

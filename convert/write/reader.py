@@ -13,7 +13,7 @@ import mlx.core as mx
 from ...errors import CheckpointError
 from ...loading.checkpoint import Checkpoint
 from ...loading.directory import SafetensorsCheckpoint
-from ...loading.fingerprint import model_files
+from ...loading.find.fingerprint import model_files
 from ...loading.weights import TensorRequest, evaluate
 from ...nn.weights import Matrix, map_rows, stack
 

@@ -19,7 +19,7 @@ from ...loading.files import to_json
 from ...loading.formats import dtype_name
 from ...loading.gguf import GGUFCheckpoint
 from ...loading.quantized import StoredTensors
-from ...loading.skipped import OF_TOWERS
+from ...loading.skipped import OF_AUDIO, OF_TOWERS
 from ...models.config_reader import IGNORED_KEYS
 from ...models.fallback.hf_compat import lost_in_old_style, to_old_style
 from ...nn.weights import Format
@@ -133,7 +133,8 @@ def _quantization_entry(form: Format) -> dict[str, Any]:
 
 
 FILE = "towers.safetensors"
-_KEPT = f"kept as it is in {FILE}: {OF_TOWERS}"
+_KEPT = f"kept as it is in {FILE}"
+_TOWERS = (OF_TOWERS, OF_AUDIO)
 _UNIT = "towers"
 _CHUNK = 1 << 24
 """Bytes copied at once."""
@@ -143,12 +144,12 @@ def tower_parts(checkpoint: Checkpoint, skipped: dict[str, str]) -> list[str]:
     """Return the stored tensors of towers; `skipped` has the reasons of `MetaWeights.skipped`."""
     if not isinstance(checkpoint, SafetensorsCheckpoint):
         return []
-    return [part for name, reason in skipped.items() if reason == OF_TOWERS for part in checkpoint.parts(name)]
+    return [part for name, reason in skipped.items() if reason in _TOWERS for part in checkpoint.parts(name)]
 
 
 def tower_bytes(checkpoint: Checkpoint, skipped: dict[str, str]) -> int:
     """Return the bytes of the towers' file without its header."""
-    return sum(checkpoint.nbytes(name) for name, reason in skipped.items() if reason == OF_TOWERS)
+    return sum(checkpoint.nbytes(name) for name, reason in skipped.items() if reason in _TOWERS)
 
 
 def write_towers(checkpoint: Checkpoint, skipped: dict[str, str], directory: Path, journal: Journal) -> dict[str, str]:
@@ -162,7 +163,7 @@ def write_towers(checkpoint: Checkpoint, skipped: dict[str, str], directory: Pat
         _copy_towers(checkpoint.tensors, parts, path, checkpoint.config)
         size = path.stat().st_size
         journal.record(_UNIT, {}, [Span(f"{directory.name}/{FILE}", 0, size, digest_of(path, 0, size))])
-    return {name: _KEPT if reason == OF_TOWERS else reason for name, reason in skipped.items()}
+    return {name: _KEPT if reason in _TOWERS else reason for name, reason in skipped.items()}
 
 
 def _copy_towers(tensors: StoredTensors, names: list[str], path: Path, config: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from .. import kernels_cpu
 from .._version import __version__
 from ..config import EngineArgs, EngineConfig
 from ..errors import NodesError
-from ..loading.fingerprint import model_files
+from ..loading.find.fingerprint import model_files
 from ..loading.memory.plan import MemoryPlan
 from ..util.dataclass import dataclass
 

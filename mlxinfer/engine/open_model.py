@@ -17,12 +17,13 @@ from ..cache.paged import PagedCache
 from ..config import EngineArgs, EngineConfig, default_params
 from ..errors import SettingError
 from ..loading.draft_head import head_in
+from ..loading.find.fingerprint import content_fingerprint, fingerprint
 from ..loading.find.resolve import prefix_dir
-from ..loading.fingerprint import content_fingerprint, fingerprint
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory.budget import BUDGET, Reservation, shares
 from ..loading.memory.kv_choice import kv_format
 from ..loading.memory.plan import GOOD_CONTEXT, MemoryPlan, plan_memory
+from ..loading.vision import image_budget
 from ..loading.weights import Progress
 from ..models.config_reader import check_ignored
 from ..models.decoder import Model
@@ -31,6 +32,7 @@ from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..util.dataclass import dataclass
 from ..util.device import DeviceMemory
+from ..vision.processor import DEFAULT_BUDGET, Budget
 from .adapter_set import AdapterSet
 from .core.engine import Engine
 from .spec_decode.draft_model import Drafter, check_draft
@@ -78,6 +80,8 @@ class OpenModel:
     inputs: InputProcessor
     """Converts prompts to sequences."""
     notes: tuple[str, ...]
+    budget: Budget = DEFAULT_BUDGET
+    """Limits of images for requests that name none."""
     make_cache: Callable[..., PagedCache] = PagedCache
     """Makes the cache of each new engine."""
 
@@ -137,6 +141,7 @@ class OpenModel:
             adapters=adapters,
             inputs=inputs,
             notes=(*_notes(loaded, found.kv), *filter(None, [found.kv_note])),
+            budget=image_budget(loaded.vision, found.args.max_pixels, found.args.min_pixels),
             make_cache=make_cache,
         )
 
@@ -147,7 +152,9 @@ class OpenModel:
     def without_weights(self) -> OpenModel:
         """Return a copy that describes the model and can compute nothing: it has no graph, no draft model and no adapters' weights."""
         gone: Any = None
-        loaded = replace(self.loaded, model=gone, embedding="", reranking=None)
+        seen = self.loaded.vision
+        vision = seen if isinstance(seen, str) else replace(seen, tower=gone)
+        loaded = replace(self.loaded, model=gone, embedding="", reranking=None, vision=vision)
         adapters = AdapterSet(loaded, None, 0, self.reservation.take)
         adapters.loaded.update(self.adapters.loaded)
         return replace(self, loaded=loaded, drafter=None, adapters=adapters, inputs=replace(self.inputs, model=None))
@@ -270,8 +277,9 @@ def prepare_models(args: EngineArgs) -> Iterator[PreparedModels]:
         keys = tuple(args.ignore_config_keys)
         opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb, ignore_config_keys=keys)
         mtp = head_in(args.draft)
-        target = opened.enter_context(opening(args.path_or_id, bits=args.bits, group_size=args.group_size, kv=kv, mtp=mtp))
-        draft = opened.enter_context(opening(args.draft)) if args.draft is not None and not mtp else None
+        own = partial(opening, bits=args.bits, group_size=args.group_size, kv=kv, mtp=mtp, vision=args.vision, mmproj=args.mmproj)
+        target = opened.enter_context(own(args.path_or_id))
+        draft = opened.enter_context(opening(args.draft, vision="off")) if args.draft is not None and not mtp else None
         check_ignored(keys, *(model.checkpoint.config for model in (target, draft) if model))
         adapters = _opened_adapters(args, target, opened)
         yield PreparedModels(args=args, target=target, draft=draft, kv=kv, kv_note=kv_note, adapters=adapters)

@@ -19,8 +19,8 @@ from .. import kernels_cpu
 from ..cache.base import BidirectionalSpec
 from ..engine.llm import LLM
 from ..errors import EvaluationError, MemoryPlanError, MLXInferError, TokenizerError, UnsupportedModelError
+from ..loading.find.fingerprint import fingerprint
 from ..loading.find.resolve import cache_dir, resolve
-from ..loading.fingerprint import fingerprint
 from ..loading.formats import parse_dtype
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.weights import CheckpointWeights

@@ -65,6 +65,10 @@ class PrepareOptions(TypedDict, total=False):
     """The caller's limit, in GB of 10^9 bytes."""
     mtp: bool | Path
     """Load the checkpoint's draft head, or that in another directory."""
+    vision: str
+    """Load the vision tower: "auto", the default, "on" or "off"; see `EngineArgs`."""
+    mmproj: str | Path | None
+    """GGUF file with the vision tower."""
 
 
 @contextmanager
@@ -86,10 +90,14 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
             if quantize is None and is_gpu() and isinstance(checkpoint, GGUFCheckpoint):
                 _pack_for_gpu(checkpoint, dtype, exact=options.get("gguf_exact", False), blocks=own)
             if not own:
-                yield _borrowed(found.name, checkpoint, dtype, quantize, options)
+                borrowed = _borrowed(found.name, checkpoint, dtype, quantize, options)
+                borrowed.open_vision(options.get("vision", "auto"), options.get("mmproj"))
+                yield borrowed
                 return
             with nullcontext((checkpoint, head)) if isinstance(head, bool) else with_head(checkpoint, head) as (whole, mtp):
-                yield OwnModel(found.name, checkpoint, dtype, quantize, copies, whole, mtp)
+                model = OwnModel(found.name, checkpoint, dtype, quantize, copies, whole, mtp)
+                model.open_vision(options.get("vision", "auto"), options.get("mmproj"))
+                yield model
         finally:
             checkpoint.close()
 

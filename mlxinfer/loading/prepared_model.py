@@ -35,7 +35,8 @@ from .recipes.embedding import EmbeddingRecipe, read_recipe
 from .recipes.rerank import RerankRecipe, read_reranking
 from .repack_cache import RepackCache
 from .summary import Summary, summarize
-from .weights import CheckpointWeights, MetaWeights, Progress
+from .vision import PreparedVision, Vision, prepare_vision, unseen, vision_notes
+from .weights import CheckpointWeights, MetaWeights, Progress, TensorIndex
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -65,6 +66,8 @@ class LoadedModel:
     """Recipe for vectors of texts, or the reason for none."""
     reranking: RerankRecipe | None = None
     """Recipe for scores of documents; None if the model is not a reranker."""
+    vision: Vision | str = "the model cannot see images: it was not loaded from a checkpoint"
+    """The tower and its pre-processing, or a sentence with the reason why the model cannot see images."""
 
     @property
     def name(self) -> str:
@@ -91,10 +94,12 @@ class PreparedModel:
     """Format that plain matrices are quantized to; None leaves them as stored."""
     block_bytes: tuple[int, ...] = ()
     """Bytes of each block's weights in memory."""
-    size_changes: tuple[SizeChange, ...] = ()
-    """Reasons for weights that take other bytes in memory than in the files."""
+    index: TensorIndex | None = None
+    """Tensors that the graph uses and leaves; None for a borrowed model."""
     part: Stage | None = None
     """Blocks of this process, if others have the rest."""
+    vision: PreparedVision | str = "the model cannot see images: its tower was not looked for"
+    """The tower, or a sentence with the reason why the model cannot see images."""
 
     def __init__(self, name: str, checkpoint: Checkpoint, dtype: mx.Dtype, model: Model, sizes: Sequence[int]) -> None:
         """`name` is the caller's name of the model, `dtype` that of the activations, `sizes` are the bytes of each tensor in memory."""
@@ -110,6 +115,11 @@ class PreparedModel:
         self.checkpoint = checkpoint
         """The open files."""
 
+    @property
+    def size_changes(self) -> tuple[SizeChange, ...]:
+        """Reasons for weights that take other bytes in memory than in the files."""
+        return ()
+
     def load_tokenizer(self) -> Tokenizer:
         """Load the tokenizer, which `read` needs. Raises `TokenizerError`."""
         return load_tokenizer(self.checkpoint)
@@ -120,6 +130,7 @@ class PreparedModel:
         if isinstance(checkpoint, GGUFCheckpoint):
             checkpoint.forget_vocabulary()
         model, notes = self.read_weights(progress)
+        vision = self.vision if isinstance(self.vision, str) else self.vision.read(progress)
         mx.clear_cache()
         if isinstance(tokenizer, NoTokenizer):
             notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
@@ -130,11 +141,22 @@ class PreparedModel:
             generation_config=generation_config(checkpoint.path),
             dtype=self.dtype,
             weight_bytes=sum(array.nbytes for array in arrays(model)),
-            notes=(*model.notes, *notes),
+            notes=(*model.notes, *vision_notes(checkpoint.config, vision), *notes),
             embedding=read_recipe(checkpoint),
             reranking=read_reranking(checkpoint, self.name, tokenizer),
             summary=summarize(checkpoint, self.name, self.model_type, model.max_context, self.quantize),
+            vision=vision,
         )
+
+    def open_vision(self, mode: str, mmproj: str | Path | None = None) -> None:
+        """Set `vision` as `EngineArgs.vision` says. Raises `UnsupportedModelError` with the mode "on" if the model cannot see images."""
+        index = self.index
+        if index is None:
+            self.vision = unseen(f"{self.model_type} runs on mlx-lm's graph, which takes no images")
+            if mode == "on":
+                raise UnsupportedModelError(self.vision)
+            return
+        self.vision = prepare_vision(self.checkpoint, index, self.dtype, mode, mmproj)
 
     def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
         """Return the graph of `part`, with weights, and messages for the user."""
@@ -152,6 +174,8 @@ class PreparedModel:
         """Return a copy that reads only `part`, whose graph is `model` and whose weights take `weight_bytes`."""
         own = copy(self)
         own.part, own.model, own.weight_bytes = part, model, weight_bytes
+        if part.first or part.share:
+            own.vision = unseen("the first machine has its vision tower")
         return own
 
 
@@ -173,6 +197,7 @@ class OwnModel(PreparedModel):
         self.quantize = quantize
         self._copies, self._whole, self._mtp = copies, whole, mtp
         self._meta = meta = MetaWeights(whole, dtype, quantize)
+        self.index = meta.index
         part_bytes: dict[int, int] = {}
         model = build(checkpoint.config, meta, lambda part: part_bytes.update({id(part): meta.nbytes - sum(part_bytes.values())}), mtp=mtp)
         meta.finish()
@@ -184,7 +209,10 @@ class OwnModel(PreparedModel):
             sizes.append(sum(array.nbytes for array in arrays(model.mtp.output)))
         super().__init__(name, checkpoint, dtype, model, sizes)
         self.block_bytes = tuple(part_bytes[id(block)] for block in model.blocks)
-        self.size_changes = size_changes(meta)
+
+    @property
+    def size_changes(self) -> tuple[SizeChange, ...]:
+        return size_changes(self._meta)
 
     def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
         weights = self._weights(progress)

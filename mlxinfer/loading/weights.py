@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal
 
 import mlx.core as mx
 
@@ -61,19 +61,37 @@ _LARGEST_SIZE = 2**28
 """Maximum rows or columns of a matrix. MLX counts them in 32 bits, also of joined matrices."""
 
 
+Reason = Callable[[str, Mapping[str, Any]], str | None]
+"""Takes the name of an unused tensor and the config; returns the reason to leave it out, or None."""
+
+
 class TensorIndex:
     """Records every request, every used tensor, and every problem."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, names: Collection[str] | None = None, reason: Reason = reason_to_skip) -> None:
+        """`names` limits the index to a part of the checkpoint. `reason` says why a tensor may stay unused."""
         self.checkpoint = checkpoint
         self.requests: dict[str, TensorRequest] = {}
         self.skipped: dict[str, str] = {}
-        self._names = frozenset(checkpoint.names())
+        self._listed = checkpoint.names() if names is None else names
+        self._names = frozenset(self._listed)
+        self._reason = reason
         self._used: set[str] = set()
         self._problems: list[str] = []
 
     def has(self, name: str) -> bool:
         return name in self._names
+
+    @property
+    def used(self) -> frozenset[str]:
+        """Tensors that were requested, by their names in the checkpoint."""
+        return frozenset(self._used)
+
+    def leave(self, names: Collection[str]) -> None:
+        """Count tensors as used: another graph reads them."""
+        self._used.update(names)
+        for name in names:
+            self.skipped.pop(name, None)
 
     def add_problem(self, problem: str) -> None:
         self._problems.append(problem)
@@ -106,9 +124,9 @@ class TensorIndex:
 
     def finish(self) -> None:
         """Raise `WeightsError` with every problem and every unused tensor that has no reason."""
-        for name in self.checkpoint.names():
+        for name in self._listed:
             if name not in self._used:
-                reason = reason_to_skip(name, self.checkpoint.config) or self._reason_for_bias(name)
+                reason = self._reason(name, self.checkpoint.config) or self._reason_for_bias(name)
                 if reason is None:
                     self.add_problem(f"{name} is unexpected")
                 else:
@@ -282,8 +300,14 @@ class MetaWeights(_IndexedWeights):
     conversion has to write.
     """
 
-    def __init__(self, checkpoint: Checkpoint, dtype: mx.Dtype = mx.float32, quantize: Format | None = None) -> None:
-        super().__init__(TensorIndex(checkpoint), dtype)
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: mx.Dtype = mx.float32,
+        quantize: Format | None = None,
+        index: TensorIndex | None = None,
+    ) -> None:
+        super().__init__(index or TensorIndex(checkpoint), dtype)
         self._quantize = quantize
         self.tensors: dict[str, PlannedTensor] = {}
         self.nbytes = 0

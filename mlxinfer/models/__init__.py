@@ -15,7 +15,7 @@ from .config_reader import ignored_note
 from .decoder import Architecture, BlockStack, Decoder, Model, keep_lazy
 from .heads.mtp import HeadPlan
 from .pipeline_stage import Stage
-from .vlm_text import NOTE, TEXT_MODELS, TEXT_ONLY, bare_weights, text_config, text_weights
+from .vlm_text import TEXT_MODELS, bare_weights, text_config, text_weights
 
 __all__ = ["FAMILIES", "Model", "build", "supports"]
 
@@ -101,10 +101,7 @@ def _planned(config: dict[str, Any], weights: Weights, part: Stage | None) -> tu
         share = Shard(part.share, part.shares)
         config, weights = shared_config(config, share), ShardWeights(weights, share)
     plan = architecture(config)
-    model_type = config["model_type"]
-    whole = model_type in TEXT_MODELS and (config.get("text_config") or config.get("llm_config"))
-    notes = [NOTE] if whole or config.get(TEXT_ONLY) else []
-    plan = replace(plan, notes=(*plan.notes, *notes, *ignored_note(config)))
+    plan = replace(plan, notes=(*plan.notes, *ignored_note(config)))
     return plan, graph_weights(config, weights)
 
 

@@ -48,7 +48,6 @@ _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Text models on another family's graph: (family, defaults that differ from the family's)."""
 
-NOTE = "only the text model is used: images are not understood"
 TEXT_ONLY = "_text_only"
 """Key of a text config whose file also has vision or audio towers."""
 
@@ -95,6 +94,12 @@ def _as_graph(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config under the name of the family whose graph it uses."""
     name, defaults = _GRAPHS.get(config["model_type"], (config["model_type"], {}))
     return {**defaults, **config, "model_type": name}
+
+
+def is_more_than_text(config: Mapping[str, Any]) -> bool:
+    """True if the config describes a text model with towers, although the files may lack these."""
+    whole = config.get("model_type") in TEXT_MODELS and bool(config.get("text_config") or config.get("llm_config"))
+    return whole or bool(config.get(TEXT_ONLY)) or isinstance(config.get("vision_config"), Mapping)
 
 
 def integer_setting(config: Mapping[str, Any], key: str) -> int | None:

@@ -15,7 +15,6 @@ from support.models.tiny import logits_of, random_tokens, transformers_logits, w
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import load
 from mlxinfer.models import architecture, build
-from mlxinfer.models.vlm_text import NOTE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 MODELS = {
@@ -58,7 +57,7 @@ def test_the_text_model_is_found_under_each_name(model_type: str, style: str) ->
     assert weights.used == set(weights.tensors)
     stacked = {name for name in weights.tensors if ".experts." in name}
     assert set(weights.tensors) - stacked <= set(weights.asked)
-    assert model.notes == (NOTE,)
+    assert model.notes == ()
     assert np.abs(logits_of(model, data["ids"].tolist()) - data["logits"]).max() < 2e-3
 
 
@@ -142,7 +141,7 @@ def test_the_text_model_inside_computes_what_transformers_computes(model_type: s
     tokens = [token % 300 + 3 for token in random_tokens(90)]
     expected = transformers_logits(write_with_transformers(tmp_path, model_type, **WHOLE[model_type]), tokens)
     loaded = load(tmp_path, dtype="float32")
-    assert NOTE in loaded.notes
+    assert loaded.vision in loaded.notes
     for chunks in (None, [33, 1, 56]):
         assert np.abs(logits_of(loaded.model, tokens, chunks) - expected).max() < 1e-4 * np.abs(expected).max()
 
@@ -208,5 +207,5 @@ def test_the_names_of_internvl_before_transformers(tmp_path: Path) -> None:
     config = {"model_type": "internvl_chat", "llm_config": text, "auto_map": {"AutoModel": "x"}, "downsample_ratio": 0.5}
     (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
     loaded = load(tmp_path, dtype="float32")
-    assert NOTE in loaded.notes
+    assert loaded.vision in loaded.notes
     assert np.abs(logits_of(loaded.model, data["ids"].tolist()) - data["logits"]).max() < 2e-3

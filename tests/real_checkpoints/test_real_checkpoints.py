@@ -25,6 +25,7 @@ from mlxinfer.nn.weights import FLOAT8
 DATA = Path(__file__).parent / "data"
 
 TOWERS = r"files are not read: only the text model is used"
+AUDIO = r"files are not read: audio is not understood"
 HEADS = r"files are not read: head that predicts several tokens, not used"
 ROWS = r"F8_E4M3, a scale for 128 x 128 become .* GB: the same codes, with a scale for each row"
 
@@ -32,7 +33,7 @@ CHECKPOINTS: dict[str, tuple[float, tuple[str, ...]]] = {
     "deepseek-v3": (688.57, (r"15.4 GB .* layer that predicts several tokens, not used", ROWS)),
     "devstral-2": (128.25, ()),
     "gemma-4-26b-a4b": (51.61, (TOWERS,)),
-    "gemma-4-e4b": (15.99, (TOWERS, r"keys and values of layers that read those of an earlier layer")),
+    "gemma-4-e4b": (15.99, (TOWERS, AUDIO, r"keys and values of layers that read those of an earlier layer")),
     "gpt-oss-20b": (13.76, ()),
     "kimi-linear": (98.25, ()),
     "lfm2.5-1.2b": (2.34, ()),
@@ -63,7 +64,8 @@ def test_the_plan_is_the_files_size_or_says_why_not(name: str, tmp_path: Path, m
     stored = sum(file.stat().st_size for file in path.glob("*.safetensors"))
     assert stored == pytest.approx(file_gb * 1e9, rel=2e-3)
     opened = meta_model(path)
-    assert set(opened.model.notes) == ({"only the text model is used: images are not understood"} if TOWERS in said else set())
+    assert isinstance(opened.vision, str)
+    assert ("preprocessor_config.json" in opened.vision) == (TOWERS in said)
     monkeypatch.setattr("mlxinfer.cli.health.diagnosis.meta_model", lambda model, **options: opened)
     found, planned = diagnose_model(str(path), "16", first16=False), opened.weight_bytes
     assert planned == pytest.approx(stored, rel=0.01) or found.sizes, f"{planned} of {stored}"

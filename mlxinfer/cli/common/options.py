@@ -65,6 +65,11 @@ def _adapters(ctx: click.Context, param: click.Parameter, values: tuple[str, ...
     return found
 
 
+def _vision(ctx: click.Context, param: click.Parameter, value: bool | None) -> str:
+    """Return the value of `EngineArgs.vision` for `--vision`, `--no-vision` or neither."""
+    return "auto" if value is None else "on" if value else "off"
+
+
 def own_adapter(settings: dict[str, Any]) -> str | None:
     """Return the adapter named by `--adapter`, for commands that use one. Raises `click.UsageError` for several."""
     names = list(settings.get("adapters") or ())
@@ -136,6 +141,8 @@ def _setting_option(one: Field[Any], how: Setting, default: object = None, check
     if kind == "Sequence[str]":
         details |= {"multiple": True, "metavar": how.metavar, "help": f"{how.meaning}; repeatable."}
         return click.option(*flags, one.name, **details)
+    if one.name == "vision":
+        return click.option(*flags, one.name, default=None, is_flag=True, callback=_vision, help=details["help"])
     if kind == "bool":
         name = one.name.replace("_", "-")
         flags = flags if one.default is False else [f"--{name}/--no-{name}"]

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
 from ..._version import __version__
-from ...loading.fingerprint import fingerprint
+from ...loading.find.fingerprint import fingerprint
 from ...loading.summary import Summary
 from ...models.vlm_text import integer_setting
 from ...types import SamplingParams

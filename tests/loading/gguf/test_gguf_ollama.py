@@ -8,15 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.gguf import GGUFCheckpoint
-from mlxinfer.loading.weights import MetaWeights
-from mlxinfer.models import build
-from mlxinfer.models.vlm_text import NOTE
+from mlxinfer.models.vlm_text import is_more_than_text
 from mlxinfer.nn.weights import numbers
 from mlxinfer.tokenizer.tokenizer import from_gguf
 from tests.support.formats.gguf_file import Tensor
@@ -33,7 +30,7 @@ def test_the_logits_of_the_checkpoint(name: str, form: Callable[[Hyper, Arrays],
     np.testing.assert_allclose(logits(path, ids), expected, atol=2e-4)
     checkpoint = GGUFCheckpoint(path)
     eyes = any(tensor.startswith("v.") for tensor in arrays) or architecture == "qwen2vl"
-    assert (NOTE in build(checkpoint.config, MetaWeights(checkpoint, mx.float16)).notes) == eyes
+    assert is_more_than_text(checkpoint.config) == eyes
     checkpoint.close()
 
 

@@ -25,7 +25,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.config import EngineArgs
 from mlxinfer.errors import SettingError
-from mlxinfer.loading.fingerprint import content_digest, content_fingerprint
+from mlxinfer.loading.find.fingerprint import content_digest, content_fingerprint
 
 PROMPT = [(i * 7) % 90 + 3 for i in range(700)]
 GREEDY = SamplingParams(max_tokens=20, temperature=0.0, ignore_eos=True)

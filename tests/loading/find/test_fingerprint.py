@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from mlxinfer.loading.fingerprint import fingerprint
+from mlxinfer.loading.find.fingerprint import fingerprint
 
 
 @pytest.fixture

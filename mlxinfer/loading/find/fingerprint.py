@@ -11,12 +11,12 @@ from pathlib import Path
 
 import mlx.core as mx
 
-from .. import kernels_cpu
-from .._version import __version__
-from ..errors import ModelNotFoundError
-from .files import add_bytes, file_stamp
-from .find.resolve import cache_dir
-from .gguf.files import part_paths
+from ... import kernels_cpu
+from ..._version import __version__
+from ...errors import ModelNotFoundError
+from ..files import add_bytes, file_stamp
+from ..gguf.files import part_paths
+from .resolve import cache_dir
 
 _SUFFIXES = (".safetensors", ".json", ".gguf")
 _SHA256 = re.compile("[0-9a-f]{64}")
