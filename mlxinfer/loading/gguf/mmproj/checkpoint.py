@@ -70,9 +70,7 @@ class MMProjCheckpoint:
     def _check_text(self, source: ClipSource, text: Config) -> None:
         width, hidden = source.keys.optional_integer("vision.projection_dim", low=0), text["hidden_size"]
         if width not in (None, 0, hidden):
-            raise CheckpointError(
-                f"{self.path}: its image rows have {width} channels, the text model has {hidden}: it is for another model"
-            )
+            raise CheckpointError(f"{self.path}: belongs to a text model of {width} channels, and this one has {hidden}")
 
     def _image_token(self, tokens: Sequence[str], kind: str) -> int:
         token = self._projector.image_token

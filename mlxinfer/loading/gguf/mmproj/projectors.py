@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import isqrt
 
 from ..base_config import Config
 from ..reader import TensorInfo
@@ -24,6 +23,12 @@ _SIGLIP = {
     "ffn_down": "mlp.fc2",
 }
 _QWEN = {"attn_qkv": "attn.qkv", "attn_out": "attn.proj", "ln1": "norm1", "ln2": "norm2"}
+_QWEN2_MODEL = {
+    "v.patch_embd": "visual.patch_embed.proj",
+    "v.post_ln": "visual.merger.ln_q",
+    "mm.0": "visual.merger.mlp.0",
+    "mm.2": "visual.merger.mlp.2",
+}
 _GATED = {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
 
 
@@ -257,10 +262,6 @@ def _scalar(info: TensorInfo, config: Config) -> MappedTensor:
     return values(info, lambda x: x.reshape(()), ())
 
 
-def _square(source: ClipSource) -> int:
-    return isqrt(source.shape("v.position_embd.weight")[0])
-
-
 PROJECTORS: dict[str, Projector] = {
     "idefics3": Projector(
         _named("idefics3"),
@@ -314,12 +315,7 @@ PROJECTORS: dict[str, Projector] = {
         _qwen2,
         _qwen2_settings,
         "<|image_pad|>",
-        {
-            "v.patch_embd": "visual.patch_embed.proj",
-            "v.post_ln": "visual.merger.ln_q",
-            "mm.0": "visual.merger.mlp.0",
-            "mm.2": "visual.merger.mlp.2",
-        },
+        _QWEN2_MODEL,
         {**_QWEN, "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"},
         "visual.blocks",
         joined=True,
@@ -329,12 +325,7 @@ PROJECTORS: dict[str, Projector] = {
         _qwen2_5,
         _qwen2_settings,
         "<|image_pad|>",
-        {
-            "v.patch_embd": "visual.patch_embed.proj",
-            "v.post_ln": "visual.merger.ln_q",
-            "mm.0": "visual.merger.mlp.0",
-            "mm.2": "visual.merger.mlp.2",
-        },
+        _QWEN2_MODEL,
         {**_QWEN, **_GATED},
         "visual.blocks",
         joined=True,

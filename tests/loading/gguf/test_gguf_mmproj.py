@@ -1,0 +1,144 @@
+"""Towers in mmproj files: written by llama.cpp's rules, they give the features and pixels of the hub's checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.formats.mmproj import TYPES, write_mmproj
+from support.models.towers import GOLDEN, config_of, largest_error, tensors_of
+
+from mlxinfer.errors import CheckpointError, UnsupportedModelError
+from mlxinfer.loading.gguf.mmproj import MMProjCheckpoint, find_mmproj
+from mlxinfer.loading.weights import CheckpointWeights
+from mlxinfer.models.towers import Tower, tower_of
+from mlxinfer.vision.families import open_processor
+from mlxinfer.vision.picture import read_picture
+
+FAMILIES = {
+    "smolvlm": "<image>",
+    "idefics3": "<image>",
+    "gemma3": "<image_soft_token>",
+    "mistral3": "[IMG]",
+    "qwen2_vl": "<|image_pad|>",
+    "qwen2_5_vl": "<|image_pad|>",
+    "qwen3_vl": "<|image_pad|>",
+    "qwen3_5": "<|image_pad|>",
+    "internvl": "<IMG_CONTEXT>",
+    "internvl_6b": "<IMG_CONTEXT>",
+    "lfm2_vl": "<image>",
+    "gemma4": "<|image|>",
+    "gemma4_e": "<|image|>",
+}
+"""Directories of golden towers to the token of image rows."""
+TEXT_TYPES = {"qwen3_5": "qwen3_5_text", "qwen3_vl": "qwen3"}
+
+
+def text_of(config: dict[str, Any]) -> dict[str, Any]:
+    text = dict(config.get("text_config") or {"hidden_size": config["hidden_size"]})
+    return text | {"model_type": TEXT_TYPES.get(config["model_type"], text.get("model_type", "llama"))}
+
+
+def written(path: Path, family: str, **options: Any) -> MMProjCheckpoint:
+    config = config_of(family)
+    tensors = {name: np.array(values) for name, values in tensors_of(family).items()}
+    write_mmproj(path / "mmproj.gguf", config, tensors, **options)
+    return MMProjCheckpoint(path / "mmproj.gguf", text_of(config), ["<s>", FAMILIES[family]])
+
+
+def tower_in(checkpoint: MMProjCheckpoint) -> Tower:
+    import mlx.core as mx
+
+    weights = CheckpointWeights(checkpoint, mx.float32)
+    tower = tower_of(checkpoint.config, weights)
+    weights.finish()
+    return tower
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_features_are_those_of_the_hub(family: str, tmp_path: Path) -> None:
+    checkpoint = written(tmp_path, family)
+    assert checkpoint.config["image_token_id"] == 1
+    assert largest_error(tower_in(checkpoint), family) < 2e-5
+
+
+@pytest.mark.parametrize("family", ["qwen3_vl", "mistral3"])
+def test_half_precision_is_near(family: str, tmp_path: Path) -> None:
+    assert 1e-6 < largest_error(tower_in(written(tmp_path, family, half=True)), family) < 1e-2
+
+
+def test_every_projector_type_is_tried() -> None:
+    from mlxinfer.loading.gguf.mmproj.projectors import PROJECTORS
+
+    assert {TYPES[config_of(family)["model_type"]] for family in FAMILIES} == set(PROJECTORS)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "mistral3", "qwen3_vl", "smolvlm"])
+def test_pixels_and_prompts_are_those_of_the_hub(family: str, tmp_path: Path) -> None:
+    """Files say less than a directory; the golden checkpoints differ from the families' usual settings in what is given here."""
+    directory = GOLDEN.parent / family
+    settings = json.loads((directory / "preprocessor_config.json").read_text())
+    size = settings.get("size", {})
+    keys = {
+        "gemma3": {"image_size": size.get("height")},
+        "mistral3": {"image_size": size.get("longest_edge")},
+        "qwen3_vl": {"image_min_pixels": size.get("shortest_edge"), "image_max_pixels": size.get("longest_edge")},
+        "smolvlm": {"preproc_image_size": size.get("longest_edge")},
+    }
+    found, wanted = written(tmp_path, family, **keys[family]).processor, open_processor(directory)
+    with np.load(directory / "reference.npz") as reference:
+        for number in range(2):
+            image = read_picture(reference[f"two_image_{number}"])
+            own, theirs = found.pixels(image), wanted.pixels(image)
+            assert own.layout == theirs.layout
+            assert np.array_equal(own.normalized(), theirs.normalized())
+            assert found.expansion(own.layout) == wanted.expansion(theirs.layout)
+
+
+def test_files_of_2024_have_the_matrices_of_the_mlp_exchanged(tmp_path: Path) -> None:
+    config = config_of("qwen2_vl")
+    tensors = {name: np.array(values) for name, values in tensors_of("qwen2_vl").items()}
+    swapped = {name.replace("fc1", "fcX").replace("fc2", "fc1").replace("fcX", "fc2"): values for name, values in tensors.items()}
+    write_mmproj(tmp_path / "mmproj.gguf", config, swapped)
+    checkpoint = MMProjCheckpoint(tmp_path / "mmproj.gguf", text_of(config), ["<|image_pad|>"])
+    assert largest_error(tower_in(checkpoint), "qwen2_vl") < 2e-5
+
+
+def test_a_tower_for_another_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="belongs to a text model of 999 channels"):
+        written(tmp_path, "smolvlm", projection_dim=999)
+
+
+def test_a_vocabulary_without_the_token_is_refused(tmp_path: Path) -> None:
+    written(tmp_path, "smolvlm").close()
+    with pytest.raises(UnsupportedModelError, match="needs the token <image>"):
+        MMProjCheckpoint(tmp_path / "mmproj.gguf", text_of(config_of("smolvlm")), ["<s>"])
+
+
+def test_other_projectors_are_refused_by_name(tmp_path: Path) -> None:
+    import gguf
+
+    writer = gguf.GGUFWriter(tmp_path / "mmproj.gguf", "clip")
+    writer.add_string("clip.projector_type", "gemma3nv")
+    writer.add_tensor("v.patch_embd.weight", np.zeros((1, 1), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    with pytest.raises(UnsupportedModelError, match="projector type 'gemma3nv'"):
+        MMProjCheckpoint(tmp_path / "mmproj.gguf", {"hidden_size": 1}, [])
+
+
+def test_the_file_beside_the_model_is_found(tmp_path: Path) -> None:
+    model = tmp_path / "model.gguf"
+    model.touch()
+    assert find_mmproj(model) is None
+    first = tmp_path / "mmproj-model-f16.gguf"
+    first.touch()
+    assert find_mmproj(model) == first
+    (tmp_path / "model-mmproj-q8_0.gguf").touch()
+    with pytest.raises(CheckpointError, match="--mmproj FILE"):
+        find_mmproj(model)
