@@ -97,7 +97,10 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
             with nullcontext((checkpoint, head)) if isinstance(head, bool) else with_head(checkpoint, head) as (whole, mtp):
                 model = OwnModel(found.name, checkpoint, dtype, quantize, copies, whole, mtp)
                 model.open_vision(options.get("vision", "auto"), options.get("mmproj"))
-                yield model
+                try:
+                    yield model
+                finally:
+                    model.close_vision()
         finally:
             checkpoint.close()
 

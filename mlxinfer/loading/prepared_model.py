@@ -141,7 +141,7 @@ class PreparedModel:
             generation_config=generation_config(checkpoint.path),
             dtype=self.dtype,
             weight_bytes=sum(array.nbytes for array in arrays(model)),
-            notes=(*model.notes, *vision_notes(checkpoint.config, vision), *notes),
+            notes=(*model.notes, *vision_notes(checkpoint, vision), *notes),
             embedding=read_recipe(checkpoint),
             reranking=read_reranking(checkpoint, self.name, tokenizer),
             summary=summarize(checkpoint, self.name, self.model_type, model.max_context, self.quantize),
@@ -157,6 +157,11 @@ class PreparedModel:
                 raise UnsupportedModelError(self.vision)
             return
         self.vision = prepare_vision(self.checkpoint, index, self.dtype, mode, mmproj)
+
+    def close_vision(self) -> None:
+        """Close the files of a tower that has files of its own."""
+        if not isinstance(self.vision, str):
+            self.vision.close()
 
     def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
         """Return the graph of `part`, with weights, and messages for the user."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 
@@ -17,7 +15,9 @@ from ..util.dataclass import dataclass
 from ..vision.families import open_processor
 from ..vision.processor import DEFAULT_BUDGET, Budget, ImageProcessor
 from .checkpoint import Checkpoint
-from .find.resolve import cache_dir
+from .find.resolve import cache_dir, find_mmproj, mmproj_files
+from .gguf import GGUFCheckpoint
+from .gguf.mmproj.checkpoint import MMProjCheckpoint
 from .skipped import OF_TOWERS, reason_to_skip_in_tower
 from .weights import CheckpointWeights, MetaWeights, Progress, TensorIndex
 
@@ -38,7 +38,8 @@ class PreparedVision:
     """A vision tower of which only headers were read."""
 
     def __init__(self, checkpoint: Checkpoint, index: TensorIndex, dtype: mx.Dtype, processor: ImageProcessor) -> None:
-        """`index` has the tensors of the tower. Raises `WeightsError` with every problem, `UnsupportedModelError` for the config."""
+        """`index` has the tensors of the tower, of `checkpoint`. Raises `WeightsError` with every problem, `UnsupportedModelError` for the
+        config."""
         self.processor, self.dtype = processor, dtype
         self._checkpoint, self._index = checkpoint, index
         meta = MetaWeights(checkpoint, dtype, index=index)
@@ -50,6 +51,11 @@ class PreparedVision:
         """Bytes of the weights in memory."""
         self.load_bytes = max(sizes, default=0)
         """Bytes needed besides the weights while they are read."""
+
+    def close(self) -> None:
+        """Close the file of a tower that has one of its own; harmless otherwise, and when called again."""
+        if isinstance(self._checkpoint, MMProjCheckpoint):
+            self._checkpoint.close()
 
     def read(self, progress: Progress | None = None) -> Vision:
         """Read the weights. `progress` counts the tower's bytes. Raises `WeightsError` for values that are NaN or infinite."""
@@ -65,9 +71,10 @@ def unseen(reason: str) -> str:
     return f"the model cannot see images: {reason}"
 
 
-def vision_notes(config: Mapping[str, Any], vision: Vision | str) -> list[str]:
+def vision_notes(checkpoint: Checkpoint, vision: Vision | str) -> list[str]:
     """Return a note if a model that could see images was loaded without a tower."""
-    return [vision] if isinstance(vision, str) and is_more_than_text(config) else []
+    could = is_more_than_text(checkpoint.config) or (isinstance(checkpoint, GGUFCheckpoint) and bool(mmproj_files(checkpoint.path)))
+    return [vision] if isinstance(vision, str) and could else []
 
 
 def image_budget(vision: Vision | PreparedVision | str, max_pixels: int | None, min_pixels: int | None) -> Budget:
@@ -91,7 +98,9 @@ def prepare_vision(
     a reason.
     """
     if mmproj is not None:
-        raise SettingError("mmproj: vision towers in files of their own are not read yet; leave it out")
+        if not isinstance(checkpoint, GGUFCheckpoint):
+            raise SettingError("mmproj belongs to a GGUF model: the towers of other models are in their own files; leave it out")
+        return _in_file(checkpoint, Path(mmproj), dtype)
     if mode == "off":
         return unseen("it was loaded without its vision tower (vision=off, --no-vision)")
     try:
@@ -104,6 +113,8 @@ def prepare_vision(
 
 
 def _found(checkpoint: Checkpoint, text: TensorIndex, dtype: mx.Dtype) -> PreparedVision:
+    if isinstance(checkpoint, GGUFCheckpoint) and (beside := find_mmproj(checkpoint.path)):
+        return _in_file(checkpoint, beside, dtype)
     config, names = checkpoint.config, [name for name, reason in text.skipped.items() if reason == OF_TOWERS]
     kind = config.get("model_type")
     if config.get(TEXT_ONLY):
@@ -119,6 +130,18 @@ def _found(checkpoint: Checkpoint, text: TensorIndex, dtype: mx.Dtype) -> Prepar
     found = PreparedVision(checkpoint, index, _tower_dtype(checkpoint, names, dtype), processor)
     text.leave(names)
     return found
+
+
+def _in_file(text: GGUFCheckpoint, path: Path, dtype: mx.Dtype) -> PreparedVision:
+    tokens = text.metadata.get("tokenizer.ggml.tokens")
+    tower = MMProjCheckpoint(path, text.config, tokens if isinstance(tokens, list) else [])
+    try:
+        names = list(tower.names())
+        index = TensorIndex(tower, names, reason_to_skip_in_tower)
+        return PreparedVision(tower, index, _tower_dtype(tower, names, dtype), tower.processor)
+    except BaseException:
+        tower.close()
+        raise
 
 
 def _tower_dtype(checkpoint: Checkpoint, names: list[str], dtype: mx.Dtype) -> mx.Dtype:

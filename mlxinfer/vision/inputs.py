@@ -28,7 +28,17 @@ class ImageInput:
     def of(cls, pixels: Pixels) -> ImageInput:
         """Return the input of these pixels."""
         layout, values = pixels.layout, np.ascontiguousarray(pixels.values)
-        shape = (values.shape, pixels.channel_axis, pixels.frames, pixels.flat, layout.tiles, layout.pieces, layout.counts, layout.grid)
+        shape = (
+            values.shape,
+            pixels.channel_axis,
+            pixels.frames,
+            pixels.flat,
+            layout.tiles,
+            layout.pieces,
+            layout.counts,
+            layout.grid,
+            pixels.tower,
+        )
         found = blake2b(repr(shape).encode(), digest_size=32)
         found.update(pixels.table.tobytes())
         found.update(values.tobytes())

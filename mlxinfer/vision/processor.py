@@ -11,7 +11,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from math import isqrt
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -230,6 +230,8 @@ class Pixels:
     """Copies of each patch along a time axis after the channels (Qwen: a still counts as two frames)."""
     flat: bool = False
     """True if `normalized` flattens each patch into one row."""
+    tower: str = ""
+    """`ImageProcessor.tower`."""
 
     def normalized(self) -> Floats:
         """Return float32 values as transformers' `pixel_values` of this image, without padding.
@@ -297,6 +299,9 @@ class ImageProcessor(ABC):
     image_token: str
     """Text of the token that stands for an image row."""
 
+    tower: str = ""
+    """Identity of a tower that has a file of its own, so that cached features and pages of two such files differ."""
+
     def __init__(self, files: ProcessorFiles) -> None:
         self.image_token_id = files.token_id()
         """Id of `image_token`. It may exceed the embedding of the model and is never looked up."""
@@ -339,7 +344,8 @@ class ImageProcessor(ABC):
 
     def pixels(self, picture: Picture, budget: Budget = DEFAULT_BUDGET) -> Pixels:
         """Return the resized uint8 pixels and their layout. Raises as `plan`."""
-        return self.pixels_of(picture.pixels, self.plan(picture.size, budget))
+        found = self.pixels_of(picture.pixels, self.plan(picture.size, budget))
+        return replace(found, tower=self.tower) if self.tower else found
 
 
 def patches(image: Bytes, size: int) -> Bytes:

@@ -31,8 +31,8 @@ def test_equal_images_have_equal_keys_and_no_key_is_a_token() -> None:
 
 @pytest.mark.parametrize(
     "other",
-    [image(1), image(grid=(3, 2)), image(counts=(3, 3)), image(table=TABLE + 1), image(frames=2), image(flat=True)],
-    ids=["pixels", "grid", "runs", "normalization", "frames", "form"],
+    [image(1), image(grid=(3, 2)), image(counts=(3, 3)), image(table=TABLE + 1), image(frames=2), image(flat=True), image(tower="b")],
+    ids=["pixels", "grid", "runs", "normalization", "frames", "form", "tower"],
 )
 def test_whatever_features_depend_on_changes_all_keys(other: ImageInput) -> None:
     assert not set(image().keys()) & set(other.keys())

@@ -188,12 +188,30 @@ def _model_in(path: Path) -> Path:
             raise ModelNotFoundError(f"{path} is no model: give a directory with config.json and safetensors, or a GGUF file")
         return path
     if not (path / "config.json").exists():
-        ggufs = sorted(path.glob("*.gguf"))
+        ggufs = sorted(each for each in path.glob("*.gguf") if not _is_mmproj(each))
         if len(ggufs) == 1:
             return ggufs[0]
         if ggufs:
             raise ModelNotFoundError(f"{path} holds {len(ggufs)} GGUF files: give one of them, for example {ggufs[0]}")
     return path
+
+
+def mmproj_files(model: Path) -> list[Path]:
+    """Return the files of vision towers in the directory of a GGUF file: those with `mmproj` in their names."""
+    return sorted(path for path in model.parent.glob("*.gguf") if _is_mmproj(path) and path != model)
+
+
+def find_mmproj(model: Path) -> Path | None:
+    """Return the only one of `mmproj_files`; None without one. Raises `CheckpointError` for several."""
+    found = mmproj_files(model)
+    if len(found) > 1:
+        names = ", ".join(path.name for path in found)
+        raise CheckpointError(f"{model.parent} has several mmproj files ({names}): name one with --mmproj FILE")
+    return found[0] if found else None
+
+
+def _is_mmproj(path: Path) -> bool:
+    return "mmproj" in path.name.lower()
 
 
 def _name_of(path: Path, found: Path) -> str:

@@ -48,7 +48,13 @@ def rows(info: TensorInfo, operation: Operation) -> MappedTensor:
 
 def values(info: TensorInfo, operation: Operation, shape: tuple[int, ...] | None = None) -> MappedTensor:
     """Compute on the numbers, in float32."""
-    return MappedTensor((info.name,), info.shape if shape is None else shape, mx.float32, info.nbytes, lambda matrices: Dense(operation(numbers(matrices[0]))))
+    return MappedTensor(
+        (info.name,),
+        info.shape if shape is None else shape,
+        mx.float32,
+        info.nbytes,
+        lambda matrices: Dense(operation(numbers(matrices[0]))),
+    )
 
 
 def joined_rows(infos: list[TensorInfo], operation: Operation) -> MappedTensor:

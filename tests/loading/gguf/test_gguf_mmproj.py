@@ -6,13 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from support.formats.mmproj import TYPES, write_mmproj
 from support.models.towers import GOLDEN, config_of, largest_error, tensors_of
 
 from mlxinfer.errors import CheckpointError, UnsupportedModelError
-from mlxinfer.loading.gguf.mmproj import MMProjCheckpoint, find_mmproj
+from mlxinfer.loading.find.resolve import find_mmproj
+from mlxinfer.loading.gguf.mmproj.checkpoint import MMProjCheckpoint
+from mlxinfer.loading.gguf.mmproj.projectors import PROJECTORS
 from mlxinfer.loading.weights import CheckpointWeights
 from mlxinfer.models.towers import Tower, tower_of
 from mlxinfer.vision.families import open_processor
@@ -50,8 +53,6 @@ def written(path: Path, family: str, **options: Any) -> MMProjCheckpoint:
 
 
 def tower_in(checkpoint: MMProjCheckpoint) -> Tower:
-    import mlx.core as mx
-
     weights = CheckpointWeights(checkpoint, mx.float32)
     tower = tower_of(checkpoint.config, weights)
     weights.finish()
@@ -71,8 +72,6 @@ def test_half_precision_is_near(family: str, tmp_path: Path) -> None:
 
 
 def test_every_projector_type_is_tried() -> None:
-    from mlxinfer.loading.gguf.mmproj.projectors import PROJECTORS
-
     assert {TYPES[config_of(family)["model_type"]] for family in FAMILIES} == set(PROJECTORS)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from ....nn.weights import Dense, Format, Matrix
 from ....util.typed_reader import shown
 from ....vision.families import PROCESSORS
 from ....vision.processor import ImageProcessor, ProcessorConfig, ProcessorFiles
+from ...files import file_stamp
 from ..base_config import Config
 from ..files import GGUFFiles
 from ..reader import TensorInfo
@@ -83,7 +85,9 @@ class MMProjCheckpoint:
         """The family's image processor, with the settings of the file and otherwise those of the hub's checkpoints."""
         image, prompt = self._settings
         files = ProcessorFiles(ProcessorConfig(self.path, image), ProcessorConfig(self.path, prompt), {}, self.config)
-        return PROCESSORS[self.config["model_type"]](files)
+        found = PROCESSORS[self.config["model_type"]](files)
+        found.tower = json.dumps(file_stamp(self.path))
+        return found
 
     # --- tensors
 
