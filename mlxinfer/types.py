@@ -213,6 +213,10 @@ class RequestStats:
     """Images that needed no vision tower: in the reused prefix, or with cached features."""
     image_encode_s: float = 0.0
     """Seconds of the vision tower, for images of this request; a shared image counts for each."""
+    image_decode_s: float = 0.0
+    """Seconds of decoding and resizing the images, before the queue."""
+    image_sizes: tuple[tuple[tuple[int, int], tuple[int, int]], ...] = ()
+    """(width, height) of each picture, and of the image that the model sees: coordinates in an answer may refer to the second."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing
@@ -32,7 +32,8 @@ from .request_keywords import ChatKeywords, ChatRequestKeywords, GenerateKeyword
 from .text.chat_prompt import ChatPrompt
 from .text.embedding import Embedder, check_texts
 from .text.hooks import Tracing
-from .text.input_processor import AnyPrompt, InputProcessor, Messages, PreparedPrompt, Prompt, as_prompts
+from .text.input_processor import AnyPrompt, InputProcessor, PreparedPrompt, Prompt, as_prompts
+from .text.message_parts import Messages
 from .text.output_processor import FEED, check_unbroken
 from .text.reranking import Pair, Ranked, check_pairs, ranked, score_pairs, scorer
 
@@ -396,7 +397,9 @@ def _all_prepared(inputs: InputProcessor, prompts: list[AnyPrompt]) -> list[Prep
 
 
 def _size(prompt: AnyPrompt) -> int:
-    """Length in characters or token ids."""
+    """Length in characters or token ids. A prompt with images counts as long."""
+    if isinstance(prompt, Mapping):
+        return _SHORT + 1
     return len(prompt) if hasattr(prompt, "__len__") else 0
 
 

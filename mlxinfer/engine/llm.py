@@ -27,7 +27,8 @@ from .open_model import OpenModel
 from .request_keywords import ChatKeywords, ChatRequestKeywords, GenerateKeywords, RequestKeywords, RequestOptions, chatting, generating
 from .text.chat_prompt import ChatPrompt
 from .text.hooks import Tracing
-from .text.input_processor import AnyPrompt, Messages, Prompt, as_prompts
+from .text.input_processor import AnyPrompt, Prompt, as_prompts
+from .text.message_parts import Messages
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -112,7 +113,8 @@ class LLM(ModelBase):
         params: SamplingParams | Many[SamplingParams] | None = None,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]:
-        """Answers to one or any number of prompts, as one batch. A prompt is text, token ids or a `chat_prompt`.
+        """Answers to one or any number of prompts, as one batch. A prompt is text, token ids, a `chat_prompt`, or
+        `{"prompt": text, "images": [...]}` with the model's placeholder in the text for each image.
 
         Returns a list, also for one prompt: `n` completions for each prompt, in order. `params` is one object for all prompts, or a list
         with one for each. Raises `PromptError` and `SamplingError` before anything is computed.
@@ -157,8 +159,10 @@ class LLM(ModelBase):
             tool_choice: "auto" (default), "none", "required" or a tool's name.
             parallel_tool_calls: False for one call at most; True by default.
             template_vars: Variables of the model's chat template, such as `{"enable_thinking": False}`.
+            images: Images that come first in the last user message. Messages may have them as parts instead.
 
-        Raises `TemplateError` too.
+        An image is a path, bytes, a PIL image or a uint8 array [height, width, 3]: docs/vision.md. Raises `TemplateError` and `ImageError`
+        too.
         """
         chat, params, terms = chatting("chat", params, options)
         inputs = self._client.opened.inputs

@@ -32,7 +32,6 @@ from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..util.dataclass import dataclass
 from ..util.device import DeviceMemory
-from ..vision.processor import DEFAULT_BUDGET, Budget
 from .adapter_set import AdapterSet
 from .core.engine import Engine
 from .spec_decode.draft_model import Drafter, check_draft
@@ -80,8 +79,6 @@ class OpenModel:
     inputs: InputProcessor
     """Converts prompts to sequences."""
     notes: tuple[str, ...]
-    budget: Budget = DEFAULT_BUDGET
-    """Limits of images for requests that name none."""
     make_cache: Callable[..., PagedCache] = PagedCache
     """Makes the cache of each new engine."""
 
@@ -130,6 +127,8 @@ class OpenModel:
             found.args.tool_format,
             loaded.model,
             adapters.loaded,
+            loaded.vision if isinstance(loaded.vision, str) else loaded.vision.processor,
+            image_budget(loaded.vision, found.args.max_pixels, found.args.min_pixels),
         )
         return cls(
             args=found.args,
@@ -141,7 +140,6 @@ class OpenModel:
             adapters=adapters,
             inputs=inputs,
             notes=(*_notes(loaded, found.kv), *filter(None, [found.kv_note])),
-            budget=image_budget(loaded.vision, found.args.max_pixels, found.args.min_pixels),
             make_cache=make_cache,
         )
 
@@ -178,6 +176,7 @@ class OpenModel:
             take_memory=self.reservation.take,
             adapted=self.adapters.adapted,
             make_cache=self.make_cache,
+            vision=None if isinstance(loaded.vision, str) else loaded.vision,
         )
 
     def _disk(self) -> PageSource | None:

@@ -63,6 +63,7 @@ class ChatKeywords(TypedDict, total=False):
     tool_choice: str | ToolChoice
     parallel_tool_calls: bool
     template_vars: Mapping[str, Any] | None
+    images: Iterable[Any]
 
 
 class ChatRequestKeywords(ChatKeywords, GenerateKeywords, total=False):

@@ -65,8 +65,8 @@ def _message(format: OutputFormat, message: Message, names: dict[str, str], befo
         plain["content"] = plain.get("content") or ""
         return [plain]
     del plain["tool_calls"]
-    content = _text(plain.get("content"))
-    plain["content"] = (content + "\n" if content else "") + write_calls(format.calls or HERMES, made)
+    written, content = write_calls(format.calls or HERMES, made), plain.get("content")
+    plain["content"] = _around("", content, "\n" + written) if content else written
     return [plain]
 
 
@@ -103,12 +103,38 @@ def _result(format: OutputFormat, plain: dict[str, Any], names: Mapping[str, str
     name = plain.get("name") or names.get(str(plain.get("tool_call_id")))
     if format.results_in_template:
         given = {"tool_call_id": _id(plain["tool_call_id"], format)} if "tool_call_id" in plain else {}
-        return [{**plain, **given, "content": _text(plain.get("content")), **({"name": name} if name else {})}]
-    content = f"<tool_response>\n{_text(plain.get('content'))}\n</tool_response>"
-    if before and before[-1].get("role") == "user" and str(before[-1].get("content", "")).endswith("</tool_response>"):
-        before[-1]["content"] += "\n" + content
+        return [{**plain, **given, "content": _around("", plain.get("content")), **({"name": name} if name else {})}]
+    content = _around("<tool_response>\n", plain.get("content"), "\n</tool_response>")
+    if before and before[-1].get("role") == "user" and _text(before[-1].get("content")).endswith("</tool_response>"):
+        before[-1]["content"] = _joined(_joined(before[-1]["content"], "\n"), content)
         return []
     return [{"role": "user", "content": content}]
+
+
+def _around(before: str, content: Any, after: str = "") -> Any:
+    """Return a message's content between two texts: as text, or as parts if some are not text."""
+    return _joined(_joined(before, content if _has_images(content) else _text(content)), after)
+
+
+def _has_images(content: Any) -> bool:
+    return isinstance(content, (list, tuple)) and any(isinstance(part, Mapping) and part.get("type", "text") != "text" for part in content)
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Return two contents as one. Neighbouring texts become one part."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    parts: list[Any] = []
+    for part in (*_parts(first), *_parts(second)):
+        if parts and "text" in part and "text" in parts[-1]:
+            parts[-1] = {**part, "text": parts[-1]["text"] + part["text"]}
+        else:
+            parts.append(part)
+    return [part for part in parts if part.get("text") != ""]
+
+
+def _parts(content: Any) -> list[Any]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content)
 
 
 def _text(content: Any) -> str:
@@ -122,8 +148,9 @@ def _with_description(messages: list[dict[str, Any]], description: str, system: 
     """Add the description to the system message, as a new system message, or before the first user message."""
     for index, message in enumerate(messages):
         if message.get("role") in ("system", "developer") if system else message.get("role") == "user":
-            content = _text(message.get("content"))
-            joined = f"{content}\n\n{description}" if system and content else f"{description}\n\n{content}".rstrip()
+            content = message.get("content")
+            joined = _around("", content, f"\n\n{description}") if system and content else _around(f"{description}\n\n", content)
+            joined = joined if (system and content) or not isinstance(joined, str) else joined.rstrip()
             return [*messages[:index], {**message, "content": joined}, *messages[index + 1 :]]
     return [{"role": "system" if system else "user", "content": description}, *messages]
 

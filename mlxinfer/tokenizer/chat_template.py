@@ -61,6 +61,8 @@ _MESSAGE = 2
 """Nesting level of messages."""
 _DEEPEST = 120
 """Maximum nesting that is searched; templates refuse values below that with their own error."""
+_PROBE = "probe7391"
+"""Text of the message that shows which form of content a template renders."""
 
 
 class ChatTemplates:
@@ -74,6 +76,7 @@ class ChatTemplates:
         self._special_tokens = dict(special_tokens)
         self._compiled: dict[str, Renderer] = {}
         self._variables: frozenset[str] | None = None
+        self._lists_only: dict[str, bool] = {}
         self._lock = Lock()
 
     @property
@@ -91,12 +94,35 @@ class ChatTemplates:
         return self._variables
 
     def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]) -> str:
-        """Return the prompt text. With tools, the template "tool_use" is preferred. Raises `TemplateError`."""
-        renderer = self._renderer(TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._sources else DEFAULT_TEMPLATE)
+        """Return the prompt text. With tools, the template "tool_use" is preferred. Raises `TemplateError`.
+
+        Texts become lists of one part for a template that would lose them (SmolVLM).
+        """
+        name = TOOL_TEMPLATE if tools and TOOL_TEMPLATE in self._sources else DEFAULT_TEMPLATE
+        self._renderer(name)
         if isinstance(messages, str) or not all(isinstance(message, Mapping) for message in messages):
             raise TemplateError("messages must be a list of mappings with 'role' and 'content'")
-        given = {"messages": list(messages), "tools": list(tools) if tools else None, "documents": None, **variables}
-        return renderer({**self._special_tokens, **_plain_values(given)})
+        if self._loses_texts(name):
+            messages = [_with_parts(message) for message in messages]
+        return self._rendered(name, messages, {"tools": list(tools) if tools else None, **variables})
+
+    def _rendered(self, name: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
+        given = {"messages": list(messages), "documents": None, **variables}
+        return self._renderer(name)({**self._special_tokens, **_plain_values(given)})
+
+    def _loses_texts(self, name: str) -> bool:
+        """Return True if a message survives as a list of parts and not as text. Both are rendered once."""
+        if name not in self._lists_only:
+            self._lists_only[name] = not self._shows(name, _PROBE) and self._shows(name, _parts(_PROBE))
+        return self._lists_only[name]
+
+    def _shows(self, name: str, content: str | list[dict[str, str]]) -> bool:
+        messages = [{"role": "user", "content": content}]
+        try:
+            text = self._rendered(name, messages, {"tools": None, "add_generation_prompt": True})
+        except TemplateError:
+            return False
+        return _PROBE in text and "'type'" not in text  # not a list as Python writes it
 
     def _renderer(self, name: str) -> Renderer:
         if name not in self._sources:
@@ -109,6 +135,15 @@ class ChatTemplates:
             if name not in self._compiled:
                 self._compiled[name] = compile_template(self._sources[name])
             return self._compiled[name]
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    content = message.get("content")
+    return {**message, "content": _parts(content or "")} if content is None or isinstance(content, str) else message
 
 
 def sorted_keys(value: Any, depth: int = 0) -> Any:

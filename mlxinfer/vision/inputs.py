@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from hashlib import blake2b
 
 import numpy as np
 
 from ..util.dataclass import dataclass
-from .processor import Layout, Pixels
+from .processor import Layout, Pixels, Size
 from .prompt import ImageRun, Positions, image_runs, rope_positions
 
 _KEY_BIT = 1 << 62
@@ -77,6 +78,8 @@ class PromptImages:
     """Rotary position minus index of every token after the prompt."""
     spans: tuple[tuple[int, int], ...] = ()
     """Index ranges [first, end) whose rows see one another, ascending, for models with such layers; else empty."""
+    prepare_s: float = 0.0
+    """Seconds of decoding and resizing; near 0 for images that were cached."""
 
     @classmethod
     def of(cls, ids: Sequence[int], images: Sequence[ImageInput], image_token_id: int, *, mrope: bool, spans: bool) -> PromptImages:
@@ -94,6 +97,20 @@ class PromptImages:
             rope, shift = rope_positions(len(ids), runs, [layout.grid or (1, layout.tokens) for layout in layouts])
         ranges = tuple((run.start, run.start + run.count) for run in runs) if spans else ()
         return cls(tuple(images), tuple(runs), keys, rope, shift, ranges)
+
+    def followed_by(self, ids: Sequence[int]) -> PromptImages:
+        """Return the images of the prompt that continues with these token ids of text."""
+        rope = self.rope
+        if rope is not None:
+            positions = np.arange(len(self.keys), len(self.keys) + len(ids), dtype=np.int32) + np.int32(self.shift)
+            rope = np.concatenate([rope, np.broadcast_to(positions, (3, len(ids)))], axis=1)
+        return replace(self, keys=self.keys + array("q", ids), rope=rope)
+
+    @property
+    def sizes(self) -> tuple[tuple[Size, Size], ...]:
+        """(width, height) of each picture, and of the image that the model sees."""
+        layouts = [image.layout for image in self.images]
+        return tuple(((each.size[1], each.size[0]), (each.resized[1], each.resized[0])) for each in layouts)
 
     @property
     def tokens(self) -> int:

@@ -93,7 +93,7 @@ def read_picture(source: PictureSource) -> Picture:
     if isinstance(source, str) and (source[:5].lower() == "data:" or "://" in source[:16]):
         return picture_from_url(source)
     if isinstance(source, (str, Path)):
-        return _from_bytes(_read_file(Path(source)))
+        return _from_bytes(read_file(Path(source)))
     from PIL import Image
 
     if not isinstance(source, Image.Image):
@@ -186,7 +186,7 @@ def _picture(image: Image, kind: str, first_frame_only: bool = False) -> Picture
     return Picture(pixels, digest.digest(), kind, first_frame_only)
 
 
-def _read_file(path: Path) -> bytes:
+def read_file(path: Path) -> bytes:
     try:
         if os.stat(path).st_size > MAX_BYTES:
             raise _too_many_bytes()

@@ -226,8 +226,8 @@ def test_what_is_no_prompt_is_told(llm, prompt):
 def test_text_parts_are_joined_and_others_refused(llm):
     parts = [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]
     assert llm.chat([{"role": "user", "content": parts}], GREEDY).token_ids == llm.chat(HELLO, GREEDY).token_ids
-    with pytest.raises(PromptError, match=r"messages\[0\]: content\[1\] is 'image_url', and only text parts"):
-        llm.chat([{"role": "user", "content": [parts[0], {"type": "image_url", "image_url": {}}]}])
+    with pytest.raises(PromptError, match=r"messages\[0\].content\[1\]: the model cannot see images: it is a text model"):
+        llm.chat([{"role": "user", "content": [parts[0], {"type": "image_url", "image_url": {"url": "data:,"}}]}])
     for wrong in (HELLO[0], ["hi"]):
         with pytest.raises(PromptError, match="role"):
             llm.chat(wrong)

@@ -291,6 +291,8 @@ def request_stats(sequence: Sequence) -> RequestStats:
         image_tokens=0 if images is None else images.tokens,
         images_cached=sequence.images_cached,
         image_encode_s=sequence.image_encode_s,
+        image_decode_s=0.0 if images is None else images.prepare_s,
+        image_sizes=() if images is None else images.sizes,
     )
 
 

@@ -15,6 +15,7 @@ from ...util.dataclass import dataclass
 if TYPE_CHECKING:
     from ...output_format.format import OutputFormat
     from ...output_format.reader import OutputReader
+    from ...vision.inputs import PromptImages
 
 _TAIL = 32
 """Tokens at the end of the prompt that are searched for the start of the answer."""
@@ -38,6 +39,8 @@ class ChatPrompt:
     """Special tokens in the format's marks."""
     settled: int = 0
     """Tokens of the prompt that also start the next prompt of the conversation; 0 if unknown."""
+    images: PromptImages | None = None
+    """The images, with their rows among the tokens; None for text."""
 
     @property
     def has_parts(self) -> bool:
@@ -61,7 +64,9 @@ def continued(prompt: ChatPrompt, tokenizer: Tokenizer, content: str, reasoning:
         elif opened:
             text = form.end + content
         begun = form.begin if reasoning and not content else ""
-    return replace(prompt, token_ids=[*prompt.token_ids, *tokenizer.encode(text, add_special_tokens=False)], begun=begun)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    images = prompt.images and prompt.images.followed_by(ids)
+    return replace(prompt, token_ids=[*prompt.token_ids, *ids], begun=begun, images=images)
 
 
 def end_of(ids: list[int], tokenizer: Tokenizer, output_format: OutputFormat) -> str:

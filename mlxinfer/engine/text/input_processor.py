@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping
 from collections.abc import Sequence as Many
-from dataclasses import field
+from dataclasses import field, replace
 from operator import index
-from typing import TYPE_CHECKING, Any, SupportsIndex, Union
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 
-from ...cache.base import BidirectionalSpec
-from ...errors import ContextLengthError, PromptError, SamplingError, UnsupportedModelError
+from ...cache.base import AttentionSpec, BidirectionalSpec
+from ...errors import ContextLengthError, ImageError, PromptError, SamplingError, UnsupportedModelError
 from ...sampling.sampler import sample_seed
 from ...structured_output.constraint import Constraint
 from ...structured_output.grammar import GrammarCompiler
@@ -19,25 +20,36 @@ from ...tokenizer.tokenizer import Tokenizer
 from ...tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ...types import SamplingParams
 from ...util.dataclass import dataclass
+from ...vision.processor import DEFAULT_BUDGET, Budget, ImageProcessor
+from ...vision.prompt import expanded
 from ..core.sequence import Sequence
 from ..request_keywords import RequestOptions
 from .chat_prompt import ChatPrompt, end_of, settled_tokens, spelled_tokens
 from .hooks import active_hooks
+from .image_inputs import ImageCache, PlannedImage, Rendered, TokensWithImages, encode_with_images, plan, prepare
+from .message_parts import ImagePart, Messages, listed, read_messages
 
 if TYPE_CHECKING:
     from ...adapters.adapted_model import LoadedAdapter
     from ...models.decoder import Model
     from ...models.hooks import Hooks
     from ...output_format.format import OutputFormat
+    from ...vision.inputs import PromptImages
 
 Prompt = Union[str, Many[int]]
 """Text, or token ids as a list, tuple or array."""
-AnyPrompt = Union[Prompt, ChatPrompt]
-PreparedPrompt = Union[list[int], ChatPrompt]
+
+
+class PromptWithImages(TypedDict):
+    """A prompt whose text has one placeholder of the model for each image, or whose token ids have all image rows."""
+
+    prompt: Prompt
+    images: Many[Any]
+
+
+AnyPrompt = Union[Prompt, ChatPrompt, PromptWithImages, TokensWithImages]
+PreparedPrompt = Union[list[int], ChatPrompt, TokensWithImages]
 """A prompt whose token ids are known."""
-Messages = Union[str, Many[Mapping[str, Any]]]
-"""A conversation of `{"role": ..., "content": ...}`, where the content is text or a list of `{"type": "text", "text": ...}` parts. Text
-alone is the user's first message."""
 
 _MOST_MARKS = 4
 """Message boundaries to snapshot; a conversation resumes after one of the last."""
@@ -65,19 +77,28 @@ class InputProcessor:
     """Interventions are looked up by this object."""
     adapters: Mapping[str, LoadedAdapter] = field(default_factory=dict)
     """Adapters that requests can use, by name."""
+    vision: ImageProcessor | str = "the model cannot see images"
+    """Pre-processing of images, or a sentence with the reason why the model cannot see."""
+    budget: Budget = DEFAULT_BUDGET
+    """Limits of all images; those of a request stay within."""
+    image_cache: ImageCache = field(default_factory=ImageCache, repr=False, compare=False)
+    """Images of earlier requests, pre-processed."""
 
-    def token_ids(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt. Raises `PromptError` if it is empty, too long or has ids outside the vocabulary."""
-        ids = self.scored_ids(prompt)
+    def token_ids(self, prompt: Prompt, images: Many[PlannedImage] = ()) -> list[int]:
+        """Token ids of a prompt with these images. Raises `PromptError` if it is empty, too long or has ids outside the vocabulary."""
+        ids = self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt, images)
         if len(ids) >= self.max_context:
             message = (
-                f"the prompt has {len(ids)} tokens, which leaves no room for an answer in the context of {self.max_context}: shorten it"
+                f"{_length(ids, images)}, which leaves no room for an answer in the context of {self.max_context}: "
+                f"{'scale the images down with max_pixels, or leave some out' if images else 'shorten it'}"
             )
             raise ContextLengthError(message, len(ids), self.max_context)
         return ids
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
-        """`token_ids` of a prompt that may fill the whole context."""
+        """`token_ids` of a text that may fill the whole context."""
+        if isinstance(prompt, (Mapping, ChatPrompt)):
+            raise PromptError("only text or token ids can be read here: prompts with images are for generate, stream and chat")
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     @property
@@ -94,39 +115,104 @@ class InputProcessor:
         tool_choice: str | ToolChoice = "auto",
         parallel_tool_calls: bool = True,
         template_vars: Mapping[str, Any] | None = None,
+        images: Iterable[Any] = (),
     ) -> ChatPrompt:
-        """Render a conversation with the model's template. `tool_choice`: "auto", "none", "required" or a tool's name. Raises
-        `PromptError` and `TemplateError`."""
+        """Render a conversation with the model's template, and read its images.
+
+        `tool_choice`: "auto", "none", "required" or a tool's name. `images` come first in the last user message. Raises `PromptError`,
+        `ImageError` that names the part, and `TemplateError`.
+        """
+        rendered = self.rendered(messages, tools, tool_choice, parallel_tool_calls, template_vars, images)
+        found = self._read_images(rendered.prompt.token_ids, rendered.images)
+        return replace(rendered.prompt, images=found) if found else rendered.prompt
+
+    def rendered(
+        self,
+        messages: Messages,
+        tools: Iterable[OfferedTool] | None = None,
+        tool_choice: str | ToolChoice = "auto",
+        parallel_tool_calls: bool = True,
+        template_vars: Mapping[str, Any] | None = None,
+        images: Iterable[Any] = (),
+    ) -> Rendered:
+        """`chat` without decoding the images: their tokens follow from the sizes in their headers."""
         from ...output_format.history import messages_for_template
 
-        tokenizer, plain = self.tokenizer, plain_messages(messages)
+        tokenizer = self.tokenizer
+        plain, parts = read_messages(messages, images)
+        planned = self._planned(parts)
         known = offered(tools)
         choice = chosen(tool_choice, known, parallel=parallel_tool_calls)
         callable_tools: Tools = {} if choice.mode == "none" else known
         form = self.output_format
         for_template, described = messages_for_template(form, plain, callable_tools)
-        ids = self.token_ids(tokenizer.encode_chat(for_template, tools=described or None, **(template_vars or {})))
+        template = {"tools": described or None, **(template_vars or {})}
+        if planned and not isinstance(self.vision, str):
+            encoded = encode_with_images(tokenizer, for_template, self.vision, [each.layout for each in planned], **template)
+        else:
+            encoded = tokenizer.encode_chat(for_template, **template)
+        ids = self.token_ids(encoded, planned)
         settled = settled_tokens(ids, tokenizer, template_vars or {})
-        return ChatPrompt(ids, form, callable_tools, choice, end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form), settled)
+        end, spelled = end_of(ids, tokenizer, form), spelled_tokens(tokenizer, form)
+        return Rendered(ChatPrompt(ids, form, callable_tools, choice, end, spelled, settled), planned)
 
     def prepared(self, prompt: AnyPrompt) -> PreparedPrompt:
         """A prompt as `sequences` takes it. Raises `PromptError`."""
-        return prompt if isinstance(prompt, ChatPrompt) else self.token_ids(prompt)
+        if isinstance(prompt, (ChatPrompt, TokensWithImages)):
+            return prompt
+        if not isinstance(prompt, Mapping):
+            return self.token_ids(prompt)
+        text, sources = prompt_and_images(prompt)
+        planned = self._planned([ImagePart(f"images[{number}]", source, {}) for number, source in enumerate(sources)])
+        if planned and isinstance(text, str) and not isinstance(self.vision, str):
+            text = expanded(text, self.vision, [each.layout for each in planned])
+        ids = self.token_ids(text, planned)
+        images = self._read_images(ids, planned)
+        return TokensWithImages(ids, images) if images else ids
 
-    def check(self, ids: Many[int]) -> list[int]:
+    def _planned(self, parts: Many[ImagePart]) -> list[PlannedImage]:
+        """The images with their sizes and tokens. Raises `ImageError`, also for a model that cannot see."""
+        if not parts:
+            return []
+        if isinstance(self.vision, str):
+            raise ImageError(f"{parts[0].where}: {self.vision}")
+        return [plan(part, self.vision, self.budget) for part in parts]
+
+    def _read_images(self, ids: list[int], planned: Many[PlannedImage]) -> PromptImages | None:
+        """Decode the images of a prompt with these token ids; None for text. Raises `PromptError`."""
+        if not planned or isinstance(self.vision, str):
+            return None
+        from ...vision.inputs import PromptImages
+
+        began = perf_counter()
+        images = [prepare(each, self.vision, self.image_cache) for each in planned]
+        layers = self.model.layers if self.model is not None else ()
+        spans = any(isinstance(spec, AttentionSpec) and spec.sees_spans for spec in layers)
+        found = PromptImages.of(ids, images, self.vision.image_token_id, mrope=getattr(self.model, "mrope", False), spans=spans)
+        return replace(found, prepare_s=perf_counter() - began)
+
+    def check(self, ids: Many[int], images: Many[PlannedImage] = ()) -> list[int]:
         """Checked token ids as a list of ints. Raises `PromptError`."""
         ids = _as_list(ids)
         if not ids:
             raise PromptError("the prompt is empty")
         if len(ids) > self.max_context:
-            message = f"{len(ids)} tokens do not fit in the context of {self.max_context}: shorten the prompt"
+            message = f"{_length(ids, images)}, which do not fit in the context of {self.max_context}: shorten the prompt"
             raise ContextLengthError(message, len(ids), self.max_context)
-        if all(type(token) is int for token in ids) and min(ids) >= 0 and max(ids) < self.vocab_size:
+        image = None if isinstance(self.vision, str) else self.vision.image_token_id
+        if image is not None and not images and image in ids:
+            raise PromptError(
+                f"token {ids.index(image)} of the prompt ({image}) stands for an image: give the images with it, as "
+                '{"prompt": ..., "images": [...]}'
+            )
+        known = [token for token in ids if token != image] if images else ids
+        if all(type(token) is int for token in ids) and min(known, default=0) >= 0 and max(known, default=0) < self.vocab_size:
             return ids
         for i, token in enumerate(ids):
-            if isinstance(token, bool) or not isinstance(token, SupportsIndex) or not 0 <= index(token) < self.vocab_size:
+            number = index(token) if isinstance(token, SupportsIndex) and not isinstance(token, bool) else -1
+            if not 0 <= number < self.vocab_size and not (images and number == image):
                 raise PromptError(f"token id {token!r} is not one of the model's (0 to {self.vocab_size - 1})")
-            ids[i] = index(token)
+            ids[i] = number
         return ids
 
     def params(self, params: SamplingParams | None) -> SamplingParams:
@@ -151,7 +237,7 @@ class InputProcessor:
         and for an impossible structure. Checking a structure may take a few hundred milliseconds."""
         self._check_causal()
         chat = prompt if isinstance(prompt, ChatPrompt) else None
-        ids = prompt if isinstance(prompt, list) else prompt.token_ids
+        ids, images = (prompt, None) if isinstance(prompt, list) else (prompt.token_ids, prompt.images)
         params = self.params(params)
         if params.logit_bias and max(params.logit_bias) >= self.vocab_size:
             raise SamplingError(f"logit_bias: {max(params.logit_bias)} is not one of the model's token ids (0 to {self.vocab_size - 1})")
@@ -178,6 +264,7 @@ class InputProcessor:
                 chat=chat if chat is not None and chat.has_parts else None,
                 hooks=hooks,
                 adapter=adapter,
+                images=images,
             )
             for i in range(params.n)
         ]
@@ -233,10 +320,26 @@ class InputProcessor:
 
 def as_prompts(prompts: AnyPrompt | Many[AnyPrompt]) -> list[AnyPrompt]:
     """One or many prompts as a list."""
-    if isinstance(prompts, (str, ChatPrompt)):
-        return [prompts]
+    if isinstance(prompts, (str, ChatPrompt, TokensWithImages, Mapping)):
+        return [prompts]  # type: ignore[list-item]
     items: list[Any] = _as_list(prompts)
-    return [items] if items and not isinstance(items[0], (Iterable, ChatPrompt)) else items
+    return [items] if items and not isinstance(items[0], (Iterable, ChatPrompt, TokensWithImages)) else items
+
+
+def prompt_and_images(prompt: PromptWithImages) -> tuple[Prompt, list[Any]]:
+    """The text or token ids of a prompt, and its images. Raises `PromptError`."""
+    given: Mapping[str, Any] = prompt
+    if "prompt" not in given or given.keys() - {"prompt", "images"}:
+        raise PromptError(f'a prompt with images is {{"prompt": text, "images": [...]}}, not a dict with {", ".join(map(repr, given))}')
+    return given["prompt"], listed(given.get("images") or ())
+
+
+def _length(ids: Many[int], images: Many[PlannedImage]) -> str:
+    """The length of a prompt for error messages."""
+    if not images:
+        return f"the prompt has {len(ids)} tokens"
+    tokens, count = sum(each.layout.tokens for each in images), len(images)
+    return f"the prompt has {len(ids)} tokens, {tokens} of them for {count} image{'s' if count > 1 else ''}"
 
 
 def _as_list(values: Any) -> list[Any]:
@@ -245,28 +348,6 @@ def _as_list(values: Any) -> list[Any]:
     if isinstance(items, Mapping) or not isinstance(items, Iterable):
         raise PromptError(f"a prompt is text or a list of token ids, not {type(values).__name__}")
     return list(items)
-
-
-def plain_messages(messages: Messages) -> list[Mapping[str, Any]]:
-    """Messages with joined text parts, as templates expect them. Raises `PromptError`."""
-    if isinstance(messages, str):
-        return [{"role": "user", "content": messages}]
-    if isinstance(messages, Mapping):
-        raise PromptError('messages must be a list, such as [{"role": "user", "content": "Hello"}]')
-    return [_plain(message, f"messages[{number}]") for number, message in enumerate(messages)]
-
-
-def _plain(message: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    if not isinstance(message, Mapping):
-        raise PromptError(f'{where} must be a dict, such as {{"role": "user", "content": "Hello"}}, not a {type(message).__name__}')
-    parts = message.get("content")
-    if not isinstance(parts, (list, tuple)):
-        return message
-    for number, part in enumerate(parts):
-        if not isinstance(part, Mapping) or part.get("type", "text") != "text" or not isinstance(part.get("text"), str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise PromptError(f"{where}: content[{number}] is {kind!r}, and only text parts can be read")
-    return {**message, "content": "".join(part["text"] for part in parts)}
 
 
 def message_ends(ids: Iterable[int], end_tokens: Collection[int]) -> list[int]:
