@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from ...adapters.adapted_model import AdaptedModel
     from ...cache.disk.backend import PageSource
     from ...cache.kv_events import KVEventSink
-    from .image_encoder import ImageEncoder, Vision
+    from ...loading.vision import Vision
+    from .image_encoder import ImageEncoder
 
 _DISK_WAIT_S = 0.005
 """Seconds to wait for the disk if there is nothing else to do."""

@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterator
 from collections.abc import Sequence as Many
 from itertools import groupby
 from time import perf_counter
-from typing import Protocol
 
 import mlx.core as mx
 import numpy as np
@@ -27,15 +26,6 @@ from .sequence import ALL, IMAGE_FAILED, Sequence
 
 _KNOWN_SIZES = 256
 """Sizes whose time per block is kept."""
-
-
-class Vision(Protocol):
-    """Anything with a tower, such as the loaded files of a model that sees."""
-
-    @property
-    def tower(self) -> Tower:
-        """Return the tower, with its weights in memory."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

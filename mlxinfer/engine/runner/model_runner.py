@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 import mlx.core as mx
 import numpy as np
 
-from ...cache.base import GivenRows, Segment
+from ...cache.base import Segment
 from ...cache.paged import PagedCache
 from ...cache.step import CacheStep
 from ...models.decoder import Model
@@ -23,11 +23,10 @@ from ..core.sequence import Sequence
 
 if TYPE_CHECKING:
     from ...adapters.adapted_model import AdaptedModel
-    from ...vision.inputs import PromptImages
     from ..core.feature_cache import FeatureCache
     from ..core.sequence import Proposed
     from .compiled_step import CompiledSteps
-    from .image_rows import ImageRows
+    from .image_rows import ImageRows, PartOfPrompt
 
 
 COMPILED_STEPS = "MLXINFER_COMPILED_STEPS"
@@ -131,7 +130,7 @@ class ModelRunner:
         self.cache = cache
         self._apart = apart
         self.adapted = adapted
-        self._features = features
+        self._images = None if features is None else _image_rows(features)
         self.compiled = None if apart or not replays else _compiled(model, cache)  # fused operations may round differently
         self.noise = None if model.mtp is None or is_gpu() else KeptNoise()
         """Noise that a head's drafts share with the rows that verify them; None on a GPU, where one kernel draws and adds it."""
@@ -177,14 +176,14 @@ class ModelRunner:
         scores: list[mx.array] = []
         start = 0
         for group in self._groups(work):
-            segments, pictured = _segments(group, all_rows=self.model.mtp is not None)
+            segments, pictured = _segments(group, self._images, all_rows=self.model.mtp is not None)
             step = self.cache.begin(segments)
-            if pictured:
-                step.given = self._given(pictured)
+            if pictured and self._images is not None:
+                step.given = self._images.given(pictured)
             count = segments[-1].start + segments[-1].count
             hooks = group[0].sequence.hooks
             graph = self.model if self.adapted is None else self._graph(self.adapted, group)
-            plain = hooks is None and graph is self.model and len(group) == len(work) and not pictured
+            plain = hooks is None and graph is self.model and len(group) == len(work) and step.given is None
             replayed = _replayed(self.compiled, group, tokens, step) if self.compiled is not None and plain else None
             if replayed is not None:
                 scores.append(replayed)
@@ -199,12 +198,6 @@ class ModelRunner:
             if hooks is not None:
                 pending.kept += hooks.arrays()
         return scores
-
-    def _given(self, pictured: list[ImageRows]) -> GivenRows:
-        from .image_rows import given_rows
-
-        assert self._features is not None
-        return given_rows(pictured, self._features)
 
     def _groups(self, work: list[ScheduledSequence]) -> list[list[ScheduledSequence]]:
         """Neighbours with the same hooks, which go through the model together."""
@@ -267,7 +260,9 @@ class ModelRunner:
         for w in work:
             s = w.sequence
             ids = s.tokens[s.num_computed_tokens : s.num_computed_tokens + w.count - w.num_drafts]
-            known += ids if s.images is None else _without_placeholders(s.images, ids, s.num_computed_tokens)
+            if s.images is not None and self._images is not None and s.num_computed_tokens < len(s.prompt):
+                ids = self._images.ids(s.images, ids, s.num_computed_tokens)
+            known += ids
             for part in (s.pending_token, s.drafts[: w.num_drafts] if w.num_drafts else None):
                 if isinstance(part, list):
                     known += part
@@ -311,6 +306,12 @@ def _sampled_sequences(work: list[ScheduledSequence]) -> list[ScheduledSequence]
     return found
 
 
+def _image_rows(features: FeatureCache) -> ImageRows:
+    from .image_rows import ImageRows  # only for models that see
+
+    return ImageRows(features)
+
+
 def _compiled(model: Model, cache: PagedCache) -> CompiledSteps | None:
     """Compiled steps if the environment asks for them: their modules take a while to import."""
     if os.environ.get(COMPILED_STEPS) != "1":
@@ -325,10 +326,10 @@ def _replayed(compiled: CompiledSteps, work: list[ScheduledSequence], tokens: mx
     return compiled.scores(tokens, step) if all(w.count == 1 and w.samples and not w.num_drafts for w in work) else None
 
 
-def _segments(work: list[ScheduledSequence], *, all_rows: bool) -> tuple[list[Segment], list[ImageRows]]:
-    """Also returns the segments with image rows. `all_rows`: the model reads every row again, sampled or not."""
+def _segments(work: list[ScheduledSequence], images: ImageRows | None, *, all_rows: bool) -> tuple[list[Segment], list[PartOfPrompt]]:
+    """Also returns the segments that may have image rows. `all_rows`: the model reads every row again, sampled or not."""
     segments: list[Segment] = []
-    pictured: list[ImageRows] = []
+    pictured: list[PartOfPrompt] = []
     start = 0
     for w in work:
         s = w.sequence
@@ -336,29 +337,14 @@ def _segments(work: list[ScheduledSequence], *, all_rows: bool) -> tuple[list[Se
         past = s.num_computed_tokens
         whole = all_rows or s.is_only_read
         read = w.count if whole else 1 + w.num_drafts if w.samples else 0
-        if s.images is None:
+        if s.images is None or images is None:
             segments.append(Segment(s.slot, start, w.count, past, max(s.rope_length, past + w.count), w.num_drafts, read))
         else:
-            segment, has_rows = _image_segment(w, start, read)
-            segments.append(segment)
-            if has_rows:
-                pictured.append((s.images, segment))
+            segments.append(images.segment(w, start, read))
+            if past < len(s.prompt):
+                pictured.append((s.images, segments[-1]))
         start += w.count
     return segments, pictured
-
-
-def _image_segment(w: ScheduledSequence, start: int, read: int) -> tuple[Segment, bool]:
-    """The segment of a sequence with images. Also returns True if there are image rows in it."""
-    from .image_rows import has_image_rows, image_segment
-
-    segment = image_segment(w, start, read)
-    return segment, w.sequence.images is not None and has_image_rows(w.sequence.images, segment)
-
-
-def _without_placeholders(images: PromptImages, ids: list[int], past: int) -> list[int]:
-    from .image_rows import known_ids
-
-    return known_ids(images, ids, past)
 
 
 def _allowed_tokens(rows: list[ScheduledSequence], vocab_size: int) -> mx.array | None:

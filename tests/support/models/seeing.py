@@ -16,16 +16,16 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.loading.vision import Vision
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
-from mlxinfer.models.towers import Tower, tower_of
+from mlxinfer.models.towers import tower_of
 from mlxinfer.sampling import sample_seed
 from mlxinfer.tokenizer.tokenizer import Tokenizer, from_directory
 from mlxinfer.types import SamplingParams
 from mlxinfer.vision.families import open_processor
 from mlxinfer.vision.inputs import ImageInput, PromptImages
 from mlxinfer.vision.picture import read_picture
-from mlxinfer.vision.processor import ImageProcessor
 from mlxinfer.vision.prompt import expanded
 
 from .plain_weights import PlainWeights
@@ -40,8 +40,7 @@ class Seeing:
     """A model with its tower."""
 
     model: Model
-    tower: Tower
-    processor: ImageProcessor
+    vision: Vision
     tokenizer: Tokenizer
     mrope: bool
     spans: bool
@@ -61,9 +60,10 @@ def seeing(family: str = "smolvlm") -> Seeing:
     folder = GOLDEN / family
     config = json.loads((folder / "config.json").read_text())
     weights = PlainWeights.open(folder / "model.safetensors")
-    model, tower = build(config, weights), tower_of(config, weights)
+    model = build(config, weights)
+    vision = Vision(open_processor(folder), tower_of(config, weights), 0, mx.float32)
     spans = any(getattr(spec, "sees_spans", False) for spec in model.layers)
-    return Seeing(model, tower, open_processor(folder), from_directory(folder), getattr(model, "mrope", False), spans)
+    return Seeing(model, vision, from_directory(folder), getattr(model, "mrope", False), spans)
 
 
 @cache
@@ -80,15 +80,15 @@ def cases(family: str = "smolvlm") -> dict[str, Case]:
 def seeing_engine(family: str = "smolvlm", kv: KVFormat | None = None, **settings: Any) -> Engine:
     values = {"max_context": 1024, "kv_cache_tokens": 8192, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     found = seeing(family)
-    return Engine(found.model, EngineConfig(**values), dtype=mx.float32, kv=kv, vision=found)
+    return Engine(found.model, EngineConfig(**values), dtype=mx.float32, kv=kv, vision=found.vision)
 
 
 def prompt_of(messages: list[dict[str, Any]], pictures: Many[Picture], family: str = "smolvlm") -> tuple[list[int], PromptImages]:
     found = seeing(family)
-    inputs = [ImageInput.of(found.processor.pixels(read_picture(picture))) for picture in pictures]
+    inputs = [ImageInput.of(found.vision.processor.pixels(read_picture(picture))) for picture in pictures]
     layouts = [image.layout for image in inputs]
-    ids = found.tokenizer.encode_chat(messages, expand=lambda text: expanded(text, found.processor, layouts))
-    return ids, PromptImages.of(ids, inputs, found.processor.image_token_id, mrope=found.mrope, spans=found.spans)
+    ids = found.tokenizer.encode_chat(messages, expand=lambda text: expanded(text, found.vision.processor, layouts))
+    return ids, PromptImages.of(ids, inputs, found.vision.processor.image_token_id, mrope=found.mrope, spans=found.spans)
 
 
 def seeing_request(
