@@ -139,7 +139,7 @@ class OpenModel:
             drafter=drafter,
             adapters=adapters,
             inputs=inputs,
-            notes=(*_notes(loaded, found.kv), *filter(None, [found.kv_note])),
+            notes=(*_notes(loaded, found.kv), *filter(None, [found.kv_note]), *_blind_drafts(loaded, drafter)),
             make_cache=make_cache,
         )
 
@@ -333,6 +333,17 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
         max_draft=args.max_draft,
         ngrams=args.speculate,
         deterministic=args.deterministic,
+    )
+
+
+def _blind_drafts(loaded: LoadedModel, drafter: Drafter | None) -> list[str]:
+    """A note if drafts of requests with images are off."""
+    head = loaded.model.mtp
+    blind = drafter is not None or (head is not None and head.embedding is not None)
+    return (
+        ["prompts with images are answered without the draft model, which sees no images"]
+        if blind and not isinstance(loaded.vision, str)
+        else []
     )
 
 

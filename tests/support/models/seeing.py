@@ -16,6 +16,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.engine.spec_decode.draft_model import Drafter
 from mlxinfer.loading.vision import Vision
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
@@ -78,10 +79,10 @@ def cases(family: str = "smolvlm") -> dict[str, Case]:
     return found
 
 
-def seeing_engine(family: str = "smolvlm", kv: KVFormat | None = None, **settings: Any) -> Engine:
+def seeing_engine(family: str = "smolvlm", kv: KVFormat | None = None, drafter: Drafter | None = None, **settings: Any) -> Engine:
     values = {"max_context": 1024, "kv_cache_tokens": 8192, "max_num_batched_tokens": 64, "max_num_seqs": 8} | settings
     found = seeing(family)
-    return Engine(found.model, EngineConfig(**values), dtype=mx.float32, kv=kv, vision=found.vision)
+    return Engine(found.model, EngineConfig(**values), dtype=mx.float32, kv=kv, drafter=drafter, vision=found.vision)
 
 
 def prompt_of(messages: list[dict[str, Any]], pictures: Many[Picture], family: str = "smolvlm") -> tuple[list[int], PromptImages]:
@@ -106,6 +107,6 @@ def seeing_request(
     return Sequence(ids, settings, sample_seed(settings.seed or 0, index), len(ids) + limit, index=index, images=images)
 
 
-def case_request(name: str, limit: int = 16, family: str = "smolvlm", **params: Any) -> Sequence:
+def case_request(name: str, limit: int = 16, family: str = "smolvlm", index: int = 0, **params: Any) -> Sequence:
     case = cases(family)[name]
-    return seeing_request(case.messages, case.pictures, limit, family, **params)
+    return seeing_request(case.messages, case.pictures, limit, family, index, **params)
