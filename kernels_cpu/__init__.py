@@ -10,12 +10,17 @@ from .feedback import MOST_COLUMNS, can_feed_back, feed_back
 from .fit import can_fit, fit_affine
 from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, status, thread_count
 from .operations import (
+    ACTIVATIONS,
     AfterBlocks,
+    activate,
     argmax,
     attention_plan,
+    can_compute_towers,
     can_mask,
+    layer_norm,
     masked,
     paged_attention,
+    patch_attention,
     rms_norm,
     rotation,
     run_blocks,
@@ -27,6 +32,7 @@ from .program import ExpertChoice, Norm, Program, ProgramProjection, Router, Vie
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
 __all__ = [
+    "ACTIVATIONS",
     "ALIGNMENT",
     "MOST_COLUMNS",
     "PRECISIONS",
@@ -42,9 +48,11 @@ __all__ = [
     "Router",
     "View",
     "WeightFile",
+    "activate",
     "argmax",
     "attention_plan",
     "available",
+    "can_compute_towers",
     "can_feed_back",
     "can_fit",
     "can_mask",
@@ -56,6 +64,7 @@ __all__ = [
     "in_use",
     "into_huge_pages",
     "isa_name",
+    "layer_norm",
     "map_weights",
     "mapped_gguf",
     "masked",
@@ -64,6 +73,7 @@ __all__ = [
     "packed_version",
     "packs_float8",
     "paged_attention",
+    "patch_attention",
     "preamble",
     "rms_norm",
     "rotation",

@@ -139,6 +139,8 @@ def _age() -> str:
         costs.append("blocks run operation by operation, which is slower")
     if not getattr(_loaded().module, "packs_float8", False):
         costs.append("8-bit floats with float scales are unpacked, to four times their size")
+    if not hasattr(_loaded().module, "patch_attention"):
+        costs.append("images take several times as long")
     return f"; the module is older than this version, and {', and '.join(costs)}; rebuild it: {_REBUILD}" if costs else ""
 
 

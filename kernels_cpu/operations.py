@@ -24,10 +24,7 @@ def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]]
 
 
 def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
-    """Rotary embedding of a step's rows, in parts: `(radians per position [dims / 2], position of the first row, rows)`.
-
-    A row with several positions is a part of its own, with its angles as radians and position 1.
-    """
+    """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` for each segment."""
     return native.rotation(parts)
 
 
@@ -134,6 +131,39 @@ def silu_multiply(gate: mx.array, up: mx.array) -> mx.array:
 def rms_norm(x: mx.array, weight: mx.array | None, eps: float, onto: mx.array | None = None) -> mx.array:
     """`x / sqrt(mean(x^2) + eps) * weight` along the last axis of `[..., n]`, `weight` `[n]`, added to `onto` of the shape of x."""
     return native.rms_norm(x, weight, eps, onto)
+
+
+def can_compute_towers() -> bool:
+    """True if `layer_norm`, `activate` and `patch_attention` can be called; an older module lacks them."""
+    return in_use() and hasattr(native, "patch_attention")
+
+
+def layer_norm(x: mx.array, weight: mx.array | None, bias: mx.array | None, eps: float) -> mx.array:
+    """`(x - mean(x)) / sqrt(variance(x) + eps) * weight + bias` along the last axis of `[..., n]`; `weight` and `bias` are `[n]`."""
+    return native.layer_norm(x, weight, bias, eps)
+
+
+ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "quick_gelu": 2, "silu": 3}
+"""Names of activations in `nn.activations`, with their numbers in the native operation."""
+
+
+def activate(x: mx.array, activation: str) -> mx.array:
+    """Apply one of `ACTIVATIONS` to floats of any shape, in float32; returns them in their dtype."""
+    return native.activate(x, ACTIVATIONS[activation])
+
+
+def patch_attention(
+    queries: mx.array, keys: mx.array, values: mx.array, scale: float, turns: tuple[mx.array, mx.array] | None = None, parts: int = 1
+) -> mx.array:
+    """Attend without a mask within each element of the batch.
+
+    Queries `[batch, rows, heads, dim]`; keys and values the same with as many or fewer heads, in the same floating dtype. `turns` are
+    cosines and sines, float32 `[rows, dim]` or `[batch * rows, dim]`: each of `parts` equal parts of a query or key rotates its halves.
+    Returns `[batch * rows, heads * dim]`. Everything is computed in float32, with online softmax. An answer depends on its own element of
+    the batch only.
+    """
+    cos, sin = turns or (None, None)
+    return native.patch_attention(queries, keys, values, scale, cos, sin, parts)
 
 
 def argmax(x: mx.array) -> mx.array:

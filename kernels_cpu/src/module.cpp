@@ -14,6 +14,8 @@ NB_MODULE(_native, m) {
   bind_packed(m);
   bind_weight_file(m);
   bind_silu_multiply(m);
+  bind_activation(m);
+  bind_patch_attention(m);
   bind_paged_attention(m);
   bind_rms_norm(m);
   bind_blocks(m);

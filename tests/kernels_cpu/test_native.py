@@ -10,7 +10,8 @@ from support.kernels.native_stub import STUB, native_stub
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import native
 
-built = pytest.mark.skipif(not (kernels_cpu.can_run_blocks() and kernels_cpu.packs_float8()), reason=kernels_cpu.status())
+CURRENT = kernels_cpu.can_run_blocks() and kernels_cpu.packs_float8() and kernels_cpu.can_compute_towers()
+built = pytest.mark.skipif(not CURRENT, reason=kernels_cpu.status())
 
 
 def test_an_old_module_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +19,8 @@ def test_an_old_module_says_what_it_costs(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(native, "_loaded", lambda: native._Loaded(old))  # type: ignore[arg-type]
     monkeypatch.setattr(native, "native", old)
     assert "avx2, 2 threads; the module is older than this version, and blocks run operation by operation" in kernels_cpu.status()
-    assert "and 8-bit floats with float scales are unpacked, to four times their size; rebuild it" in kernels_cpu.status()
+    assert "and 8-bit floats with float scales are unpacked, to four times their size, and images" in kernels_cpu.status()
+    assert "images take several times as long; rebuild it" in kernels_cpu.status()
     monkeypatch.setattr(old, "instructions_version", native.INSTRUCTIONS_VERSION, raising=False)
     assert "older than this version, and 8-bit floats" in kernels_cpu.status()
 

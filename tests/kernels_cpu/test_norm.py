@@ -50,6 +50,20 @@ def test_norms_that_subtract_the_mean(size, dtype):
     np.testing.assert_allclose(np.array(got.astype(mx.float32)), want, atol=8 * DTYPES[dtype], rtol=8 * DTYPES[dtype])
 
 
+@pytest.mark.skipif(not kernels_cpu.can_compute_towers(), reason=f"no such operation: {kernels_cpu.status()}")
+@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("size", [1, 7, 16, 50, 576, 1152])
+@pytest.mark.parametrize("biased", [False, True])
+def test_layer_norm_with_a_bias(size, dtype, biased):
+    rng = np.random.default_rng(size)
+    x, weight, bias = (mx.array(rng.standard_normal(s).astype(np.float32) + 3).astype(dtype) for s in ((2, 9, size), (size,), (size,)))
+    got = kernels_cpu.layer_norm(x, weight, bias if biased else None, 1e-3)
+    a, w, b = (np.array(v.astype(mx.float32), np.float64) for v in (x, weight, bias))
+    want = (a - a.mean(-1, keepdims=True)) / np.sqrt(a.var(-1, keepdims=True) + 1e-3) * w + (b if biased else 0)
+    assert got.dtype == dtype
+    np.testing.assert_allclose(np.array(got.astype(mx.float32)), want, atol=8 * DTYPES[dtype], rtol=8 * DTYPES[dtype])
+
+
 def test_many_rows_on_all_threads():
     x = mx.array(np.random.default_rng(0).standard_normal((700, 100)).astype(np.float32))
     assert mx.allclose(kernels_cpu.rms_norm(x, None, 0.0), mx.fast.rms_norm(x, None, 0.0), atol=1e-5)

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "matmul/few_rows.h"
+#include "matmul/many_rows.h"
 #include "matmul/matrix.h"
 #include "matmul/tile.h"
 #include "memory/scratch.h"
@@ -18,9 +19,10 @@ constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
 constexpr int64_t kPreparedElements = 2048; // some microseconds of work
 constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
 
-constexpr int kFewRows = kTileSizes; // a kind of tiles
+constexpr int kFewRows = kTileSizes, kManyRows = kTileSizes + 1; // kinds of tiles
 
-// Neighbouring rows of one chunk that are multiplied together: `size` = kTileRows[kind] of them, or from kLeastFewRows to kMostFewRows.
+// Neighbouring rows of one chunk that are multiplied together: `size` = kTileRows[kind] of them, from kLeastFewRows to kMostFewRows, or the
+// rows of ManyRowsKernels.
 struct Tile {
   int kind, size;
   int64_t first; // in the chunk's order of rows
@@ -61,12 +63,14 @@ class Run {
         nested_(planes_ > 0 && product.layout.scale == Scale::nested),
         group_halves_(has_halves(product.layout.code) ? 2 : 1),
         few_rows_(planes_ == 2 && !nested_ && has_matrix_unit() && few_rows_kernels().panels[code_][0] != nullptr),
+        many_rows_(product.layout.is_plain() ? many_rows_kernels().rows : 0),
         on_matrix_unit_(planes_ > 0 && has_matrix_unit() && (nested_ || matrix_kernels().spread[code_] != nullptr)) {}
 
   void all() {
     order_rows();
     const int64_t row_bytes = value_bytes(padded_) + blocks_ * 16;
-    const int64_t most = std::max<int64_t>(kChunkBytes / row_bytes / kLargestTile * kLargestTile, 4 * kLargestTile);
+    const int64_t unit = many_rows_ > 0 ? many_rows_ : kLargestTile;
+    const int64_t most = std::max<int64_t>(kChunkBytes / row_bytes, 4 * kLargestTile) / unit * unit;
     for (first_ = 0; first_ < p_.rows; first_ += count_) {
       count_ = std::min(most, p_.rows - first_);
       cut_tiles();
@@ -119,6 +123,9 @@ class Run {
     if (few_rows_ && left >= kLeastFewRows && left != 4 && left <= kLargestTile) { // 4 are as fast on vectors
       return {kFewRows, static_cast<int>(std::min<int64_t>(left, kMostFewRows)), first, expert};
     }
+    if (many_rows_ > 0 && left >= many_rows_) {
+      return {kManyRows, many_rows_, first, expert};
+    }
     int kind = kTileSizes - 1;
     while (kTileRows[kind] > std::min<int64_t>(left, largest_)) {
       --kind;
@@ -142,7 +149,8 @@ class Run {
     prepared_.code_sums = reinterpret_cast<int32_t*>(memory += 2 * per_block);
     prepared_.finite = memory + 4 * per_block;
     // Rows of a tile share cache lines, so a tile is one thread's where there are enough of them.
-    const int64_t few = std::max<int64_t>(kPreparedElements / padded_, 1), grain = count_ < 2 * kLargestTile ? few : kLargestTile;
+    const int64_t few = std::max<int64_t>(kPreparedElements / padded_, 1), whole = many_rows_ > 0 ? many_rows_ : kLargestTile;
+    const int64_t grain = count_ < 2 * kLargestTile ? few : whole;
     parallel_for(static_cast<size_t>(count_), static_cast<size_t>(grain), [this](size_t begin, size_t end) {
       auto tile = std::upper_bound(tiles_.begin(), tiles_.end(), static_cast<int64_t>(begin), [](int64_t i, const Tile& t) { return i < t.first; }) - 1;
       for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
@@ -183,7 +191,7 @@ class Run {
   void run_panels() {
     const int64_t panels = result_panels(), work = panels * static_cast<int64_t>(segments_.size());
     const int64_t fair = std::clamp<int64_t>(work / (kPiecesPerThread * thread_count()), 1, kMostPanelsPerPiece);
-    const int64_t size = nested_ ? (fair + 1) / 2 * 2 : fair; // pairs stay together
+    const int64_t size = nested_ || many_rows_ > 0 ? (fair + 1) / 2 * 2 : fair; // pairs stay together
     const int64_t pieces = (panels + size - 1) / size;
     parallel_for(static_cast<size_t>(pieces) * segments_.size(), 1, [=, this](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
@@ -193,6 +201,10 @@ class Run {
           for (int64_t panel = from; panel < to; panel += p_.gate ? 1 : 2) {
             run_nested_panels(segment, panel, p_.gate ? panel + panels : std::min(panel + 1, to - 1));
           }
+          continue;
+        }
+        if (tiles_[segment.first_tile].kind == kManyRows) {
+          run_many_rows(segment, from, to);
           continue;
         }
         // These come between the others.
@@ -230,6 +242,44 @@ class Run {
       }
       for (int m = 0; m < tiles_[t].size; ++m) {
         finish(tiles_[t], m, index, results[0] + m * kPanelRows, results[1] + m * kPanelRows);
+      }
+    }
+  }
+
+  // Panels in pairs, those of the gate's halves or neighbours.
+  void run_many_rows(const Segment& segment, int64_t from, int64_t to) const {
+    static thread_local Scratch scratch;
+    const ManyRowsKernels& kernels = many_rows_kernels();
+    const int64_t spread = padded_ * kernels.panels * kPanelRows;
+    float* weights = scratch.floats(2 * spread);
+    alignas(64) float results[2 * kLargestTile * kPanelRows];
+    for (int64_t index = from; index < to; index += p_.gate ? 1 : 2) {
+      const int count = p_.gate || index + 1 < to ? 2 : 1;
+      const Panel first = panel_at(segment.expert, index);
+      const Panel panels[2] = {first, count == 1 ? first : panel_at(segment.expert, p_.gate ? index + result_panels() : index + 1)};
+      for (int i = 0; i < count; i += kernels.panels) {
+        kernels.spread[code_ - static_cast<int>(Code::f32)](panels + i, weights + i * spread);
+      }
+      for (size_t t = segment.first_tile; t < segment.last_tile; ++t) {
+        const Tile& tile = tiles_[t];
+        const int64_t at = tile.first * blocks_, size = int64_t{tile.size} * kPanelRows;
+        const auto* x = reinterpret_cast<const float*>(prepared_.values + value_bytes(at * kBlockColumns));
+        for (int i = 0; tile.kind == kManyRows && i < count; i += kernels.panels) {
+          kernels.tile(weights + i * spread, blocks_, x, results + i * size);
+        }
+        for (int i = 0; i < count; ++i) {
+          if (tile.kind != kManyRows) {
+            float_kernels().tile[code_][tile.kind](panels[i], {x, prepared_.sums + 2 * at}, results + i * size);
+          }
+          run_carefully(panels[i], tile, results + i * size);
+        }
+        for (int m = 0; m < tile.size; ++m) {
+          const float *one = results + m * kPanelRows, *other = one + size;
+          finish(tile, m, index, one, other);
+          if (!p_.gate && count == 2) {
+            finish(tile, m, index + 1, other, nullptr);
+          }
+        }
       }
     }
   }
@@ -377,6 +427,7 @@ class Run {
   const bool nested_; // scales, and products of integers
   const int group_halves_; // groups of a block; of nested scales
   const bool few_rows_; // tiles of that kind
+  const int many_rows_; // of tiles of that kind, 0 for none
   const bool on_matrix_unit_;
   std::vector<int64_t> order_;
   int64_t first_ = 0, count_ = 0;

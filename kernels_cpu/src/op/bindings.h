@@ -16,6 +16,8 @@ using namespace nb::literals;
 void bind_packed(nb::module_& m);
 void bind_weight_file(nb::module_& m);
 void bind_silu_multiply(nb::module_& m);
+void bind_activation(nb::module_& m);
+void bind_patch_attention(nb::module_& m);
 void bind_paged_attention(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_blocks(nb::module_& m);
