@@ -49,6 +49,7 @@ class LayerNorm(RMSNorm):
     def __init__(self, weight: mx.array, eps: float, bias: mx.array | None = None) -> None:
         super().__init__(weight, eps)
         self.bias = bias
+        self._layer_norm = kernels_cpu.layer_norm if kernels_cpu.can_compute_towers() else mx.fast.layer_norm
 
     @classmethod
     def load_with_bias(cls, weights: Weights, name: str, size: int, eps: float) -> LayerNorm:
@@ -56,8 +57,11 @@ class LayerNorm(RMSNorm):
         return cls(weights.vector(f"{name}.weight", (size,)), eps, weights.vector(f"{name}.bias", (size,)))
 
     def __call__(self, x: mx.array, onto: mx.array | None = None) -> mx.array:
-        y: mx.array = mx.fast.layer_norm(x, self.weight, self.bias, self.eps)
+        y: mx.array = self._layer_norm(x, self.weight, self.bias, self.eps)
         return y if onto is None else onto + y
+
+    def in_plain_operations(self) -> None:
+        self._layer_norm = mx.fast.layer_norm
 
 
 def _rms_norm_operation() -> Callable[[mx.array, mx.array, float, mx.array | None], mx.array]:

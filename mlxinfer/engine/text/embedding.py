@@ -15,7 +15,7 @@ from ...util.dataclass import dataclass
 from ..core.sequence import Sequence
 from ..request_keywords import RequestOptions
 from .hooks import active_hooks
-from .input_processor import InputProcessor, Prompt, as_prompts, check_text_only
+from .input_processor import InputProcessor, Prompt, as_prompts
 from .pooling import Pooling, StatePooling
 
 if TYPE_CHECKING:
@@ -133,8 +133,6 @@ def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: Re
 
 
 def check_texts(texts: Prompt | Many[Prompt]) -> None:
-    """Raise `PromptError` if there is no text, or an image."""
-    prompts = as_prompts(texts)
-    if not prompts:
+    """Raise `PromptError` if there is no text."""
+    if not as_prompts(texts):
         raise PromptError("there is no text: give one, or a list of them")
-    check_text_only(prompts)

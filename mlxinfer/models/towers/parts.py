@@ -7,6 +7,7 @@ Rows are flat, `[batch * n, channels]`: `batch` images or windows of `n` patches
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -25,8 +26,6 @@ Floats = np.ndarray[Any, np.dtype[np.float32]]
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 _SCORES = 1 << 24
 """Maximum scores in memory at once where attention is not fused: 64 MiB in float32."""
-_PACKED_ROWS = 256
-"""Least rows of an image whose attention runs on the CPU kernels."""
 
 
 def load_patches(weights: Weights, name: str, dims: int, patch: int, *, frames: int = 0, bias: bool = True, source: str = "") -> Linear:
@@ -67,6 +66,8 @@ def load_table(weights: Weights, name: str, rows: int, dims: int) -> mx.array:
 def activation(name: str) -> Callable[[mx.array], mx.array]:
     """Return the activation with this config name, computed in float32. Raises `UnsupportedModelError`."""
     function = elementwise(name)
+    if function.__name__ in kernels_cpu.ACTIVATIONS and kernels_cpu.can_compute_towers():
+        return partial(kernels_cpu.activate, activation=function.__name__)
     return fused(lambda x: function(x.astype(mx.float32)).astype(x.dtype))
 
 
@@ -75,38 +76,6 @@ def merge_squares(x: mx.array, rows: int, columns: int, side: int) -> mx.array:
     width = x.shape[-1]
     cut = x.reshape(-1, rows // side, side, columns // side, side, width)
     return cut.transpose(0, 1, 3, 2, 4, 5).reshape(-1, side * side * width)
-
-
-def attend(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Attend within each element of the batch: queries `[batch, n, heads, d]`, keys and values of as many or fewer heads.
-
-    Returns `[batch * n, heads * d]`. Softmax is in float32. Where MLX has no fused kernel, rows of queries are split so that at most
-    `_SCORES` scores exist at once.
-    """
-    batch, rows, heads, dim = q.shape
-    if rows >= _PACKED_ROWS and kernels_cpu.in_use():
-        return _attend_packed(q, k, v, scale)
-    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
-    step = rows if is_gpu() and dim in FUSED_DIMS else max(1, _SCORES // (batch * heads * rows))
-    parts = [mx.fast.scaled_dot_product_attention(q[:, :, at : at + step], k, v, scale=scale) for at in range(0, rows, step)]
-    y = parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
-    return y.swapaxes(1, 2).reshape(batch * rows, heads * dim)
-
-
-def _attend_packed(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
-    """Compute `attend` with packed keys and values, head by head. This evaluates keys and values."""
-    batch, rows, heads, dim = q.shape
-    group, step = heads // k.shape[2], max(1, _SCORES // rows)
-    q, found = (q.astype(mx.float32) * scale).swapaxes(1, 2), []
-    for image in range(batch):
-        for head in range(heads):
-            if head % group == 0:
-                keys = kernels_cpu.pack(mx.contiguous(k[image, :, head // group]))
-                values = kernels_cpu.pack(mx.contiguous(v[image, :, head // group].T))
-            for at in range(0, rows, step):
-                found.append(values.multiply(mx.softmax(keys.multiply(q[image, head, at : at + step]), axis=-1)))
-    y = mx.concatenate(found).reshape(batch, heads, rows, dim).swapaxes(1, 2)
-    return y.reshape(batch * rows, heads * dim).astype(k.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +104,25 @@ def _rotate(x: mx.array, cos: mx.array, sin: mx.array) -> mx.array:
     wide = x.astype(mx.float32)
     first, second = mx.split(wide, 2, axis=-1)
     return (wide * cos + mx.concatenate([-second, first], axis=-1) * sin).astype(x.dtype)
+
+
+def attend(q: mx.array, k: mx.array, v: mx.array, scale: float, rotation: PatchRotation | None = None) -> mx.array:
+    """Attend within each element of the batch: queries `[batch, n, heads, d]`, keys and values of as many or fewer heads.
+
+    Returns `[batch * n, heads * d]`. Softmax is in float32. Where neither MLX nor the CPU kernels have a fused kernel, rows of queries are
+    split so that at most `_SCORES` scores exist at once.
+    """
+    if kernels_cpu.can_compute_towers():
+        turns, parts = ((rotation.cos, rotation.sin), rotation.parts) if rotation else (None, 1)
+        return kernels_cpu.patch_attention(q, k, v, scale, turns, parts)
+    if rotation is not None:
+        q, k = rotation(q), rotation(k)
+    batch, rows, heads, dim = q.shape
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    step = rows if is_gpu() and dim in FUSED_DIMS else max(1, _SCORES // (batch * heads * rows))
+    found = [mx.fast.scaled_dot_product_attention(q[:, :, at : at + step], k, v, scale=scale) for at in range(0, rows, step)]
+    y = found[0] if len(found) == 1 else mx.concatenate(found, axis=2)
+    return y.swapaxes(1, 2).reshape(batch * rows, heads * dim)
 
 
 def grid_positions(rows: int, columns: int, block: int = 1) -> tuple[Ints, Ints]:
@@ -173,9 +161,7 @@ class PatchAttention:
         q, k, v = (y.reshape(batch, x.shape[0] // batch, -1, self.dim) for y in self.qkv(x))
         if self.norm_heads is not None:
             q, k, v = self.norm_heads(q, k, v)
-        if rotation is not None:
-            q, k = rotation(q), rotation(k)
-        return self.output(attend(q, k, v, self.scale))
+        return self.output(attend(q, k, v, self.scale, rotation))
 
 
 def load_attention(weights: Weights, names: Sequence[str], sizes: Sequence[int], dim: int, *, bias: bool) -> PatchAttention:

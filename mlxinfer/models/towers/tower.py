@@ -44,10 +44,7 @@ class Tower(ABC):
 
     @abstractmethod
     def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
-        """Encode pieces block by block. A caller that evaluates what is yielded can pause between blocks.
-
-        Nothing is evaluated here, except keys and values of large images where the CPU kernels are in use.
-        """
+        """Encode pieces block by block. A caller that evaluates what is yielded can pause between blocks. Nothing is evaluated here."""
 
     def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
         """Encode pieces without pauses; the caller evaluates the result."""
