@@ -103,7 +103,9 @@ def seeing_request(
     params.setdefault("temperature", 0.0)
     ids, images = prompt_of(messages, pictures, family)
     settings = SamplingParams(**params)
-    return Sequence(ids, settings, sample_seed(settings.seed or 0, index), len(ids) + limit, index=index, images=images)
+    return Sequence(
+        ids, settings, sample_seed(settings.seed or 0, index), len(ids) + limit, index=index, images=images if pictures else None
+    )
 
 
 def case_request(name: str, limit: int = 16, family: str = "smolvlm", index: int = 0, **params: Any) -> Sequence:
