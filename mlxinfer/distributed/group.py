@@ -15,6 +15,7 @@ from ..config import EngineConfig
 from ..errors import GroupLostError, NodesError, SettingError
 from ..loading.memory.plan import usable_memory
 from ..loading.memory.step import state_bytes
+from ..loading.vision import vision_bytes
 from ..models.decoder import Decoder, Model
 from ..models.tensor_parallel import sum_results
 from ..util.device import device_memory
@@ -238,8 +239,9 @@ def own_part(found: PreparedModels, plan: SplitPlan, rank: int) -> PreparedModel
         changes(graph, found.adapters)
         own = of_part(outline, found.adapters) if part.shares == 1 else of_share(found.adapters, part)
         found = replace(found, adapters=own)
-    drafting = found.draft.weight_bytes if found.draft else 0  # the plan counts the drafter among rank 0's weights
-    return replace(found, target=found.target.of_part(part, outline, plan.weights[rank] - drafting))
+    # The plan counts the drafter and the tower among rank 0's weights.
+    apart = (found.draft.weight_bytes if found.draft else 0) + (0 if rank else vision_bytes(found.target.vision))
+    return replace(found, target=found.target.of_part(part, outline, plan.weights[rank] - apart))
 
 
 def limits_of(own: PreparedModels) -> RankLimits:

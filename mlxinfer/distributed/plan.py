@@ -13,6 +13,7 @@ from ..cache.paged import PagedCache
 from ..errors import NodesError, UnsupportedModelError
 from ..loading.load import PreparedModel
 from ..loading.memory.plan import GOOD_CONTEXT
+from ..loading.vision import vision_bytes
 from ..models.decoder import Decoder
 from ..models.pipeline_stage import Stage, layers_of, only
 from ..util.dataclass import dataclass
@@ -51,8 +52,8 @@ class SplitPlan:
 
 
 def bytes_outside_blocks(found: PreparedModel, draft: PreparedModel | None = None) -> int:
-    """Return the bytes of rank 0's weights outside the blocks, with those of a draft model."""
-    return found.weight_bytes - sum(found.block_bytes) + (draft.weight_bytes if draft else 0)
+    """Return the bytes of rank 0's weights outside the blocks, with those of a vision tower and a draft model."""
+    return found.weight_bytes - sum(found.block_bytes) + vision_bytes(found.vision) + (draft.weight_bytes if draft else 0)
 
 
 def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], outside_blocks: int | None = None) -> SplitPlan:

@@ -21,9 +21,10 @@ from ..loading.find.fingerprint import content_fingerprint, fingerprint
 from ..loading.find.resolve import prefix_dir
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory.budget import BUDGET, Reservation, shares
+from ..loading.memory.images import image_memory
 from ..loading.memory.kv_choice import kv_format
 from ..loading.memory.plan import GOOD_CONTEXT, MemoryPlan, plan_memory
-from ..loading.vision import image_budget
+from ..loading.vision import vision_bytes
 from ..loading.weights import Progress
 from ..models.config_reader import check_ignored
 from ..models.decoder import Model
@@ -32,6 +33,7 @@ from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..util.dataclass import dataclass
 from ..util.device import DeviceMemory
+from ..vision.processor import DEFAULT_BUDGET
 from .adapter_set import AdapterSet
 from .core.engine import Engine
 from .spec_decode.draft_model import Drafter, check_draft
@@ -117,6 +119,7 @@ class OpenModel:
         others: OtherMachines | None,
     ) -> OpenModel:
         make_cache = PagedCache if others is None else others.join(loaded.model)
+        images = reservation.plan.images
         adapters = AdapterSet(loaded, found.with_adapters(loaded), found.adapter_bytes, reservation.take)
         inputs = InputProcessor(
             loaded.tokenizer,
@@ -128,7 +131,7 @@ class OpenModel:
             loaded.model,
             adapters.loaded,
             loaded.vision if isinstance(loaded.vision, str) else loaded.vision.processor,
-            image_budget(loaded.vision, found.args.max_pixels, found.args.min_pixels),
+            images.budget(found.args.min_pixels) if images else DEFAULT_BUDGET,
         )
         return cls(
             args=found.args,
@@ -139,7 +142,12 @@ class OpenModel:
             drafter=drafter,
             adapters=adapters,
             inputs=inputs,
-            notes=(*_notes(loaded, found.kv), *filter(None, [found.kv_note]), *_blind_drafts(loaded, drafter)),
+            notes=(
+                *_notes(loaded, found.kv),
+                *filter(None, [found.kv_note]),
+                *_blind_drafts(loaded, drafter),
+                *([images.line()] if images and images.limited else []),
+            ),
             make_cache=make_cache,
         )
 
@@ -206,8 +214,9 @@ class PreparedModels:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights, with adapters."""
-        return self.target.weight_bytes + self.adapter_bytes + (self.draft.weight_bytes if self.draft else 0)
+        """Bytes of all weights, with adapters and the vision tower."""
+        drafting = self.draft.weight_bytes if self.draft else 0
+        return self.target.weight_bytes + vision_bytes(self.target.vision) + self.adapter_bytes + drafting
 
     @property
     def adapter_bytes(self) -> int:
@@ -264,6 +273,7 @@ class PreparedModels:
             prefix_cache=args.prefix_cache,
             max_draft=args.max_draft,
             deterministic=args.deterministic,
+            images=image_memory(self.target.vision, args.max_pixels, args.min_pixels),
             memory=memory,
         )
 
@@ -333,6 +343,7 @@ def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:
         max_draft=args.max_draft,
         ngrams=args.speculate,
         deterministic=args.deterministic,
+        image_features_bytes=plan.images.features if plan.images else 0,
     )
 
 

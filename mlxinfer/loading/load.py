@@ -23,6 +23,7 @@ from .find.resolve import resolve
 from .formats import check_format, compute_dtype
 from .gguf import GGUFCheckpoint
 from .gguf.mlx_formats import PACKINGS, lossy
+from .memory.images import image_memory
 from .memory.plan import plan_memory, usable_memory
 from .prepared_model import LoadedModel, OwnModel, PreparedModel, generation_config, load_tokenizer, model_type, speeds_file
 from .repack_cache import open_copies
@@ -108,7 +109,7 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
 def load(path_or_id: str | Path, progress: Progress | None = None, **options: Unpack[PrepareOptions]) -> LoadedModel:
     """Prepare a model, plan its memory with the engine's defaults, and read it. Raises `MLXInferError`."""
     with prepare(path_or_id, **options) as prepared:
-        plan_memory(prepared, kv=options.get("kv"), memory_gb=options.get("memory_gb"))
+        plan_memory(prepared, kv=options.get("kv"), memory_gb=options.get("memory_gb"), images=image_memory(prepared.vision))
         return prepared.read(prepared.load_tokenizer(), progress)
 
 

@@ -77,6 +77,11 @@ def vision_notes(checkpoint: Checkpoint, vision: Vision | str) -> list[str]:
     return [vision] if isinstance(vision, str) and could else []
 
 
+def vision_bytes(vision: Vision | PreparedVision | str) -> int:
+    """Return the bytes of a tower's weights; 0 without one."""
+    return 0 if isinstance(vision, str) else vision.weight_bytes
+
+
 def image_budget(vision: Vision | PreparedVision | str, max_pixels: int | None, min_pixels: int | None) -> Budget:
     """Return the limits of images for requests that name none. Raises `SettingError` for limits that the model cannot follow."""
     given = {"max_pixels": max_pixels, "min_pixels": min_pixels}

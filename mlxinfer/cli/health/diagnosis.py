@@ -22,6 +22,7 @@ from ...errors import DraftError, MemoryPlanError
 from ...loading.find.catalog import local_models
 from ...loading.find.resolve import ALIASES, cache_dir
 from ...loading.load import PreparedModel, meta_model
+from ...loading.memory.images import image_memory
 from ...loading.memory.kv_choice import kv_format
 from ...loading.memory.plan import MemoryPlan, plan_memory
 from ...loading.memory.weight_sizes import SizeChange
@@ -236,7 +237,7 @@ def diagnose_model(
 
     def plan(kv: KVFormat) -> MemoryPlan | MemoryPlanError:
         try:
-            return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=drafter)
+            return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=drafter, images=image_memory(found.vision))
         except MemoryPlanError as error:
             return error
 
@@ -262,14 +263,19 @@ def _drafter(draft: str) -> PreparedModel:
 
 
 def _as_object(plan: MemoryPlan) -> dict[str, Any]:
-    return {**asdict(plan), "sequences": plan.sequences, "pool": plan.pool, "used": plan.used, "left": plan.left}
+    found = {**asdict(plan), "sequences": plan.sequences, "pool": plan.pool, "used": plan.used, "left": plan.left}
+    return found | ({"images": {**found["images"], "line": plan.images.line()}} if plan.images else {})
 
 
 def _plan_lines(plan: dict[str, Any], tokens: dict[str, int] | None) -> Iterator[str]:
     yield f"{human_bytes(plan['limit'])} of {human_bytes(plan['total'])} may be used ({plan['source']})"
+    images = plan["images"] or {}
     parts = {
         "weights": plan["weights"],
         "weights of the draft model": plan["draft_weights"],
+        "weights of the vision tower": images.get("weights", 0),
+        "peak of the vision tower": images.get("step", 0),
+        "features of images, for reuse": images.get("features", 0),
         "peak of a step": plan["step"],
         "more while the pages grow": plan["growth"],
         f"{plan['max_num_seqs']} running sequences, {human_bytes(plan['sequence'])} each": plan["sequences"],
@@ -282,5 +288,7 @@ def _plan_lines(plan: dict[str, Any], tokens: dict[str, int] | None) -> Iterator
     if tokens:
         fits = ", ".join(f"{count} at {bits} bits" for bits, count in tokens.items())
         yield f"a context of {plan['context']} tokens; memory has room for {fits}"
+    if images:
+        yield images["line"]
     most = f" of at most {plan['buffer_limit']}" if plan["buffer_limit"] else ""
     yield f"{plan['buffers']} buffers{most}"

@@ -137,7 +137,7 @@ class MemoryBudget:
             lift_limits()
             return
         most = self._unplanned_bytes() + sum(plan.limit for plan in plans)
-        limit_memory(wired=self._planned_bytes(), spare=sum(plan.step for plan in plans), most=min(most, self._memory().usable))
+        limit_memory(wired=self._planned_bytes(), spare=sum(plan.peak for plan in plans), most=min(most, self._memory().usable))
 
 
 _LITTLE = 0.01

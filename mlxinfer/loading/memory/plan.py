@@ -1,8 +1,9 @@
-"""The memory plan, made before a weight is read: weights, the cache, a step, and pages and states kept for reuse."""
+"""The memory plan, made before a weight is read: weights, the cache, a step, images, and pages and states kept for reuse."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...cache.base import PAGE, BidirectionalSpec
@@ -13,6 +14,7 @@ from ...errors import MemoryPlanError, PromptError
 from ...models.decoder import Model
 from ...util.dataclass import dataclass
 from ...util.device import DeviceMemory, device_memory, is_gpu
+from .images import ImageMemory, ImagePlan, spans_of
 from .step import Demands, Planned, StepRows, demands_of, with_scored
 
 if TYPE_CHECKING:
@@ -92,6 +94,13 @@ class MemoryPlan:
     """Tokens of the largest step."""
     scored_rows: int
     """Maximum rows of prompts whose logits one step computes, if requested."""
+    images: ImagePlan | None = None
+    """Memory of images, and the largest one; None for a model that cannot see."""
+
+    @property
+    def vision(self) -> int:
+        """Bytes for images: the tower, its activations, and features that are kept."""
+        return self.images.used if self.images else 0
 
     @property
     def pool(self) -> int:
@@ -105,7 +114,13 @@ class MemoryPlan:
 
     @property
     def used(self) -> int:
-        return self.weights + self.draft_weights + self.step + self.growth + self.sequences + self.pool + self.reuse + self.snapshots
+        model = self.weights + self.draft_weights + self.step + self.growth + self.sequences + self.pool + self.reuse + self.snapshots
+        return model + self.vision
+
+    @property
+    def peak(self) -> int:
+        """Bytes that come and go: a step, and an image in the tower."""
+        return self.step + (self.images.step if self.images else 0)
 
     @property
     def left(self) -> int:
@@ -114,7 +129,8 @@ class MemoryPlan:
     def in_use(self, stats: EngineStats) -> int:
         """Bytes in use by the weights, pages and sequences of an engine with these `stats`; at most `used`."""
         pages = min((stats.pages_used + stats.pages_cached) * PAGE * self.token, self.pool)
-        return self.weights + self.draft_weights + int(pages) + stats.running * self.sequence
+        tower = self.images.weights if self.images else 0
+        return self.weights + self.draft_weights + tower + int(pages) + stats.running * self.sequence
 
 
 def usable_memory(memory_gb: float | None = None, memory: DeviceMemory | None = None) -> int:
@@ -136,22 +152,27 @@ def plan_memory(
     prefix_cache: bool = True,
     max_draft: int = MAX_DRAFT,
     deterministic: bool = False,
+    images: ImageMemory | None = None,
     memory: DeviceMemory | None = None,
 ) -> MemoryPlan:
     """The longest context and the largest cache that fit, for a model with its adapters and its draft model.
 
     `max_context` and `max_num_seqs` are upper bounds: if memory is short, fewer sequences come before a shorter context. `memory_gb` is
-    the caller's limit (GB of 10^9 bytes), `memory` replaces the device's. Needs no weights: a `PreparedModel` does. Raises
-    `MemoryPlanError` if the weights and a context of 256 tokens do not fit, `PromptError` for a context that the model does not have.
+    the caller's limit (GB of 10^9 bytes), `images` plans for a tower, `memory` replaces the device's. Needs no weights: a
+    `PreparedModel` does. Raises `MemoryPlanError` if the weights and a context of 256 tokens do not fit, `PromptError` for a context
+    that the model does not have.
     """
     memory = memory or device_memory()
-    limit, model = usable_memory(memory_gb, memory), planned.model
+    whole, model = usable_memory(memory_gb, memory), planned.model
     weights = planned.weight_bytes + adapter_bytes
+    seen = _planned_images(images, whole, weights + (draft.weight_bytes if draft else 0))
+    limit = max(whole - (seen.used if seen else 0), 0)
+    span = images.span() if images and spans_of(model.layers) else 0
     wanted, whole_texts = _checked_context(model, max_context), _looks_both_ways(model)
     scored_bytes, least_scored = int((limit - weights) * _SCORED_SHARE), PAGE if deterministic else _LEAST_SCORED
 
     def option(rows: int, sequences: int) -> Option:
-        step = with_scored(model, StepRows(rows=rows, sequences=sequences, drafts=max_draft), scored_bytes, least_scored)
+        step = with_scored(model, StepRows(rows=max(rows, span), sequences=sequences, drafts=max_draft), scored_bytes, least_scored)
         demands = demands_of(planned, kv or KVFormat(), step, weights)
         if draft is not None:
             demands += demands_of(draft, KVFormat(), step, draft.weight_bytes)
@@ -164,8 +185,15 @@ def plan_memory(
     demands, plan = _best_option(option, max_num_seqs, wanted, whole_texts)
     least = min(wanted, _LEAST_TOKENS)
     if plan.context < least or demands.weights + demands.load > limit:
-        raise MemoryPlanError(_does_not_fit(demands, least, limit, "memory_gb" if limit < memory.usable - memory.reserved else memory))
-    return plan
+        source = "memory_gb" if whole < memory.usable - memory.reserved else memory
+        raise MemoryPlanError(_does_not_fit(demands, least, whole, source, seen))
+    if images is None or seen is None:
+        return plan
+    return replace(plan, limit=whole, images=images.within(seen, plan.context, plan.rows if span else None))
+
+
+def _planned_images(images: ImageMemory | None, limit: int, weights: int) -> ImagePlan | None:
+    return None if images is None else images.plan(limit, limit - weights - images.weights)
 
 
 Option = tuple[Demands, MemoryPlan]
@@ -282,13 +310,15 @@ def _checked_context(model: Model, wanted: int | None) -> int:
     return model.max_context if wanted is None else wanted
 
 
-def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory | str) -> str:
+def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory | str, images: ImagePlan | None) -> str:
     running = demands.sequence + int(least * demands.token) + demands.step.at(least)
     extra, what = max((demands.load, "reading them"), (running, f"running {least} tokens of context"))
     allowed, advice = (source, "") if isinstance(source, str) else (source.source, _other_models(source))
+    seen, tower = (images.used, f", images {_gb(images.used)}") if images else (0, "")
+    advice += "Load it without images (--no-vision). " if images else ""
     return (
-        f"not enough memory: {_gb(limit)} GB may be used ({allowed}), and the model needs {_gb(demands.weights + extra)} GB "
-        f"(weights {_gb(demands.weights)}, {what} {_gb(extra)}). {advice}"
+        f"not enough memory: {_gb(limit)} GB may be used ({allowed}), and the model needs {_gb(demands.weights + extra + seen)} GB "
+        f"(weights {_gb(demands.weights)}, {what} {_gb(extra)}{tower}). {advice}"
         "Use a smaller or more quantized model, fewer bits for the cache, or allow more memory"
     )
 

@@ -118,6 +118,7 @@ class Gemma4Tower(Tower):
     """Takes patches `[patches, patch * patch * 3]` of 0 to 1, row by row; each square of `pool * pool` patches becomes a row."""
 
     def __init__(self, sizes: Gemma4Sizes, patches: Linear, table: mx.array, blocks: list[VisionBlock], projection: Linear) -> None:
+        self.patch = sizes.patch
         self.sizes, self.patches, self.table, self.blocks, self.projection = sizes, patches, table, blocks, projection
         self.standard: tuple[mx.array, mx.array] | None = None
         """Offset and scale of the pooled rows, float32 `[hidden]` each."""

@@ -34,6 +34,7 @@ class Qwen2VLTower(Tower):
     def __init__(
         self, sizes: QwenSizes, patches: Linear, blocks: list[VisionBlock], merger: Merger, *, window: int = 0, full: Sequence[int] = ()
     ) -> None:
+        self.patch = sizes.patch
         self.sizes, self.patches, self.blocks, self.merger = sizes, patches, blocks, merger
         self.window, self.full = window, frozenset(full)
 

@@ -30,6 +30,7 @@ class Qwen3VLTower(Tower):
     def __init__(
         self, sizes: QwenSizes, patches: Linear, table: mx.array, blocks: list[VisionBlock], merger: Merger, deepstack: dict[int, Merger]
     ) -> None:
+        self.patch = sizes.patch
         self.sizes, self.patches, self.table, self.blocks, self.merger = sizes, patches, table, blocks, merger
         self.deepstack = deepstack
         """Mergers by the layer whose result they take."""

@@ -42,6 +42,9 @@ class Tower(ABC):
     image or a tile of one, and `sizes` is the (height, width) in pixels of each. Rows of the result are in the order of the pieces.
     """
 
+    patch: int
+    """Side of a patch in pixels; a patch is a row of the blocks."""
+
     @abstractmethod
     def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         """Encode pieces block by block. A caller that evaluates what is yielded can pause between blocks. Nothing is evaluated here."""

@@ -44,7 +44,7 @@ class PixtralProcessor(ImageProcessor):
 
     def layout(self, size: Size, budget: Budget) -> Layout:
         height, width = size
-        most = budget.max_pixels or (LOW_PIXELS if budget.detail == "low" else None)
+        most = min(budget.max_pixels or LOW_PIXELS, LOW_PIXELS) if budget.detail == "low" else budget.max_pixels
         if budget.min_pixels and height * width < budget.min_pixels:
             factor = math.sqrt(budget.min_pixels / (height * width))
             height, width = math.ceil(height * factor), math.ceil(width * factor)

@@ -33,8 +33,8 @@ class QwenProcessor(ImageProcessor):
         self.image_token = self.placeholder = files.token("image_token", "<|image_pad|>")
 
     def layout(self, size: Size, budget: Budget) -> Layout:
-        low = LOW_PIXELS if budget.detail == "low" else self._most
-        most = budget.max_pixels or min(self._most, low)
+        most = budget.max_pixels or self._most
+        most = min(most, LOW_PIXELS) if budget.detail == "low" else most
         least = min(budget.min_pixels or self._least, most)
         resized = _smart_resize(size, self._patch * self.merge, least, most)
         grid = resized[0] // self._patch // self.merge, resized[1] // self._patch // self.merge
