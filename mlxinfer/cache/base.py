@@ -37,6 +37,8 @@ class AttentionSpec:
     """True if later tokens do not attend to a sequence's first one (draft heads, which need a token before it)."""
     sees_spans: bool = False
     """True if the rows of an image also attend to later rows of the same image (`Segment.spans`); the window limits only their past."""
+    whole_spans: bool = False
+    """True if the window does not hide rows of the same image either."""
     values_in_keys: bool = False
     """True if a value is the first `value_dim` channels of its key (latent attention). Pages then have keys only, except for the CPU
     kernels, whose values have another layout."""

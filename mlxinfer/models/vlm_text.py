@@ -40,6 +40,7 @@ _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
             "sliding_window": 1024,
             "attention_k_eq_v": False,
             "use_bidirectional_attention": "vision",
+            "_all_see_spans": True,
         },
     ),
     "qwen3_vl_text": ("qwen3", {"rope_theta": 5000000.0, "max_position_embeddings": 128000}),

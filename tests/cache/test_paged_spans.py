@@ -28,14 +28,20 @@ SPANS = ((9, 20), (50, 130), (130, 142), (250, 310))
 IMAGES = [row for first, end in SPANS for row in range(first, end)]
 PLAIN = PlainAttention()
 BACKENDS: dict[str, Callable[[LayerStore], AttentionBackend]] = {"own": attention_backend, "plain": lambda store: PLAIN}
-FAMILIES = ["gemma3_text", "llama", "gpt_oss", "gemma2", "gemma4_text_shared"]
+FAMILIES = ["gemma3_text", "whole gemma3_text", "llama", "gpt_oss", "gemma2", "gemma4_text_shared"]
 """Windows and full layers; full ones only; sinks; soft caps; layers that read the pages of others."""
 APART = [9, 11, 30, 80, 12, 108, 60, 20]
 """Every span in a chunk of its own."""
 
 
-def layers_of(model: Model, *, sees: bool = True) -> tuple[LayerSpec, ...]:
-    return tuple(replace(spec, sees_spans=sees) if isinstance(spec, AttentionSpec) else spec for spec in model.layers)
+def layers_of(name: str, *, sees: bool = True) -> tuple[LayerSpec, ...]:
+    """With "whole " before a name, no window hides rows of the same image."""
+    how = {"sees_spans": sees, "whole_spans": sees and name.startswith("whole ")}
+    return tuple(replace(spec, **how) if isinstance(spec, AttentionSpec) else spec for spec in model_of(name).layers)
+
+
+def model_of(name: str) -> Model:
+    return tiny_model(name.removeprefix("whole "))
 
 
 def features(model: Model) -> mx.array:
@@ -50,8 +56,8 @@ def given(model: Model, past: int, end: int, start: int = 0) -> GivenRows | None
 
 def expected(name: str, *, sees: bool = True) -> np.ndarray:
     """Logits with plain masks, of the whole prompt at once."""
-    model = tiny_model(name)
-    step = PlainCache(layers_of(model, sees=sees)).step([(0, len(TOKENS))], spans=SPANS)
+    model = model_of(name)
+    step = PlainCache(layers_of(name, sees=sees)).step([(0, len(TOKENS))], spans=SPANS)
     step.given = given(model, 0, len(TOKENS))
     return np.array(model.logits(model.hidden(mx.array(TOKENS, mx.int32), step)))
 
@@ -60,10 +66,8 @@ class Reader:
     """Reads the prompt in chunks, and a text beside it if there is one."""
 
     def __init__(self, name: str, kv: KVFormat | None = None, backend: str = "own"):
-        self.model = tiny_model(name)
-        self.cache = PagedCache(
-            layers_of(self.model), dtype=mx.float32, kv_cache_tokens=1 << 13, chunk=400, kv=kv, backend=BACKENDS[backend]
-        )
+        self.model = model_of(name)
+        self.cache = PagedCache(layers_of(name), dtype=mx.float32, kv_cache_tokens=1 << 13, chunk=400, kv=kv, backend=BACKENDS[backend])
         self.slot, self.beside = self.cache.open(), self.cache.open()
         self.past, self.text = 0, 0
 
@@ -114,14 +118,15 @@ def test_chunks_of_text_change_nothing_where_spans_are_chunks(name: str, kv: KVF
 
 
 @pytest.mark.parametrize("kv", [KVFormat(8, 8), KVFormat(4, 4)], ids=lambda kv: kv.name)
-def test_chunks_with_spans_and_text_change_nothing_in_plain_mlx(kv: KVFormat) -> None:
+@pytest.mark.parametrize("name", ["gemma3_text", "whole gemma3_text"])
+def test_chunks_with_spans_and_text_change_nothing_in_plain_mlx(name: str, kv: KVFormat) -> None:
     """What a row of a span sees unquantized depends on the span, not on the chunk: everything from the page in which the span begins. All
     rows of the first two spans, and the text before them, are in such pages."""
-    whole, exact = in_chunks("gemma3_text", kv, [400], "plain"), in_chunks("gemma3_text", None, [400], "plain")
+    whole, exact = in_chunks(name, kv, [400], "plain"), in_chunks(name, None, [400], "plain")
     np.testing.assert_allclose(whole[:130], exact[:130], atol=2e-5)
     assert np.abs(whole[130:142] - exact[130:142]).max() > 1e-3
     for chunks in (APART, [8, 42, 92, 168], [49, 1, 92, 108, 60, 1], [142, 188]):
-        np.testing.assert_allclose(in_chunks("gemma3_text", kv, chunks, "plain"), whole, atol=2e-5, err_msg=str(chunks))
+        np.testing.assert_allclose(in_chunks(name, kv, chunks, "plain"), whole, atol=2e-5, err_msg=str(chunks))
 
 
 @pytest.mark.parametrize("kv", [None, KVFormat(4, 4)], ids=["16", "4"])

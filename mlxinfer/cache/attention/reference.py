@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, field, replace
 from functools import partial
+from typing import Union
 
 import mlx.core as mx
 import numpy as np
@@ -80,8 +81,8 @@ class PlainStep:
     segments: tuple[Segment, ...]
     group: AttentionGroup
     """Page tables of the layers with one window size."""
-    _masks: dict[tuple[int, bool], mx.array] = field(default_factory=dict)
-    """By slot and `AttentionSpec.sees_spans`, shared by layers with one window."""
+    _masks: dict[tuple[int, bool, bool], mx.array] = field(default_factory=dict)
+    """By slot, `AttentionSpec.sees_spans` and `whole_spans`, shared by layers with one window."""
     _seen: dict[LayerStore, list[Attended]] = field(default_factory=dict)
     """Keys and values seen by the segments, of layers whose pages other layers also read."""
 
@@ -130,7 +131,9 @@ class PlainStep:
         count = (len(pages) + (segment.filled if masked else 0)) * PAGE + last - segment.past // PAGE * PAGE
         hidden = int(store.spec.skips_first and not start)
         sees = store.spec.sees_spans and bool(segment.spans)
-        mask = self.mask(segment, start, spans=sees) if masked else _after_first(last) if hidden and not segment.past else None
+        mask = _after_first(last) if hidden and not segment.past else None
+        if masked:
+            mask = self.mask(segment, start, spans=sees, whole=store.spec.whole_spans)
         return Attended(
             store,
             pages,
@@ -151,31 +154,35 @@ class PlainStep:
         joined = (tails[0], store.values_of(tails[0]) if store.keys_alone else tails[1])
         return Attended(store, pages, None, joined, keys=slice(oldest - start, segment.past - start), window=None, mask=None, spans=[])
 
-    def mask(self, segment: Segment, start: int, *, spans: bool = False) -> mx.array:
+    def mask(self, segment: Segment, start: int, *, spans: bool = False, whole: bool = False) -> mx.array:
         """Return the mask of keys that queries see, bool `[L, S]`: sealed ones from position `start` to the last full page, then raw ones
-        from the page that was open. With `spans`, the rows of a span see one another."""
-        if (segment.slot, spans) not in self._masks:
+        from the page that was open. With `spans`, the rows of a span see one another; `whole` as `AttentionSpec.whole_spans`."""
+        key = segment.slot, spans, whole
+        if key not in self._masks:
             first = segment.past // PAGE * PAGE
             last = segment.past + segment.count
             sealed = mx.arange(start, first + segment.filled * PAGE, dtype=mx.int32)[None]
             raw = mx.arange(first, last, dtype=mx.int32)[None]
             queries = mx.arange(segment.past, last, dtype=mx.int32)[:, None]
-            own, newest = _with_spans(segment) if spans else (queries // PAGE * PAGE, queries)
+            own, newest, span = _with_spans(segment) if spans else (queries // PAGE * PAGE, queries, queries)
             seen = mx.concatenate([sealed < own, (raw >= own) & (raw <= newest)], axis=1)
             if self.group.window is not None:
-                seen &= mx.concatenate([sealed, raw], axis=1) > queries - self.group.window
-            self._masks[segment.slot, spans] = seen
-        return self._masks[segment.slot, spans]
+                oldest = queries - self.group.window + 1
+                seen &= mx.concatenate([sealed, raw], axis=1) >= (mx.minimum(oldest, span) if whole else oldest)
+            self._masks[key] = seen
+        return self._masks[key]
 
 
-def _with_spans(segment: Segment) -> tuple[mx.array, mx.array]:
-    """Return, for each row, the first position that it sees unquantized and the last one that it sees, int32 `[L, 1]` each."""
-    newest = np.arange(segment.past, segment.past + segment.count, dtype=np.int32)
-    own = newest // PAGE * PAGE
-    for first, end in segment.spans:
-        rows = slice(first - segment.past, end - segment.past)
-        own[rows], newest[rows] = first // PAGE * PAGE, end - 1
-    return mx.array(own)[:, None], mx.array(newest)[:, None]
+def _with_spans(segment: Segment) -> tuple[mx.array, mx.array, mx.array]:
+    """Return, for each row, the first position that it sees unquantized, the last one that it sees, and the first one of its span, int32
+    `[L, 1]` each. A row outside of all spans is one of its own."""
+    first = np.arange(segment.past, segment.past + segment.count, dtype=np.int32)
+    newest = first.copy()
+    for start, end in segment.spans:
+        rows = slice(start - segment.past, end - segment.past)
+        first[rows], newest[rows] = start, end - 1
+    own = first // PAGE * PAGE
+    return mx.array(own)[:, None], mx.array(newest)[:, None], mx.array(first)[:, None]
 
 
 def _after_first(count: int) -> mx.array:
@@ -260,38 +267,46 @@ class Attended:
         count = rows_at_once(q.shape[0], rows, keys, fused=fused)
         outputs: list[mx.array] = []
         spans = self.spans if self.mask is None else ()
-        parts: Iterable[tuple[int, int, int | None]] = _parts(rows, count, spans) if spans or count < rows else [(0, rows, None)]
-        for start, end, limit in parts:
+        parts: Iterable[_Part] = _parts(rows, count, spans) if spans or count < rows else [(0, rows, None)]
+        for start, end, span in parts:
             part = q if end - start == rows else q[:, start:end]
             if outputs:
                 (part,) = mx.depends([part], [outputs[-1]])
             oldest, newest, mask = 0, keys, self.mask
             if mask is not None:
                 mask = mask if end - start == rows else mask[start:end]
-            elif limit is None:
+            elif span is None:
                 newest -= rows - end
             else:
-                newest -= rows - limit
-                oldest, mask = self._past_of_span(keys - rows + start, keys - rows + end, newest)
+                newest -= rows - span[1]
+                oldest, mask = self._past_of_span(keys - rows + start, keys - rows + end, keys - rows + span[0], newest)
             own = (k, v) if newest - oldest == keys else (k[:, oldest:newest], v[:, oldest:newest])
             how = partial(attention, scale=params.scale, window=self.window, softcap=params.softcap, sinks=params.sinks, mask=mask)
-            outputs.append(how(part, *own, causal=limit is None))
+            outputs.append(how(part, *own, causal=span is None))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
 
-    def _past_of_span(self, first: int, end: int, newest: int) -> tuple[int, mx.array | None]:
-        """Return the first key that rows [first, end) of a span see, and their mask of the keys from there to `newest`."""
+    def _past_of_span(self, first: int, end: int, start: int, newest: int) -> tuple[int, mx.array | None]:
+        """Return the first key that rows [first, end) of a span see, and their mask of the keys from there to `newest`; the span begins at
+        key `start`."""
         if self.window is None or end <= self.window:
             return 0, None
-        oldest = max(first - self.window + 1, 0)
-        return oldest, mx.arange(oldest, newest)[None] > mx.arange(first, end)[:, None] - self.window
+        oldest, whole = max(first - self.window + 1, 0), self.store.spec.whole_spans
+        oldest = min(oldest, start) if whole else oldest
+        keys = mx.arange(oldest, newest)[None]
+        seen = keys > mx.arange(first, end)[:, None] - self.window
+        return oldest, seen | (keys >= start) if whole else seen
 
 
-def _parts(rows: int, most: int, spans: Sequence[tuple[int, int]]) -> Iterable[tuple[int, int, int | None]]:
-    """Yield (start, end, limit) of at most `most` rows each: `limit` is the end of the span that the rows are in, None outside of one."""
+_Part = tuple[int, int, Union[tuple[int, int], None]]
+"""Queries [start, end), and the span [first, end) that they are in; None outside of spans."""
+
+
+def _parts(rows: int, most: int, spans: Sequence[tuple[int, int]]) -> Iterable[_Part]:
+    """Divide queries into spans and text, and these into at most `most` queries each."""
     past = 0
     for first, last in (*spans, (rows, rows)):
         yield from ((start, min(start + most, first), None) for start in range(past, first, most))
-        yield from ((start, min(start + most, last), last) for start in range(first, last, most))
+        yield from ((start, min(start + most, last), (first, last)) for start in range(first, last, most))
         past = last
 
 

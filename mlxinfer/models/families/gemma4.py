@@ -27,6 +27,10 @@ from ..experts import load_experts, read_expert_count
 from ..rope_config import read_rope_by_layer
 from .gemma4_block import Gemma4Attention, Gemma4Block, OwnInput, ParallelExperts
 
+ALL_SEE_SPANS = "_all_see_spans"
+"""Key of a text config: the rows of an image see one another in all layers, and no window hides any of them, as in the forward pass of
+`gemma4_unified` in transformers 5.24. In `gemma4` only layers with a window see spans, and the window limits their past."""
+
 GEMMA4 = {
     "vocab_size": 262144,
     "hidden_size": 2304,
@@ -144,6 +148,8 @@ class _AttentionPlan:
     """True if layers without keys and values have an MLP of twice the channels."""
     sees_spans: bool
     """True if the rows of an image see one another in layers with a window."""
+    all_see_spans: bool
+    """See `ALL_SEE_SPANS`."""
 
     @classmethod
     def read(cls, reader: ConfigReader, sizes: Sizes) -> _AttentionPlan:
@@ -155,7 +161,7 @@ class _AttentionPlan:
         seen = reader.take("use_bidirectional_attention")
         if seen not in (None, False, "vision"):
             raise reader.bad("use_bidirectional_attention", seen, "'vision' or False")
-        return cls(kinds, first, wide, seen == "vision")
+        return cls(kinds, first, wide, seen == "vision", reader.boolean(ALL_SEE_SPANS, False))
 
     def source(self, layer: int) -> int:
         """Return the layer whose keys and values this layer reads."""
@@ -170,7 +176,8 @@ class _AttentionPlan:
         for layer, kind in enumerate(self.kinds.types[: self.first_shared]):
             heads, window = self.kinds.heads[kind], self.kinds.window_of(kind)
             spec = AttentionSpec(heads.kv, heads.dim, heads.dim, window, heads.count, shared=layer in read)
-            found.append(replace(spec, sees_spans=self.sees_spans and kind == SLIDING))
+            sees = self.sees_spans and (self.all_see_spans or kind == SLIDING)
+            found.append(replace(spec, sees_spans=sees, whole_spans=sees and self.all_see_spans))
         return tuple(found)
 
     def load_attention(self, weights: Weights, name: str, layer: int, eps: float) -> Gemma4Attention:

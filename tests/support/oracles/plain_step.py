@@ -110,11 +110,12 @@ def _attend(q: mx.array, k: mx.array, v: mx.array, segment: Segment, spec: Atten
     if softcap is not None:
         scores = softcap * mx.tanh(scores / softcap)
     query, key = mx.arange(segment.past, segment.past + q.shape[0])[:, None], mx.arange(k.shape[0])[None]
-    seen = key <= query
+    seen, together = key <= query, query < 0
     for first, end in segment.spans if spec.sees_spans else ():
-        seen = seen | ((query >= first) & (query < end) & (key >= first) & (key < end))
+        together = together | ((query >= first) & (query < end) & (key >= first) & (key < end))
+    seen = seen | together
     if window is not None:
-        seen = seen & (key > query - window)
+        seen = seen & ((key > query - window) | (together if spec.whole_spans else query < 0))
     if spec.skips_first:
         seen = seen & ((key > 0) | (query == 0))
     scores = mx.where(seen, scores, -mx.inf)
