@@ -65,10 +65,11 @@ class ImageError(PromptError):
 
 
 class ContextLengthError(PromptError):
-    """The prompt's `tokens` and at least one token of an answer exceed the `context`."""
+    """The prompt's `tokens`, `image_tokens` of them for images, and at least one token of an answer exceed the `context`."""
 
-    def __init__(self, message: str, tokens: int, context: int) -> None:
+    def __init__(self, message: str, tokens: int, context: int, image_tokens: int = 0) -> None:
         super().__init__(message)
+        self.image_tokens = image_tokens
         self.tokens = tokens
         self.context = context
 

@@ -67,17 +67,19 @@ class APIError(Exception):
 
 
 class TooLong(APIError):
-    """400: a prompt of `tokens` tokens leaves no space for an answer in a context of `context` tokens.
+    """400: a prompt of `tokens` tokens, `image_tokens` of them for images, leaves no space for an answer in a context of `context` tokens.
 
     The wording matters to clients that shorten a conversation and try again. LiteLLM, vibe and gptme match the first words of the
     message. LangChain looks for the code in the message.
     """
 
-    def __init__(self, tokens: int, context: int, param: str | None = None) -> None:
-        message = f"This model's maximum context length is {context} tokens. However, your prompt has {tokens} tokens. Shorten it"
-        super().__init__(400, "invalid", f"{message} (context_length_exceeded).", param=param, code="context_length_exceeded")
+    def __init__(self, tokens: int, context: int, param: str | None = None, image_tokens: int = 0) -> None:
+        of_images = f", {image_tokens} of them for images" if image_tokens else ""
+        message = f"This model's maximum context length is {context} tokens. However, your prompt has {tokens} tokens{of_images}."
+        super().__init__(400, "invalid", f"{message} Shorten it (context_length_exceeded).", param=param, code="context_length_exceeded")
         self.tokens = tokens
         self.context = context
+        self.of_images = of_images
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> APIError:
@@ -118,7 +120,7 @@ def from_engine_error(error: MLXInferError) -> APIError:
     if isinstance(error, SamplingError):
         return invalid(message, param=message.partition(" ")[0].rstrip(":"))
     if isinstance(error, ContextLengthError):
-        return TooLong(error.tokens, error.context)
+        return TooLong(error.tokens, error.context, image_tokens=error.image_tokens)
     if isinstance(error, PromptError):
         return invalid(message)
     if isinstance(error, TemplateError):

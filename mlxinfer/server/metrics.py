@@ -190,6 +190,10 @@ _GAUGES: tuple[tuple[str, str, _Number], ...] = (
 _COUNTERS: tuple[tuple[str, str, _Number], ...] = (
     ("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.", lambda s: s.prompt_tokens),
     ("prefix_cache_hits", "Tokens of prompts found in the prefix cache.", lambda s: s.reused_tokens),
+    ("images", "Images in prompts.", lambda s: s.images),
+    ("image_tokens", "Tokens of prompts that are rows of images.", lambda s: s.image_tokens),
+    ("images_cached", "Images that needed no vision tower.", lambda s: s.images_cached),
+    ("image_encode_seconds", "Seconds of the vision tower.", lambda s: s.image_encode_s),
     ("num_preemptions", "Times that a running request was preempted.", lambda s: s.preemptions),
     ("spec_decode_num_draft_tokens", "Tokens drafted.", lambda s: s.drafted_tokens),
     ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", lambda s: s.accepted_tokens),

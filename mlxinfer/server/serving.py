@@ -186,11 +186,12 @@ _Answer = TypeVar("_Answer", Chunk, Completion)
 
 
 def _without_cache_hits(context: RequestContext, part: _Answer) -> _Answer:
-    """The answer without the number of cached tokens, if the client's key may be shared. This number reveals whether another user has
-    sent the same text."""
-    if not context.shared_key or part.usage is None or not part.usage.stats.reused_tokens:
+    """The answer without the number of cached tokens and without the times of images, if the client's key may be shared. They reveal
+    whether another user has sent the same text or image."""
+    if not context.shared_key or part.usage is None or not (part.usage.stats.reused_tokens or part.usage.stats.images):
         return part
-    return replace(part, usage=replace(part.usage, stats=replace(part.usage.stats, reused_tokens=0)))
+    hidden = replace(part.usage.stats, reused_tokens=0, images_cached=0, image_encode_s=0.0, image_decode_s=0.0)
+    return replace(part, usage=replace(part.usage, stats=hidden))
 
 
 def _engine_error(error: MLXInferError, request: GenerateRequest) -> APIError:
@@ -249,7 +250,16 @@ def _log_end(context: RequestContext, reason: FinishReason, usage: Usage | None,
         return
     if index == 0:
         log["cached_tokens"] = log.get("cached_tokens", 0) + usage.stats.reused_tokens
+        _log_images(log, usage)
     log["completion_tokens"] = log.get("completion_tokens", 0) + usage.completion_tokens
+
+
+def _log_images(log: dict[str, Any], usage: Usage) -> None:
+    """Add counts and times of the prompt's images to the access log."""
+    stats = usage.stats
+    if stats.images:
+        log["image_tokens"], log["images_cached"] = stats.image_tokens, stats.images_cached
+        log["image_decode_ms"], log["image_encode_ms"] = (round(s * 1000, 1) for s in (stats.image_decode_s, stats.image_encode_s))
 
 
 async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -92,7 +92,7 @@ class InputProcessor:
                 f"{_length(ids, images)}, which leaves no room for an answer in the context of {self.max_context}: "
                 f"{'scale the images down with max_pixels, or leave some out' if images else 'shorten it'}"
             )
-            raise ContextLengthError(message, len(ids), self.max_context)
+            raise ContextLengthError(message, len(ids), self.max_context, _image_tokens(images))
         return ids
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
@@ -198,7 +198,7 @@ class InputProcessor:
             raise PromptError("the prompt is empty")
         if len(ids) > self.max_context:
             message = f"{_length(ids, images)}, which do not fit in the context of {self.max_context}: shorten the prompt"
-            raise ContextLengthError(message, len(ids), self.max_context)
+            raise ContextLengthError(message, len(ids), self.max_context, _image_tokens(images))
         image = None if isinstance(self.vision, str) else self.vision.image_token_id
         if image is not None and not images and image in ids:
             raise PromptError(
@@ -334,12 +334,16 @@ def prompt_and_images(prompt: PromptWithImages) -> tuple[Prompt, list[Any]]:
     return given["prompt"], listed(given.get("images") or ())
 
 
+def _image_tokens(images: Many[PlannedImage]) -> int:
+    return sum(each.layout.tokens for each in images)
+
+
 def _length(ids: Many[int], images: Many[PlannedImage]) -> str:
     """The length of a prompt for error messages."""
     if not images:
         return f"the prompt has {len(ids)} tokens"
-    tokens, count = sum(each.layout.tokens for each in images), len(images)
-    return f"the prompt has {len(ids)} tokens, {tokens} of them for {count} image{'s' if count > 1 else ''}"
+    count = len(images)
+    return f"the prompt has {len(ids)} tokens, {_image_tokens(images)} of them for {count} image{'s' if count > 1 else ''}"
 
 
 def _as_list(values: Any) -> list[Any]:

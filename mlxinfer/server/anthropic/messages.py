@@ -14,6 +14,7 @@ from .. import sse
 from ..errors import TooLong
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, stream
+from ..shared.images import WithTimings, timings_of
 from ..shared.tools import as_object, as_text
 from .protocol import FORMAT, OVERLOADED, ConversationRequest, MessageRequest, MessageUsage, check_version, error_event, usage_of
 from .tools import anthropic_call_id
@@ -46,7 +47,7 @@ class ToolUseContent(TypedDict):
 BlockContent = Union[TextContent, ThinkingContent, ToolUseContent]
 
 
-class MessageObject(TypedDict):
+class MessageObject(WithTimings):
     id: str
     type: Literal["message"]
     role: Literal["assistant"]
@@ -81,7 +82,8 @@ class MessageAnswer:
         content += map(_tool_block, answer.tool_calls)
         self._called = bool(answer.tool_calls)
         message = self._message(content or [TextContent(type="text", text="")], usage_of(answer.usage, self._reports_cached))
-        return {**message, "stop_reason": self._reason(answer), "stop_sequence": answer.stop_string}
+        end = {"stop_reason": self._reason(answer), "stop_sequence": answer.stop_string}
+        return {**message, **end, **timings_of((answer.usage,))}  # type: ignore[typeddict-item]
 
     def _message(self, content: list[BlockContent], usage: MessageUsage) -> MessageObject:
         return MessageObject(
@@ -158,7 +160,8 @@ class MessageAnswer:
         out += self._close()
         delta = {"stop_reason": self._reason(last), "stop_sequence": last.stop_string}
         usage = usage_of(last.usage, self._reports_cached) if last.usage else self._usage_before()
-        return out + _typed_event("message_delta", delta=delta, usage=usage) + _typed_event("message_stop")
+        timings = timings_of((last.usage,) if last.usage else ())
+        return out + _typed_event("message_delta", delta=delta, usage=usage, **timings) + _typed_event("message_stop")
 
 
 def _tool_block(call: ToolCall) -> BlockContent:

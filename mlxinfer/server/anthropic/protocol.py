@@ -66,7 +66,7 @@ def error_object(error: APIError) -> AnthropicError:
     """The JSON of an error. The message includes the name of the field at fault."""
     message = error.message
     if isinstance(error, TooLong):  # clients match these words to shorten a conversation and try again
-        message = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum"
+        message = f"prompt is too long: {error.tokens} tokens > {error.context - 1} maximum{error.of_images}"
     return AnthropicError(type="error", error=AnthropicErrorDetails(type=_TYPES.get(error.kind, "invalid_request_error"), message=message))
 
 

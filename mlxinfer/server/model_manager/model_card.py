@@ -5,11 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import mlx.core as mx
+
 from ...config import EngineArgs, default_params
+from ...errors import MLXInferError
 from ...loading.find.resolve import resolve
 from ...loading.load import generation_config, load_tokenizer, model_type, open_checkpoint
 from ...loading.recipes.embedding import read_recipe
 from ...loading.summary import Summary, summarize
+from ...loading.vision import prepare_vision
 from ...loading.weights import MetaWeights
 from ...models import build, supports
 from ...output_format.detect import output_format
@@ -38,6 +42,8 @@ class ModelCard:
     thinks: bool
     """True if the model writes reasoning before its answers."""
     embeds: bool
+    sees: bool = False
+    """True if the model sees images."""
 
     @property
     def capabilities(self) -> list[str]:
@@ -47,7 +53,12 @@ class ModelCard:
             return ["embedding"]
         if self.chat_template is None:
             return ["completion"]
-        return ["completion", "tools", *(["thinking"] if self.thinks else [])]
+        return ["completion", "tools", *(["thinking"] if self.thinks else []), *(["vision"] if self.sees else [])]
+
+    @property
+    def input_modalities(self) -> list[str]:
+        """Kinds of input in the words of OpenRouter and llama.cpp."""
+        return ["text", "image"] if self.sees else ["text"]
 
     @classmethod
     def of(cls, llm: AsyncLLM) -> ModelCard:
@@ -55,7 +66,9 @@ class ModelCard:
         loaded, template = llm.loaded, llm.tokenizer.chat_template
         thinks = template is not None and llm.output_format.reasoning is not None
         embeds = not isinstance(loaded.embedding, str)
-        return cls(loaded.summary, loaded.config, llm.max_context, loaded.model.vocab_size, llm.default_params, template, thinks, embeds)
+        sees = not isinstance(loaded.vision, str)
+        vocabulary, params = loaded.model.vocab_size, llm.default_params
+        return cls(loaded.summary, loaded.config, llm.max_context, vocabulary, params, template, thinks, embeds, sees)
 
     @classmethod
     def read(cls, args: EngineArgs) -> ModelCard:
@@ -64,22 +77,35 @@ class ModelCard:
         found = resolve(args.path_or_id)
         checkpoint = open_checkpoint(found.path)
         try:
-            context, vocabulary = _sizes(checkpoint)
+            context, vocabulary, sees = _of_headers(checkpoint, args)
             summary = summarize(checkpoint, found.name, model_type(checkpoint), context)
             most = min(filter(None, (context, args.max_context)), default=0)
             tokenizer, params = load_tokenizer(checkpoint), default_params(generation_config(checkpoint.path))
             thinks, embeds = _thinks(tokenizer, args), not isinstance(read_recipe(checkpoint), str)
-            return cls(summary, checkpoint.config, most, vocabulary, params, tokenizer.chat_template, thinks, embeds)
+            return cls(summary, checkpoint.config, most, vocabulary, params, tokenizer.chat_template, thinks, embeds, sees)
         finally:
             checkpoint.close()
 
 
-def _sizes(checkpoint: Checkpoint) -> tuple[int | None, int]:
-    """The maximum context and the vocabulary size; None and 0 for an unknown architecture."""
+def _of_headers(checkpoint: Checkpoint, args: EngineArgs) -> tuple[int | None, int, bool]:
+    """The maximum context, the vocabulary size, and True if the model sees images; None, 0 and False for an unknown architecture."""
     if not supports(model_type(checkpoint)):
-        return None, 0
-    model = build(checkpoint.config, MetaWeights(checkpoint))
-    return model.max_context, model.vocab_size
+        return None, 0, False
+    weights = MetaWeights(checkpoint)
+    model = build(checkpoint.config, weights)
+    return model.max_context, model.vocab_size, _sees(checkpoint, weights, args)
+
+
+def _sees(checkpoint: Checkpoint, weights: MetaWeights, args: EngineArgs) -> bool:
+    try:
+        weights.finish()
+        found = prepare_vision(checkpoint, weights.index, mx.float32, args.vision, args.mmproj)
+    except MLXInferError:  # loading reports it
+        return False
+    if isinstance(found, str):
+        return False
+    found.close()
+    return True
 
 
 def _thinks(tokenizer: Tokenizer, args: EngineArgs) -> bool:

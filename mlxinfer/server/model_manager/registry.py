@@ -76,7 +76,7 @@ def _without_adapter(name: str, adapter: str | None) -> str:
 
 def blind_reason(llm: AsyncLLM) -> str | None:
     """The reason why a loaded model cannot see images; None if it can."""
-    vision = getattr(llm.loaded, "vision", "the model cannot see images")
+    vision = llm.loaded.vision
     return vision if isinstance(vision, str) else None
 
 

@@ -17,11 +17,12 @@ from .. import sse
 from ..openai.protocol import ContentLogprob, content_logprobs
 from ..routing import RequestContext
 from ..serving import GenerateRequest, complete, stream
+from ..shared.images import WithTimings, timings_of
 from ..shared.tools import GatheredCalls, as_object, as_text
 from .protocol import OllamaRequest, error_event
 
 
-class ReplyHead(TypedDict):
+class ReplyHead(WithTimings):
     model: str
     created_at: str
 
@@ -193,4 +194,5 @@ class Lines:
             "prompt_eval_duration": round(usage.stats.prefill_s * 1e9),
             "eval_count": usage.completion_tokens,
             "eval_duration": round(usage.stats.decode_s * 1e9),
+            **timings_of((usage,)),
         }

@@ -132,6 +132,9 @@ def _checked_ids(served: ServedModel, ids: list[int]) -> list[int]:
     vocab_size, most = served.llm.loaded.model.vocab_size, served.llm.max_context
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         raise invalid(f"context: token ids are from 0 to {vocab_size - 1}", "context", "invalid_value")
+    vision = served.llm.loaded.vision
+    if not isinstance(vision, str) and vision.processor.image_token_id in ids:
+        raise invalid("context: it has rows of an image: send the conversation to /api/chat", "context", "invalid_value")
     if len(ids) >= most:
         raise TooLong(len(ids), most, "context")
     return ids

@@ -14,6 +14,7 @@ from ...types import Chunk, Completion, Usage
 from .. import sse
 from ..model_manager.registry import ServedModel
 from ..settings import ReasoningField
+from ..shared.images import WithTimings, timings_of
 from .protocol import FINGERPRINT, ChoiceLogprobs, UsageDict, token_logprobs, usage_of
 from .tools import CallFields, delta_calls, finish_reason, whole_calls
 
@@ -42,7 +43,7 @@ class ChatChoice(TypedDict):
     finish_reason: str
 
 
-class ChatCompletion(TypedDict):
+class ChatCompletion(WithTimings):
     id: str
     object: Literal["chat.completion"]
     created: int
@@ -75,6 +76,7 @@ class AnswerForm:
             system_fingerprint=FINGERPRINT,
             choices=[self._choice(answer) for answer in answers],
             usage=usage_of([[answer.usage for answer in answers]]),
+            **timings_of(answer.usage for answer in answers),
         )
 
     def _choice(self, answer: Completion) -> ChatChoice:
@@ -113,8 +115,8 @@ class ChatEvents:
 
     def end(self) -> bytes:
         """Events after all answers."""
-        usage = sse.data({**self._head, "choices": [], "usage": usage_of([self._usages])}) if self._wants_usage else b""
-        return usage + sse.DONE
+        last = {**self._head, "choices": [], "usage": usage_of([self._usages]), **timings_of(self._usages)}
+        return (sse.data(last) if self._wants_usage else b"") + sse.DONE
 
     def _chunk(self, chunk: Chunk) -> bytes:
         out = b""

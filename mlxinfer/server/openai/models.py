@@ -46,10 +46,17 @@ class ConversationDefaults(TypedDict):
     min_p: float
 
 
+class Modalities(TypedDict):
+    """Kinds of input and output, as in llama.cpp and OpenRouter."""
+
+    input_modalities: list[str]
+    output_modalities: list[str]
+
+
 class ModelObject(TypedDict):
     """`max_model_len` (tokens of prompt and answer together) and `parent` (the base model of an adapter) are vLLM's fields. Fields from
     `type` on are Anthropic's, whose clients use the same path. `status` is llama.cpp's, `capabilities` has Ollama's words, and
-    `conversation` is for the page. The last two are missing if the model's files cannot be read."""
+    `conversation` is for the page. The fields from `capabilities` on are missing if the model's files cannot be read."""
 
     id: str
     object: Literal["model"]
@@ -62,6 +69,7 @@ class ModelObject(TypedDict):
     created_at: str
     status: ModelStatus
     capabilities: NotRequired[list[str]]
+    architecture: NotRequired[Modalities]
     conversation: NotRequired[ConversationDefaults]
 
 
@@ -101,6 +109,7 @@ async def _model_object(context: RequestContext, name: str, entry: ModelEntry) -
     if card is not None:
         params = chat_params(card.default_params)
         model["capabilities"] = card.capabilities
+        model["architecture"] = Modalities(input_modalities=card.input_modalities, output_modalities=["text"])
         model["conversation"] = ConversationDefaults(
             temperature=params.temperature or 0.0, top_p=params.top_p or 1.0, top_k=params.top_k or 0, min_p=params.min_p or 0.0
         )

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 from starlette.responses import JSONResponse, Response
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from ..._version import __version__
 from ...errors import SamplingError
@@ -160,7 +160,10 @@ def _token_id(key: str) -> int:
 
 
 class PromptDetails(TypedDict):
+    """`image_tokens` are part of `prompt_tokens`. Prompts without images do not have the field."""
+
     cached_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class CompletionDetails(TypedDict):
@@ -188,9 +191,14 @@ def usage_of(usages: Sequence[Sequence[Usage]]) -> UsageDict:
         prompt_tokens=prompt,
         completion_tokens=completion,
         total_tokens=prompt + completion,
-        prompt_tokens_details=PromptDetails(cached_tokens=cached),
+        prompt_tokens_details=prompt_details(cached, sum(usage.stats.image_tokens for usage in firsts)),
         completion_tokens_details=CompletionDetails(reasoning_tokens=thought),
     )
+
+
+def prompt_details(cached: int, image: int) -> PromptDetails:
+    """Parts of a prompt's tokens."""
+    return PromptDetails(cached_tokens=cached, image_tokens=image) if image else PromptDetails(cached_tokens=cached)
 
 
 class TopLogprob(TypedDict):

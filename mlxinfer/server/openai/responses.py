@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Discriminator, Field, Tag
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from ...structure import Structure
 from ...types import SamplingParams, Usage
@@ -19,11 +19,12 @@ from ..errors import invalid
 from ..model_manager.registry import ServedModel
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, stream
+from ..shared.images import WithTimings, timings_of
 from ..shared.reasoning import Effort, Thinking
 from ..shared.structure import SchemaFormat
 from ..validation import FIRST_ERROR_ONLY, Ignored, MaxTokens, OneOf, StrictModel, Unsupported, text_or_list
 from .extras import VERBOSITY
-from .protocol import MAX_TOP_LOGPROBS, SamplingFields
+from .protocol import MAX_TOP_LOGPROBS, SamplingFields, prompt_details
 from .response_answers import OutputItem, ResponseEvents
 from .response_items import Items, ResponseFunction, ResponseToolChoice, Status, Tools, for_template, offer_of
 
@@ -99,8 +100,11 @@ class ResponseRequest(SamplingFields):
 
 
 class InputDetails(TypedDict):
+    """Prompts without images have no `image_tokens`."""
+
     cached_tokens: int
     cache_write_tokens: int
+    image_tokens: NotRequired[int]
 
 
 class OutputDetails(TypedDict):
@@ -115,7 +119,7 @@ class ResponseUsage(TypedDict):
     total_tokens: int
 
 
-class ResponseObject(TypedDict):
+class ResponseObject(WithTimings):
     id: str
     object: Literal["response"]
     created_at: int
@@ -205,6 +209,7 @@ class _Response:
             user=body.user,
             metadata={},
             background=False,
+            **timings_of(() if usage is None else (usage,)),
         )
 
 
@@ -216,7 +221,7 @@ def _echo(given: StrictModel | None) -> dict[str, Any]:
 def _response_usage(usage: Usage) -> ResponseUsage:
     return ResponseUsage(
         input_tokens=usage.prompt_tokens,
-        input_tokens_details=InputDetails(cached_tokens=usage.stats.reused_tokens, cache_write_tokens=0),
+        input_tokens_details=InputDetails(cache_write_tokens=0, **prompt_details(usage.stats.reused_tokens, usage.stats.image_tokens)),
         output_tokens=usage.completion_tokens,
         output_tokens_details=OutputDetails(reasoning_tokens=usage.reasoning_tokens),
         total_tokens=usage.total_tokens,

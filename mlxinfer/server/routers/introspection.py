@@ -113,7 +113,7 @@ def _describe_model(served: ServedModel) -> ModelDescription:
         architectures=[str(name) for name in config.get("architectures") or ()],
         max_context_length=served.llm.max_context,
         weight_version="default",
-        has_image_understanding=False,
+        has_image_understanding=served.blind_reason is None,
         has_audio_understanding=False,
     )
 

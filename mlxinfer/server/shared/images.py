@@ -12,7 +12,10 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar, Union
 
+from typing_extensions import NotRequired, TypedDict
+
 from ...errors import ImageError, MLXInferError
+from ...types import Usage
 from ...vision.picture import bytes_of_base64, bytes_of_url, picture_size
 from ..errors import APIError, from_engine_error, invalid
 
@@ -138,6 +141,47 @@ def with_places(error: MLXInferError, messages: Sequence[Mapping[str, Any]]) -> 
     part = content[index]["image"] if isinstance(content, list) and index < len(content) and content[index]["type"] == "image" else None
     rest = str(error)[place.end() :]
     return image_refused(rest, part.where) if isinstance(part, SentImage) else from_engine_error(error)
+
+
+class Resized(TypedDict):
+    """An image that the model sees in another size: (width, height) of the picture and of the image. Coordinates in an answer may refer
+    to the second."""
+
+    image: int
+    picture: tuple[int, int]
+    seen: tuple[int, int]
+
+
+class ImageTimings(TypedDict):
+    """Times of the images of a request. `images_cached` needed no vision tower."""
+
+    images: int
+    images_cached: int
+    image_decode_ms: float
+    image_encode_ms: float
+    resized: list[Resized]
+
+
+class WithTimings(TypedDict):
+    """The field with the times of images, which answers to text do not have."""
+
+    timings: NotRequired[ImageTimings]
+
+
+def timings_of(usages: Iterable[Usage]) -> WithTimings:
+    """The times of a prompt's images, from the usages of its answers; empty for a prompt without images."""
+    stats = next((usage.stats for usage in usages), None)
+    if stats is None or not stats.images:
+        return {}
+    sizes = enumerate(stats.image_sizes)
+    timings = ImageTimings(
+        images=stats.images,
+        images_cached=stats.images_cached,
+        image_decode_ms=round(stats.image_decode_s * 1000, 1),
+        image_encode_ms=round(stats.image_encode_s * 1000, 1),
+        resized=[Resized(image=number, picture=given, seen=seen) for number, (given, seen) in sizes if given != seen],
+    )
+    return {"timings": timings}
 
 
 class PictureQueue:
