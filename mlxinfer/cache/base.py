@@ -154,8 +154,8 @@ class Rotation(Protocol):
     """Rotary position embedding of a step's rows, shared by all layers: maps `[T, heads, dim]` to the same shape."""
 
     @property
-    def frequencies(self) -> Sequence[Sequence[float]]:
-        """Radians per position, `[dims / 2]` per segment."""
+    def parts(self) -> Sequence[tuple[Sequence[float], int, int]]:
+        """Rows in order, in parts with consecutive positions: radians per position `[dims / 2]`, first position, number of rows."""
         ...
 
     @property

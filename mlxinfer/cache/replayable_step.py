@@ -38,7 +38,7 @@ class SteadyCache:
     def steady(self, step: CacheStep) -> SteadyStep | None:
         """Return the step as a replayable one; None if unsupported, or if layer shapes are unknown."""
         segments = step.segments
-        if not self.possible or step.needs_commit or any(s.count != 1 for s in segments):
+        if not self.possible or step.needs_commit or step.given is not None or any(s.count != 1 for s in segments):
             return None
         attends = list(dict.fromkeys(attend for _, attend in step.attention if isinstance(attend, MetalStep)))
         shapes = [self._shapes.get(attend.group.window) for attend in attends]

@@ -155,6 +155,11 @@ class AsyncLLM(ModelBase):
         """The prompt that `chat` would use, for `generate` and `stream`, as `LLM.chat_prompt`."""
         return await _chat(messages, chat, (await self._opened()).inputs)
 
+    async def count_tokens(self, messages: Messages, **chat: Unpack[ChatKeywords]) -> int:
+        """Tokens of the prompt that `chat` would use, as `LLM.count_tokens`."""
+        opened = await self._opened()
+        return len((await asyncio.to_thread(partial(opened.inputs.rendered, messages, **chat))).prompt.token_ids)
+
     async def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatRequestKeywords]) -> Completion:
         """The assistant's next turn, one `Completion` (the first, if `n` is above 1). Takes `tools`, `tool_choice`, `parallel_tool_calls`,
         `template_vars` and the keywords of `generate`, as `LLM.chat` does."""

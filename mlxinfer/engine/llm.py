@@ -149,6 +149,10 @@ class LLM(ModelBase):
         and `template_vars` of `chat`."""
         return self._client.opened.inputs.chat(messages, **chat)
 
+    def count_tokens(self, messages: Messages, **chat: Unpack[ChatKeywords]) -> int:
+        """Tokens of the prompt that `chat` would use. Images count by the sizes in their headers; none is decoded."""
+        return len(self._client.opened.inputs.rendered(messages, **chat).prompt.token_ids)
+
     def chat(self, messages: Messages, params: SamplingParams | None = None, **options: Unpack[ChatRequestKeywords]) -> Completion:
         """The assistant's next turn, one `Completion` (the first, if `n` is above 1).
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ..interpret.places import Layers
     from ..interpret.trace import Trace
     from ..models.hooks import Hooks
+    from ..vision.processor import Layout
 
     P = ParamSpec("P")
     Init = Callable[[Any, "ModelKeywords"], None]
@@ -168,6 +169,18 @@ class ModelBase:
     def adapters(self) -> tuple[str, ...]:
         """Names of the adapters that requests can use."""
         return tuple(self._described.adapters.loaded)
+
+    @property
+    def sees_images(self) -> bool:
+        """True if prompts can have images."""
+        return not isinstance(self._described.inputs.vision, str)
+
+    def image_layout(self, image: Any) -> Layout:
+        """The tokens of an image in a prompt of this model, and the size that the model sees, without decoding a file.
+
+        `image` is a path, bytes, a PIL image or a uint8 array [height, width, 3]. Raises `ImageError`, also for a model that cannot see.
+        """
+        return self._described.inputs.image_layout(image)
 
     @property
     def max_context(self) -> int:

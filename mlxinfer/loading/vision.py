@@ -123,7 +123,9 @@ def _found(checkpoint: Checkpoint, text: TensorIndex, dtype: mx.Dtype) -> Prepar
     config, names = checkpoint.config, [name for name, reason in text.skipped.items() if reason == OF_TOWERS]
     kind = config.get("model_type")
     if config.get(TEXT_ONLY):
-        raise UnsupportedModelError("vision towers inside a GGUF file of a text model are not read")
+        raise UnsupportedModelError(
+            "the tower of a GGUF model is a file of its own: put its mmproj file beside the model, or name it with --mmproj"
+        )
     if not is_more_than_text(config):
         raise UnsupportedModelError("it is a text model")
     if not names:

@@ -207,3 +207,11 @@ class ParallelBlock:
 def _add_scaled(x: mx.array, y: mx.array, scale: mx.array) -> mx.array:
     """Add in float32, because the scale would lose digits in a 16-bit dtype."""
     return (x + y * scale).astype(x.dtype)
+
+
+def with_deepstack(x: mx.array, step: Step, block: int) -> mx.array:
+    """Return rows `[T, hidden]` after a block of the model, with `GivenRows.deepstack` added to image rows."""
+    given = step.given
+    if given is None or not 0 <= block < len(given.deepstack):
+        return x
+    return x.at[given.rows].add(given.deepstack[block].astype(x.dtype))

@@ -10,14 +10,16 @@ import mlx.core as mx
 
 from .. import kernels_cpu
 from ..cache.base import LayerSpec, Rotation, Step
+from ..errors import UnsupportedModelError
 from ..kernels_metal.kernel_trial import kernels_in_use
 from ..nn.linear import Embedding, Linear
+from ..nn.mrope import MRope
 from ..nn.norms import RMSNorm
 from ..nn.residual_stream import ResidualStream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
 from ..util.dataclass import dataclass
-from .block import AnyBlock
+from .block import AnyBlock, with_deepstack
 from .common import Sizes
 from .heads.mtp import AnyHead, DraftScores, Head, HeadPlan, with_vocabulary
 from .native.fused_blocks import Run, runs
@@ -39,6 +41,8 @@ class Model(Protocol):
     """Cache spec of each layer."""
     recompute_at: int | None
     """Length beyond which all rotations differ (longrope), so that the engine recomputes the sequence; None without one."""
+    mrope: bool
+    """True if rotary positions have three axes (M-RoPE): images then need `Segment.rope`, and later tokens `Segment.shift`."""
     notes: tuple[str, ...]
     """Messages for the user at load time."""
     mtp: AnyHead | None
@@ -155,6 +159,9 @@ class BlockStack:
         self.taps = tuple(taps)
         """See `mtp.AnyHead.taps`."""
         self.runs = runs(self.blocks, dtype, self.taps)
+        self._dtype = dtype
+        self._deep_runs: tuple[list[Run], list[Run]] | None = None
+        """`runs`, and these runs cut where steps with images add rows; made for the first such step."""
 
     @property
     def divided(self) -> bool:
@@ -177,7 +184,7 @@ class BlockStack:
         """Run rows `[T, hidden]` through these blocks and append keys, values and states to the cache.
 
         `inputs` `[blocks, T, n]` are the per-layer inputs of families that have them. Rows at `taps` are appended to `tapped`, except with
-        hooks.
+        hooks. `GivenRows.deepstack` is added after the first blocks.
         """
         if self.joined and hooks is None and inputs is None:
             return self.stream(x, step, rotations, tapped).sum()
@@ -187,9 +194,11 @@ class BlockStack:
             return run_blocks(x, self.blocks, step, rotations, hooks, self.layers)
         given: mx.array | None = None
         first = 0
-        for run in self.runs:
+        deepstack = step.given.deepstack if step.given is not None else ()
+        for run in self._runs_between(len(deepstack)) if deepstack else self.runs:
             native = native_form(run, step) if hooks is None else None
             if native is not None:
+                x = with_deepstack(x, step, first - 1) if deepstack else x
                 if tapped is not None:
                     self._tap(first, x, tapped)
                 if inputs is not None and given is None:
@@ -198,20 +207,32 @@ class BlockStack:
                 x = step.run_blocks(x, native, run.layers, turns, run.recurrent, given)
             else:
                 for index, block in enumerate(run.blocks, first):
+                    x = with_deepstack(x, step, index - 1) if deepstack else x
                     if tapped is not None:
                         self._tap(index, x, tapped)
                     x = block(x, step, rotations, None if inputs is None else inputs[index])
             first += len(run.blocks)
-        return x
+        return with_deepstack(x, step, first - 1) if deepstack else x
+
+    def _runs_between(self, count: int) -> list[Run]:
+        """Return `runs` for steps that add rows after each of the first `count` blocks."""
+        if all(run.native is None for run in self.runs):
+            return self.runs
+        if self._deep_runs is None or self._deep_runs[0] is not self.runs:
+            self._deep_runs = self.runs, runs(self.blocks, self._dtype, [*self.taps, *range(1, count + 1)])
+        return self._deep_runs[1]
 
     def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], tapped: list[mx.array] | None = None) -> ResidualStream:
         """Run rows with fused sums and norms; the last sum is left to the norm after it."""
         stream = ResidualStream(x)
+        deepstack = 0 if step.given is None else len(step.given.deepstack)
         for index, block in enumerate(self.blocks):
             if tapped is not None and index in self.taps:
                 stream = ResidualStream(stream.sum())
                 tapped.append(stream.x)
             stream = block.advance(stream, step, rotations)
+            if index < deepstack:
+                stream = ResidualStream(with_deepstack(stream.sum(), step, index))
         return stream
 
     def _tap(self, index: int, x: mx.array, tapped: list[mx.array]) -> None:
@@ -262,6 +283,7 @@ class Decoder(BlockStack):
             ready(self.inputs)
         super().__init__(plan, weights, self.embedding.dtype, ready, part)
         self.max_context = max((rope.context for rope in self.ropes.values()), default=sizes.positions)
+        self.mrope = any(isinstance(rope, MRope) for rope in self.ropes.values())
         if head is not None:
             self.layers += head.specs(sizes.hidden)
             self.ropes.update(head.ropes)
@@ -294,6 +316,8 @@ class Decoder(BlockStack):
         """
         x, named = self._embedded(tokens), tokens
         if step.given is not None:
+            if len(step.given.deepstack) > len(self.blocks) or (step.given.deepstack and self.spread is not None):
+                raise UnsupportedModelError("images of this model need its first blocks on one machine, unshared")
             x[step.given.rows] = step.given.features.astype(x.dtype)
             if self.inputs is not None:
                 named = mx.array(tokens)  # a new reference, so that assignment does not change `tokens`

@@ -11,7 +11,7 @@ from ..cache.attention.reference import separate
 from ..cache.base import AttentionParams, AttentionSpec, HeadSteps, LayerSpec, OpaqueState, RecurrentUpdate, Rotation, Segment, Step
 from ..kernels_cpu import Blocks
 from ..nn.moe import MixtureOfExperts
-from .block import AnyBlock, Block
+from .block import AnyBlock, Block, with_deepstack
 
 RESIDUAL, ATTENTION_OUT, HEADS, MLP = "residual", "attention_out", "heads", "mlp"
 """Places whose values a hook may change: the stream into a block (the last index is the stream out of the last block), the mixer's output
@@ -108,6 +108,7 @@ def run_blocks(
         _watch_router(x, block, hooks, layer, segments)
         y = block.mlp(x, norm=block.norms.before_mlp)
         x = x + changed(hooks, MLP, layer, block.added(y, block.norms.after_mlp), segments)
+        x = with_deepstack(x, step, layer)
     return changed(hooks, RESIDUAL, len(blocks), x, segments)
 
 

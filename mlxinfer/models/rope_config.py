@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import UnsupportedModelError
+from ..nn.mrope import MRope, chunked_axes, interleaved_axes
 from ..nn.rope import ROPE_TYPES, Rope, make_rope
+from ..util.dataclass import dataclass
 from ..util.typed_reader import is_number
 from .config_reader import ConfigReader, way_on
 
@@ -32,9 +34,40 @@ _UNDERSTOOD = _COMMON.union(*_OWN.values())
 _POSITIVE = _UNDERSTOOD - {"rope_type", "type", "truncate", "short_factor", "long_factor"}
 _OPTIONAL_SCALES = frozenset({"mscale", "mscale_all_dim"})
 """Scales of YaRN for which 0 means unset."""
-MROPE = frozenset({"mrope_section", "mrope_interleaved"})
-"""Parameters that divide a head among three positions, which are equal for text tokens."""
+_MROPE = frozenset({"mrope_section", "mrope_interleaved"})
+"""Parameters that divide a head among three positions (`nn.mrope`)."""
 _TRAINED_LENGTH = frozenset({"llama3", "yarn", "longrope"})
+
+
+@dataclass(frozen=True, slots=True)
+class MRopeLayout:
+    """Layout of heads with three positions, which a config has by `mrope_section`."""
+
+    interleaved: bool | None
+    """True if neighbouring pairs turn by different positions, False if each position has one range of pairs; None: as the config says."""
+    sections: tuple[int, int, int] | None = None
+    """Sections of a config without any; None for a family that then has one position."""
+
+    def divided(self, parameters: Mapping[str, Any], rope: Rope) -> Rope:
+        """Return the rope with an axis for each pair, or unchanged without sections. Raises `UnsupportedModelError`."""
+        sections, pairs = parameters.get("mrope_section", self.sections), rope.dims // 2
+        if sections is None:
+            return rope
+        if not isinstance(sections, (list, tuple)) or len(sections) != 3 or not all(type(n) is int and n >= 0 for n in sections):
+            raise UnsupportedModelError(f"config.json: rope parameter mrope_section is {str(sections)[:40]}, must be three counts of pairs")
+        usual = False if self.interleaved is None else self.interleaved
+        interleaved = parameters.get("mrope_interleaved", usual)
+        if not isinstance(interleaved, bool) or self.interleaved not in (None, interleaved):
+            raise UnsupportedModelError(f"config.json: rope parameter mrope_interleaved must be {str(usual).lower()} for this model")
+        if rope.boundary is not None or rope.regime(1) != rope.regime(1 << 40):
+            raise UnsupportedModelError(
+                "config.json: rope parameter mrope_section is not supported with a rope that changes with the length"
+            )
+        if interleaved:
+            return MRope.of(rope, interleaved_axes(sections, pairs))
+        if sum(sections) != pairs:
+            raise UnsupportedModelError(f"config.json: rope parameter mrope_section is {sections}, must add up to {pairs} pairs")
+        return MRope.of(rope, chunked_axes(sections))
 
 
 def read_rope(
@@ -48,11 +81,12 @@ def read_rope(
     otherwise: Mapping[str, Any] | None = None,
     aliases: Mapping[str, str] | None = None,
     ignored: frozenset[str] = frozenset(),
+    mrope: MRopeLayout | None = None,
 ) -> Rope:
     """Read the rope of a model with a single one.
 
     `theta`, `partial` and `trained` (length) are the family's defaults, `otherwise` the parameters of a config without any. A family
-    without a default of `partial` rotates whole heads only.
+    without a default of `partial` rotates whole heads only. `mrope` is the layout of a family whose heads may have three positions.
     """
     scaling, new_style = rope_mapping(reader, "rope_scaling"), rope_mapping(reader, "rope_parameters")
     own = {
@@ -65,7 +99,10 @@ def read_rope(
         parameters["original_max_position_embeddings"] = own_trained
     if partial is None and parameters["partial_rotary_factor"] != 1:
         raise reader.bad("partial_rotary_factor", parameters["partial_rotary_factor"], "1 for this model")
-    return checked_rope(parameters, head_dim, max_positions, aliases=aliases, ignored=ignored)
+    if mrope is None:
+        return checked_rope(parameters, head_dim, max_positions, aliases=aliases, ignored=ignored)
+    rope = checked_rope(parameters, head_dim, max_positions, aliases={**(aliases or {}), "mrope": "default"}, ignored=ignored | _MROPE)
+    return mrope.divided(parameters, rope)
 
 
 def read_rope_by_layer(

@@ -19,6 +19,8 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
     "gemma4_unified": ("gemma4_unified_text",),
     "qwen3_5": ("qwen3_5_text",),
     "qwen3_5_moe": ("qwen3_5_moe_text",),
+    "qwen2_vl": ("qwen2_vl_text",),
+    "qwen2_5_vl": ("qwen2_5_vl_text",),
     "qwen3_vl": ("qwen3_vl_text",),
     "qwen3_vl_moe": ("qwen3_vl_moe_text",),
     "mistral3": ("mistral", "ministral3", "mistral4"),
@@ -31,6 +33,17 @@ TEXT_MODELS: dict[str, tuple[str, ...]] = {
 }
 """`model_type` of the whole model to the possible types of its text model; the first is the default."""
 
+_QWEN2_VL = {
+    "vocab_size": 152064,
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "max_window_layers": 80,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 1000000.0,
+}
 _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4_unified_text": (
         "gemma4_text",
@@ -43,11 +56,20 @@ _GRAPHS: dict[str, tuple[str, dict[str, Any]]] = {
             "_all_see_spans": True,
         },
     ),
+    "qwen2_vl_text": ("qwen2", _QWEN2_VL),
+    "qwen2_5_vl_text": ("qwen2", _QWEN2_VL),
     "qwen3_vl_text": ("qwen3", {"rope_theta": 5000000.0, "max_position_embeddings": 128000}),
     "qwen3_vl_moe_text": ("qwen3_moe", {"rope_theta": 5000000.0, "max_position_embeddings": 128000, "norm_topk_prob": True}),
     "exaone4_5_text": ("exaone4", {}),
 }
 """Text models on another family's graph: (family, defaults that differ from the family's)."""
+_SECTIONS = {
+    "qwen2_vl_text": [16, 24, 24],
+    "qwen2_5_vl_text": [16, 24, 24],
+    "qwen3_vl_text": [24, 20, 20],
+    "qwen3_vl_moe_text": [24, 20, 20],
+}
+"""`mrope_section` of text models whose config lacks the key."""
 
 TEXT_ONLY = "_text_only"
 """Key of a text config whose file also has vision or audio towers."""
@@ -94,7 +116,16 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _as_graph(config: dict[str, Any]) -> dict[str, Any]:
     """Return the config under the name of the family whose graph it uses."""
     name, defaults = _GRAPHS.get(config["model_type"], (config["model_type"], {}))
-    return {**defaults, **config, "model_type": name}
+    sections = _SECTIONS.get(config["model_type"])
+    ropes = {} if sections is None else _with_sections(config, sections)
+    return {**defaults, **config, **ropes, "model_type": name}
+
+
+def _with_sections(config: Mapping[str, Any], sections: list[int]) -> dict[str, Any]:
+    """Return the rope parameters of a config with `mrope_section`, under the key that the config uses."""
+    key = "rope_scaling" if config.get("rope_scaling") else "rope_parameters"
+    given = config.get(key) or {}
+    return {key: {"mrope_section": sections, **given} if isinstance(given, dict) else given}
 
 
 def is_more_than_text(config: Mapping[str, Any]) -> bool:

@@ -179,17 +179,17 @@ class Rope:
     """Multiplies the rotated channels of queries and keys (yarn, longrope)."""
     boundary: int | None = None
     """Length beyond which every token of a sequence is rotated differently, including cached ones."""
-    _last: tuple[int, _Regime] | None = None
+    _last: tuple[int, Regime] | None = None
 
     def at(self, step: Step) -> Rotation:
         """The rotation for the rows of a step."""
-        return _RegimeRotation(step, self.dims, [self._regime(_final_length(segment)) for segment in step.segments])
+        return RegimeRotation(step, self.dims, [self._regime(_final_length(segment)) for segment in step.segments])
 
-    def _regime(self, length: int) -> _Regime:
+    def _regime(self, length: int) -> Regime:
         """Nearly every step has the same regime as the step before."""
         key = self.regime(length)
         if self._last is None or self._last[0] != key:
-            self._last = key, _Regime(self.frequencies(length))
+            self._last = key, Regime(self.frequencies(length))
         return self._last[1]
 
 
@@ -197,7 +197,11 @@ def _final_length(segment: Segment) -> int:
     return max(segment.total, segment.past + segment.count)
 
 
-class _Regime:
+RopePart = tuple[list[float], int, int]
+"""Consecutive rows with consecutive positions: radians per position `[dims / 2]`, position of the first row, number of rows."""
+
+
+class Regime:
     """Radians per position; on the device, and only when needed, as positions per radian."""
 
     def __init__(self, radians: Frequencies) -> None:
@@ -210,24 +214,27 @@ class _Regime:
             return mx.array((1 / self.radians).astype(np.float32))
 
 
-class _RegimeRotation:
+class RegimeRotation:
     """Rotates all rows with one call if their segments share a regime, otherwise with cosines and sines."""
 
-    def __init__(self, step: Step, dims: int, regimes: list[_Regime]) -> None:
+    def __init__(self, step: Step, dims: int, regimes: list[Regime]) -> None:
         self._step = step
         self._dims = dims
         self._regimes = regimes
 
     @property
-    def frequencies(self) -> list[list[float]]:
-        return [regime.frequencies for regime in self._regimes]
+    def parts(self) -> list[RopePart]:
+        return [(r.frequencies, s.past, s.count) for s, r in zip(self._step.segments, self._regimes, strict=True)]
 
     def __call__(self, x: mx.array) -> mx.array:
         first = self._regimes[0]
         if any(regime is not first for regime in self._regimes):
             return self._row_by_row(x)
-        rows, positions = x[:, :, None], self._step.positions
-        return mx.fast.rope(rows, self._dims, traditional=False, base=None, scale=1.0, offset=positions, freqs=first.periods).squeeze(2)
+        return self._fast(x, self._step.positions)
+
+    def _fast(self, x: mx.array, positions: mx.array) -> mx.array:
+        rows, periods = x[:, :, None], self._regimes[0].periods
+        return mx.fast.rope(rows, self._dims, traditional=False, base=None, scale=1.0, offset=positions, freqs=periods).squeeze(2)
 
     def _row_by_row(self, x: mx.array) -> mx.array:
         cos, sin = self.waves[:, :1], self.waves[:, 1:]
@@ -238,7 +245,10 @@ class _RegimeRotation:
     @cached_property
     def waves(self) -> mx.array:
         """float32 `[T, 2, dims / 2]`, from angles in float64: positions are known to the host."""
-        segments = self._step.segments
-        angles = [np.outer(np.arange(s.past, s.past + s.count), r.radians) for s, r in zip(segments, self._regimes, strict=True)]
+        angles = [self._segment_angles(s, r) for s, r in zip(self._step.segments, self._regimes, strict=True)]
         whole = angles[0] if len(angles) == 1 else np.concatenate(angles)
         return mx.array(np.stack([np.cos(whole), np.sin(whole)], axis=1).astype(np.float32))
+
+    def _segment_angles(self, segment: Segment, regime: Regime) -> NDArray[np.float64]:
+        """Return float64 `[count, dims / 2]`."""
+        return np.outer(np.arange(segment.past, segment.past + segment.count), regime.radians)

@@ -15,6 +15,7 @@ from support.models.tiny import logits_of, random_tokens, transformers_logits, w
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import load
 from mlxinfer.models import architecture, build
+from mlxinfer.nn.mrope import MRope
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
 MODELS = {
@@ -96,8 +97,14 @@ QWEN_EYES = {
     "num_position_embeddings": 16,
     "deepstack_visual_indexes": [0],
 }
+QWEN2_TEXT = {key: value for key, value in TEXT.items() if key != "head_dim"} | {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [4, 2, 2]}
+}
+QWEN2_EYES = {"depth": 1, "hidden_size": 32, "embed_dim": 32, "num_heads": 2, "intermediate_size": 64, "out_hidden_size": 64}
 EYES = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
 WHOLE: dict[str, dict[str, Any]] = {
+    "qwen2_vl": {"text_config": QWEN2_TEXT, "vision_config": QWEN2_EYES | {"hidden_size": 64}},
+    "qwen2_5_vl": {"text_config": QWEN2_TEXT, "vision_config": QWEN2_EYES | {"fullatt_block_indexes": [0]}},
     "qwen3_vl": {"text_config": TEXT | MROPE, "vision_config": QWEN_EYES},
     "qwen3_vl_moe": {
         "text_config": TEXT | MROPE | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
@@ -194,6 +201,57 @@ def test_the_published_config_of_smolvlm_256m() -> None:
     resampled = SMOLVLM_256M | {"text_config": SMOLVLM_256M["text_config"] | {"use_resampler": True}}
     with pytest.raises(UnsupportedModelError, match="use_resampler"):
         architecture(resampled)
+
+
+QWEN2_5_VL_3B: dict[str, Any] = {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "attention_dropout": 0.0,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "vision_start_token_id": 151652,
+    "vision_end_token_id": 151653,
+    "vision_token_id": 151654,
+    "image_token_id": 151655,
+    "video_token_id": 151656,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "initializer_range": 0.02,
+    "intermediate_size": 11008,
+    "max_position_embeddings": 128000,
+    "max_window_layers": 70,
+    "model_type": "qwen2_5_vl",
+    "num_attention_heads": 16,
+    "num_hidden_layers": 36,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 1000000.0,
+    "sliding_window": 32768,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.41.2",
+    "use_cache": True,
+    "use_sliding_window": False,
+    "vision_config": {"depth": 32, "hidden_act": "silu", "hidden_size": 1280, "num_heads": 16, "window_size": 112},
+    "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+    "vocab_size": 151936,
+}
+
+
+def test_a_flat_config_of_qwen2_5_vl_as_published() -> None:
+    found = architecture(QWEN2_5_VL_3B)
+    rope = found.ropes["rope"]
+    assert (found.sizes.hidden, found.sizes.heads.dim, found.sizes.eps, rope.context) == (2048, 128, 1e-6, 128000)
+    assert isinstance(rope, MRope)
+    assert rope.axes.tolist() == [0] * 16 + [1] * 24 + [2] * 24
+    assert rope.frequencies(0)[1] == pytest.approx(1e6 ** (-1 / 64))
+
+
+def test_sections_of_a_config_without_them() -> None:
+    for rope_keys in ({}, {"rope_theta": 5e6}, {"rope_scaling": None}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e6}}):
+        rope = architecture({"model_type": "qwen3_vl", "text_config": {"head_dim": 128, **rope_keys}}).ropes["rope"]
+        assert isinstance(rope, MRope)
+        assert rope.axes.tolist() == [0, 1, 2] * 20 + [0] * 4
+        assert rope.frequencies(0)[1] == pytest.approx(5e6 ** (-1 / 64))
 
 
 def test_the_names_of_internvl_before_transformers(tmp_path: Path) -> None:

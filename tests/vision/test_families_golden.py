@@ -17,7 +17,7 @@ from mlxinfer.vision.processor import Layout
 from mlxinfer.vision.prompt import expanded, image_runs, rope_positions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision"
-FAMILIES = ("gemma3", "mistral3", "qwen3_vl", "smolvlm")
+FAMILIES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "tokenizer.json").is_file())
 
 
 def _cases() -> list[tuple[str, str]]:
@@ -65,16 +65,21 @@ def test_prompt_and_ids(family: str, case: str) -> None:
 def test_pixels(family: str, case: str) -> None:
     values, processor = _case(family, case), open_processor(GOLDEN / family)
     found = [processor.pixels(read_picture(image)).normalized() for image in _images(values)]
-    if family == "mistral3":  # transformers pads a batch to the largest
-        height, width = (max(array.shape[axis] for array in found) for axis in (2, 3))
-        found = [np.pad(array, ((0, 0), (0, 0), (0, height - array.shape[2]), (0, width - array.shape[3]))) for array in found]
-    assert hashlib.sha256(np.concatenate(found).tobytes()).hexdigest() == str(values["pixels"])
+    assert hashlib.sha256(b"".join(array.tobytes() for array in found)).hexdigest() == str(values["pixels"])
 
 
-@pytest.mark.parametrize("case", ["one", "two", "turns"])
-def test_grids_and_rope_positions_of_qwen(case: str) -> None:
-    values, processor = _case("qwen3_vl", case), open_processor(GOLDEN / "qwen3_vl")
-    layouts, ids = _layouts("qwen3_vl", values), values["input_ids"].tolist()
+@pytest.mark.parametrize(("family", "case"), [each for each in CASES if "pixel_codes" in _case(*each)])
+def test_pixels_of_families_without_a_pil_class(family: str, case: str) -> None:
+    """The checkpoint's logits are those of these pixels, which tests/vision/test_families_transformers.py compares with torchvision's."""
+    values, processor = _case(family, case), open_processor(GOLDEN / family)
+    found = [processor.pixels(read_picture(image)).values.reshape(-1) for image in _images(values)]
+    assert np.array_equal(np.concatenate(found), values["pixel_codes"])
+
+
+@pytest.mark.parametrize(("family", "case"), [each for each in CASES if "position_ids" in _case(*each)])
+def test_grids_and_rope_positions_of_qwen(family: str, case: str) -> None:
+    values, processor = _case(family, case), open_processor(GOLDEN / family)
+    layouts, ids = _layouts(family, values), values["input_ids"].tolist()
     grids = [layout.grid for layout in layouts if layout.grid]
     assert [[1, 2 * rows, 2 * columns] for rows, columns in grids] == values["image_grid_thw"].tolist()
     positions, delta = rope_positions(len(ids), image_runs(ids, processor.image_token_id, layouts), grids)
@@ -88,7 +93,8 @@ def test_rope_positions_of_text_are_indices() -> None:
     assert delta == 0
 
 
+@pytest.mark.parametrize("family", ["mistral3", "ministral3"])
 @pytest.mark.parametrize("case", ["one", "two", "turns"])
-def test_sizes_of_mistral(case: str) -> None:
-    values = _case("mistral3", case)
-    assert [list(layout.resized) for layout in _layouts("mistral3", values)] == values["image_sizes"].tolist()
+def test_sizes_of_mistral(family: str, case: str) -> None:
+    values = _case(family, case)
+    assert [list(layout.resized) for layout in _layouts(family, values)] == values["image_sizes"].tolist()

@@ -13,7 +13,7 @@ from mlxinfer.vision.families import open_processor
 from mlxinfer.vision.prompt import ImageRun, expanded, image_runs, joined_text_parts, rope_positions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision"
-FAMILIES = ("gemma3", "mistral3", "qwen3_vl", "smolvlm")
+FAMILIES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "tokenizer.json").is_file())
 SPELLED = ("<start_of_image>", "<image_soft_token>", "[IMG]", "[IMG_END]", "<|image_pad|>", "<|vision_start|>", "<image>", "<row_1_col_1>")
 
 

@@ -76,13 +76,12 @@ class _Part:
     """Some segments of a step, as a step of their own."""
 
     def __init__(self, segments: Sequence[Segment], chosen: Sequence[Segment]) -> None:
-        self.segments = [i for i, s in enumerate(segments) if s in chosen]
-        """Indices of the segments."""
         rows = [s.start + i for s in chosen for i in range(s.count)]
         self.rows = mx.array(rows, mx.int32)
         """Their rows in the step."""
-        numbers = dict(zip(rows, range(len(rows)), strict=True))
-        self.places = mx.array([numbers.get(row, 0) for s in segments for row in range(s.start, s.start + s.count)], mx.int32)
+        self.numbers = dict(zip(rows, range(len(rows)), strict=True))
+        """Their numbers by their row in the step."""
+        self.places = mx.array([self.numbers.get(row, 0) for s in segments for row in range(s.start, s.start + s.count)], mx.int32)
         """For each row of the step, its number among `rows`; 0 for other rows."""
 
 
@@ -94,9 +93,13 @@ class _PartOfRotation:
     part: _Part
 
     @property
-    def frequencies(self) -> list[Sequence[float]]:
-        known = self.whole.frequencies
-        return [known[i] for i in self.part.segments]
+    def parts(self) -> list[tuple[Sequence[float], int, int]]:
+        found, row = [], 0
+        for part in self.whole.parts:
+            if row in self.part.numbers:
+                found.append(part)
+            row += part[2]
+        return found
 
     @property
     def waves(self) -> mx.array:

@@ -118,8 +118,7 @@ class NativeStep:
     def native_rotation(self, rotation: Rotation | None) -> kernels_cpu.Rotation | None:
         """Return cosines and sines, created once and shared by all layers."""
         if rotation is not None and self._rotation[0] is not rotation:
-            parts = [(f, s.past, s.count) for f, s in zip(rotation.frequencies, self.segments, strict=True)]
-            self._rotation = rotation, kernels_cpu.rotation(parts)
+            self._rotation = rotation, kernels_cpu.rotation(rotation.parts)
         return None if rotation is None else self._rotation[1]
 
 

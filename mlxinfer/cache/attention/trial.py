@@ -109,9 +109,10 @@ class _HalfRotation:
     """`Rotation` of the first half of each head."""
 
     def __init__(self, segments: Sequence[Segment], dim: int) -> None:
-        self.frequencies = [[0.5 ** (i + 1) for i in range(dim // 4)] for _ in segments]
+        frequencies = [0.5 ** (i + 1) for i in range(dim // 4)]
+        self.parts = [(frequencies, s.past, s.count) for s in segments]
         positions = mx.array([p for s in segments for p in range(s.past, s.past + s.count)], mx.float32)
-        angles = positions[:, None] * mx.array(self.frequencies[0])
+        angles = positions[:, None] * mx.array(frequencies)
         self.waves = mx.stack([mx.cos(angles), mx.sin(angles)], axis=1)
 
     def __call__(self, x: mx.array) -> mx.array:

@@ -74,7 +74,8 @@ class PartialAnswer:
         if form is not None and form.end.strip() not in text:
             thinks = bool(self._reasoning) or prompt.begun.rstrip().endswith(form.begin.strip())
             begun = form.begin if thinks else ""
-        return replace(prompt, token_ids=[*prompt.token_ids, *self.token_ids], begun=begun)
+        images = prompt.images and prompt.images.followed_by(self.token_ids)
+        return replace(prompt, token_ids=[*prompt.token_ids, *self.token_ids], begun=begun, images=images)
 
 
 class Conversation:

@@ -44,15 +44,24 @@ class ChunkPolicy:
         return self._stepwise(sequence) and sequence.num_computed_tokens >= len(sequence.prompt)
 
     def length(self, sequence: Sequence, rows: int) -> int:
-        """Tokens of the next chunk, at most `rows`. It ends at snapshot points and forks, otherwise at the end of a page if possible."""
-        past, end = sequence.num_computed_tokens, min(self._next_stop(sequence), sequence.readable)
+        """Tokens of the next chunk, at most `rows`. It ends at snapshot points and forks, otherwise at the end of a page if possible.
+
+        A span is a chunk of its own, even if it has more than `rows`. Image rows and text then have the same numbers in any schedule.
+        """
+        past = sequence.num_computed_tokens
+        if span := self._rows_of_span(sequence):
+            return span
+        end = min(self._next_stop(sequence), sequence.readable)
         if past + rows >= end:
             return end - past
         aligned = (past + rows) // PAGE * PAGE
         return aligned - past if aligned > past else rows
 
-    def shortened(self, past: int, pages: int) -> int:
-        """Tokens of a chunk after `past` others that fills at most `pages` pages; 0 for none."""
+    def shortened(self, sequence: Sequence, pages: int) -> int:
+        """Tokens of the next chunk if it fills at most `pages` pages, fewer than its `length`; 0 for none."""
+        if self._rows_of_span(sequence):
+            return 0
+        past = sequence.num_computed_tokens
         return (past // PAGE + pages) * PAGE - past if pages else PAGE - 1 - past % PAGE
 
     def may_share(self, sequence: Sequence) -> bool:
@@ -62,10 +71,19 @@ class ChunkPolicy:
     def _stepwise(self, sequence: Sequence) -> bool:
         return self._rope is not None and self._rope.token_by_token(sequence)
 
+    def _rows_of_span(self, sequence: Sequence) -> int:
+        """Rows of the span that comes next; 0 if text comes next."""
+        if sequence.images is None:
+            return 0
+        past = sequence.num_computed_tokens
+        return next((end - past for first, end in sequence.images.spans if first <= past < end), 0)
+
     def _next_stop(self, sequence: Sequence) -> int:
         """Latest end of the next chunk, as a length of the sequence."""
         past, prompt = sequence.num_computed_tokens, len(sequence.prompt)
         end = sequence.num_tokens
+        if sequence.images is not None:
+            end = min(end, next((first for first, _ in sequence.images.spans if first > past), end))
         if past < sequence.fork_point:
             end = min(end, sequence.fork_point)
         end = min(end, next((point for point in sequence.snapshot_points if point > past), end))
@@ -101,8 +119,8 @@ class WholeTexts(ChunkPolicy):
 class DeterministicChunks(ChunkPolicy):
     """Every row is always computed in a chunk of the same shape, so that answers do not depend on other requests, to the bit.
 
-    A prompt is divided at the end of every page and before its last token. Recomputed tokens of an answer go one by one. Each sequence
-    goes through the model alone, without drafts."""
+    A prompt is divided at the end of every page, around every span, and before its last token. Recomputed tokens of an answer go one by
+    one. Each sequence goes through the model alone, without drafts."""
 
     apart = True
     drafts = False
@@ -119,13 +137,15 @@ class DeterministicChunks(ChunkPolicy):
         return min(max(allowed, PAGE), most) if allowed else 0
 
     def length(self, sequence: Sequence, rows: int) -> int:
+        if span := self._rows_of_span(sequence):
+            return span
         past, prompt = sequence.num_computed_tokens, len(sequence.prompt)
         end = min(self._next_stop(sequence), (past // PAGE + 1) * PAGE)
         if past < prompt - 1:
             end = min(end, prompt - 1)
         return end - past if end - past <= rows and end <= sequence.readable else 0
 
-    def shortened(self, past: int, pages: int) -> int:
+    def shortened(self, sequence: Sequence, pages: int) -> int:
         return 0
 
     def may_share(self, sequence: Sequence) -> bool:

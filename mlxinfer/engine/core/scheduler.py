@@ -216,6 +216,8 @@ class Scheduler:
             if rows <= 0:
                 break
             whole = self.chunks.length(s, min(rows, scored) if s.wants_logits else rows)
+            if whole > rows and work:
+                continue  # a span, which may take more than its share once it is the first
             count = self._fitting(s, whole, growth)
             if count:
                 ends = s.num_computed_tokens + count == s.num_tokens
@@ -238,4 +240,4 @@ class Scheduler:
             middle = (low + high) // 2
             fits = self.pages.room([*growth, PageDemand(sequence.slot, past, (past // PAGE + middle) * PAGE - past)])
             low, high = (middle, high) if fits else (low, middle)
-        return self.chunks.shortened(past, low)
+        return self.chunks.shortened(sequence, low)

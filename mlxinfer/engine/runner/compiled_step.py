@@ -8,12 +8,13 @@ plans, cosines, and arrays of the cache. Each combination of their shapes is tra
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import count
 from threading import get_ident
 
 import mlx.core as mx
 
+from ...cache.base import Rotation
 from ...cache.paged import PagedCache
 from ...cache.replayable_step import SteadyCache, SteadyStep
 from ...cache.step import CacheStep
@@ -22,6 +23,7 @@ from ...kernels_metal import executors
 from ...kernels_metal.kernel_trial import age, kernels_in_use
 from ...models.decoder import Decoder, Model
 from ...nn.attention import Temperature
+from ...nn.mrope import ShiftedRotation
 
 _MOST_TRACES, _MOST_SEEN = 32, 256
 
@@ -65,8 +67,10 @@ class CompiledSteps:
         if steady is None:
             return None
         rotations = self._model.rotations(step)
-        given = [*steady.given, step.positions, *(rotation.waves for rotation in rotations.values())]
-        trace = self._trace_of(self._key(steady, step, tokens))
+        waves = [rotation.waves for rotation in rotations.values()]
+        shifted = _shifted(rotations)
+        given = [*steady.given, step.positions, *(rotation.offsets for rotation in shifted), *waves]
+        trace = self._trace_of(self._key(steady, step, tokens, len(shifted)))
         if trace is None:
             return None
         try:
@@ -85,12 +89,12 @@ class CompiledSteps:
         """Learn from a step that was built in Python."""
         self._cache.learn(step)
 
-    def _key(self, steady: SteadyStep, step: CacheStep, tokens: mx.array) -> Hashable:
+    def _key(self, steady: SteadyStep, step: CacheStep, tokens: mx.array, shifted: int) -> Hashable:
         """Everything that a trace depends on besides arrays. Traces belong to threads."""
         segments = step.segments
         regimes = [tuple([rope.regime(max(s.total, s.past + 1)) for s in segments]) for rope in self._model.ropes.values()]
         hot = tuple([each.beyond(segments) for each in self._temperatures])
-        return steady.key, tuple(regimes), hot, tokens.dtype, age(), get_ident()
+        return steady.key, tuple(regimes), hot, shifted, tokens.dtype, age(), get_ident()
 
     def _trace_of(self, key: Hashable) -> _Trace | None:
         """The trace of a key; None if the key is new. The least recently used trace is dropped if there are too many."""
@@ -124,12 +128,16 @@ def _trace(model: Decoder, traced: Callable[[], None]) -> _Trace:
         ((steady, step),) = current
         traced()
         rotations = model.rotations(step)
+        shifted = _shifted(rotations)
         first = len(given) - len(rotations)
-        positions, step.positions = step.positions, given[first - 1]
+        own = first - len(shifted)
+        positions, step.positions = step.positions, given[own - 1]
+        for turned, offsets in zip(shifted, given[own:first], strict=True):
+            turned.__dict__["offsets"] = offsets
         for rotation, waves in zip(rotations.values(), given[first:], strict=True):
             rotation.__dict__["waves"] = waves
         try:
-            with steady.reading(given[: first - 1], held):
+            with steady.reading(given[: own - 1], held):
                 scores = model.scores(model.hidden(tokens, step, rotations=rotations))
                 return [scores, *steady.left()]
         finally:
@@ -145,6 +153,11 @@ def _trace(model: Decoder, traced: Callable[[], None]) -> _Trace:
             current.clear()
 
     return call
+
+
+def _shifted(rotations: Mapping[str, Rotation]) -> list[ShiftedRotation]:
+    """Return the rotations whose positions are not indices."""
+    return [rotation for rotation in rotations.values() if isinstance(rotation, ShiftedRotation)]
 
 
 def _temperatures(model: Decoder) -> set[Temperature]:

@@ -15,7 +15,7 @@ from ...util.dataclass import dataclass
 from ..core.sequence import Sequence
 from ..request_keywords import RequestOptions
 from .hooks import active_hooks
-from .input_processor import InputProcessor, Prompt, as_prompts
+from .input_processor import InputProcessor, Prompt, as_prompts, check_text_only
 from .pooling import Pooling, StatePooling
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ def pooled(inputs: InputProcessor, ids: list[int], pooling: Pooling, options: Re
 
 
 def check_texts(texts: Prompt | Many[Prompt]) -> None:
-    """Raise `PromptError` if there is no text."""
-    if not as_prompts(texts):
+    """Raise `PromptError` if there is no text, or an image."""
+    prompts = as_prompts(texts)
+    if not prompts:
         raise PromptError("there is no text: give one, or a list of them")
+    check_text_only(prompts)

@@ -20,7 +20,7 @@ from ...tokenizer.tokenizer import Tokenizer
 from ...tools import OfferedTool, ToolChoice, Tools, chosen, offered
 from ...types import SamplingParams
 from ...util.dataclass import dataclass
-from ...vision.processor import DEFAULT_BUDGET, Budget, ImageProcessor
+from ...vision.processor import DEFAULT_BUDGET, Budget, ImageProcessor, Layout
 from ...vision.prompt import expanded
 from ..core.sequence import Sequence
 from ..request_keywords import RequestOptions
@@ -97,8 +97,7 @@ class InputProcessor:
 
     def scored_ids(self, prompt: Prompt) -> list[int]:
         """`token_ids` of a text that may fill the whole context."""
-        if isinstance(prompt, (Mapping, ChatPrompt)):
-            raise PromptError("only text or token ids can be read here: prompts with images are for generate, stream and chat")
+        check_text_only([prompt])
         return self.check(self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
 
     @property
@@ -169,6 +168,10 @@ class InputProcessor:
         ids = self.token_ids(text, planned)
         images = self._read_images(ids, planned)
         return TokensWithImages(ids, images) if images else ids
+
+    def image_layout(self, image: Any) -> Layout:
+        """The place of an image in a prompt, by the size in its header. Raises `ImageError`."""
+        return self._planned([ImagePart("image", image, {})])[0].layout
 
     def _planned(self, parts: Many[ImagePart]) -> list[PlannedImage]:
         """The images with their sizes and tokens. Raises `ImageError`, also for a model that cannot see."""
@@ -324,6 +327,12 @@ def as_prompts(prompts: AnyPrompt | Many[AnyPrompt]) -> list[AnyPrompt]:
         return [prompts]  # type: ignore[list-item]
     items: list[Any] = _as_list(prompts)
     return [items] if items and not isinstance(items[0], (Iterable, ChatPrompt, TokensWithImages)) else items
+
+
+def check_text_only(prompts: Iterable[Any]) -> None:
+    """Raise `PromptError` for prompts that may have images: logits, scores, traces and vectors are those of texts."""
+    if any(isinstance(prompt, (Mapping, ChatPrompt, TokensWithImages)) for prompt in prompts):
+        raise PromptError("only text or token ids can be read here: prompts with images are for generate, stream and chat")
 
 
 def prompt_and_images(prompt: PromptWithImages) -> tuple[Prompt, list[Any]]:

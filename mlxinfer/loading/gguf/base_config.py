@@ -41,6 +41,17 @@ def read_rope(
     return config
 
 
+def with_sections(source: Source, config: Config) -> Config:
+    """Return the config with the numbers of pairs that turn by time, row and column (M-RoPE), if the file has them."""
+    value = source.hparams.take("rope.dimension_sections")
+    if value is None:
+        return config
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.size not in (3, 4) or value.dtype.kind not in "iu" or value[3:].any():
+        raise source.hparams.unsupported("rope.dimension_sections", "does not hold three numbers and a zero")
+    sections = [int(count) for count in value[:3]]
+    return config | {"rope_scaling": (config.get("rope_scaling") or {"rope_type": "default"}) | {"mrope_section": sections}}
+
+
 def _rotated_share(rotated: int, head_dim: int) -> float:
     """The ratio, raised a little if rounding would make the reader's `int(head_dim * share)` one less."""
     share = rotated / head_dim

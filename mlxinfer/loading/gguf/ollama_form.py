@@ -25,8 +25,8 @@ _TEXT_MODELS = {
     "qwen3vlmoe": "qwen3moe",
     "nemotron_h_omni": "nemotron_h",
 }
-"""Architectures whose text model has another name in llama.cpp; `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are llama.cpp's own names. Text
-has equal positions in all sections of their rope, which then equals that of the text model."""
+"""Architectures whose text model has another name in llama.cpp; `qwen2vl`, `qwen3vl` and `qwen3vlmoe` are llama.cpp's own names, whose
+text models differ from the others only by the sections of the rope."""
 
 _SEEING = frozenset({"qwen25vl", "qwen2vl", "qwen3vl", "qwen3vlmoe", "nemotron_h_omni"})
 """Architectures of images; llama.cpp stores their vision towers in separate files."""
@@ -47,7 +47,8 @@ _MOVED = {
 """Ollama's names of keys, to llama.cpp's."""
 _MARKS = {*_MOVED, "mm.tokens_per_image", "vision.block_count", "ssm.v_head_reordered"}
 """Keys that only Ollama's converter writes."""
-_SECTIONS = ("mrope_sections", "mrope_interleaved", "rope.mrope_section", "rope.mrope_interleaved", "rope.dimension_sections")
+_SECTIONS = ("rope.dimension_sections", "rope.mrope_section", "mrope_sections")
+"""Names of the numbers of pairs that turn by time, row and column; the first is llama.cpp's."""
 _PRE_TOKENIZERS = {
     "gpt-oss": "gpt-4o",
     "olmo2": "dbrx",
@@ -160,7 +161,10 @@ class OllamaForm:
         for old, new in _MOVED.items():
             self.move(old, new)
         if self.architecture.startswith("qwen"):
-            self.drop(*_SECTIONS)
+            sections = next((self.hyper[key] for key in _SECTIONS if key in self.hyper), None)
+            self.drop(*_SECTIONS, "mrope_interleaved", "rope.mrope_interleaved")
+            if sections is not None:
+                self.hyper[_SECTIONS[0]] = sections
         if self.text("rope.scaling.type", "none") in ("", "default"):
             self.drop("rope.scaling.type", *(["rope.scaling.factor"] if self.text("rope.scaling.type") else []))
         if self.number("rope.scaling.factor", 1.0) == 0:

@@ -95,6 +95,8 @@ class StepRows:
     """Maximum number of drafted tokens per sequence."""
     scored: int = 0
     """Maximum number of scored rows of prompts."""
+    span: int = 0
+    """Maximum rows of an image that see one another, if the model sees images."""
 
     @property
     def sampled(self) -> int:
@@ -180,7 +182,7 @@ def step_size(model: Model, dtype: mx.Dtype, kv: KVFormat, step: StepRows) -> St
     softcap = any(node.softcap is not None for node in nodes if isinstance(node, AttentionParams))
     attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
     stores = [LayerStore(spec, dtype, kv) for spec in attention]
-    plain = [size for store in stores for size in _reference_attention(store, step.rows, softcap=softcap)]
+    plain = [size for store in stores for size in _reference_attention(store, step, softcap=softcap)]
     plain += _head_attention(model, dtype, kv, step)
     unsealed = max((attention_backend(store).unsealed_bytes(store, step.rows) for store in stores), default=0)
     windowed = [(size, size.spec.window) for size in plain if size.spec.window is not None]
@@ -279,9 +281,10 @@ def unpacked_bytes(node: Linear | Embedding, dtype: mx.Dtype) -> int:
     return min(size, _SLICES * UNPACKED_BYTES) if sliced else size
 
 
-def _reference_attention(store: LayerStore, rows: int, *, softcap: bool) -> Iterator[PlainSize]:
-    """Memory of plain MLX for the attention of a layer, if it computes at least some segments."""
-    if attention_backend(store).joins_past(store.format):
+def _reference_attention(store: LayerStore, step: StepRows, *, softcap: bool) -> Iterator[PlainSize]:
+    """Memory of plain MLX for the attention of a layer, if it computes at least some segments: all, large ones, or those with spans."""
+    rows = step.rows if attention_backend(store).joins_past(store.format) else step.span if store.spec.sees_spans else 0
+    if rows:
         yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
 
 

@@ -100,6 +100,7 @@ class FallbackModel:
     """Implements `Model`. Its hidden states are the logits, because mlx-lm's models return only these."""
 
     recompute_at: int | None = None
+    mrope = False
 
     def __init__(self, model: Any, config: Mapping[str, Any], window: int | None = None) -> None:
         """Wrap a model. `window` is a window in tokens that mlx-lm's graph ignores; within it the logits are right."""

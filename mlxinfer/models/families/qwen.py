@@ -17,7 +17,7 @@ from ..common import FULL, SLIDING, Sizes, read_layer_types, read_sizes, windows
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..experts import load_experts, read_chosen_count, read_expert_count
-from ..rope_config import MROPE, read_rope
+from ..rope_config import MRopeLayout, read_rope
 
 QWEN2 = {
     "vocab_size": 151936,
@@ -101,7 +101,8 @@ def _architecture(
     if head_norms:
         reader.only("use_qk_norm", True)
     sizes, notes = _without_chunks(reader, sizes)
-    rope = read_rope(reader, sizes.heads.dim, sizes.positions, ignored=MROPE)
+    # Of the models that see images, Qwen2-VL and Qwen2.5-VL have Qwen2's graph, and Qwen3-VL has Qwen3's.
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, mrope=MRopeLayout(interleaved=head_norms))
     reader.finish()
 
     def block(weights: Weights, layer: int) -> Block:

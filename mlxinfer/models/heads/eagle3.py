@@ -29,7 +29,7 @@ from ..common import Sizes, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
 from ..families.llama import LLAMA
-from ..rope_config import read_rope
+from ..rope_config import MRopeLayout, read_rope
 from .mtp import DraftScores, HeadPlan, Places, TargetModel, shifted, without_first
 
 _ROPE = "mtp"
@@ -103,7 +103,7 @@ def head_plan(config: Mapping[str, Any], model_type: str, target: Architecture) 
     count = reader.optional_integer("draft_vocab_size") or sizes.vocab
     tokens = _vocabulary(reader, count, sizes.vocab)
     adds_normed = reader.boolean("norm_before_residual", False)
-    rope = read_rope(reader, sizes.heads.dim, sizes.positions)
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, mrope=MRopeLayout(interleaved=None))
     _check_the_rest(reader)
 
     def load(weights: Weights, places: Places) -> Eagle3:

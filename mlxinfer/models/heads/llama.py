@@ -14,7 +14,7 @@ from ..block import attention_specs, gated_mlp, pre_norm
 from ..common import read_sizes
 from ..config_reader import ConfigReader
 from ..families.llama import LLAMA
-from ..rope_config import read_rope
+from ..rope_config import MRopeLayout, read_rope
 from .mtp import QWEN, Head, HeadPlan, Places, load_head, plain_norm
 
 _ROPE = "mtp"
@@ -34,7 +34,7 @@ def head_plan(config: Mapping[str, Any], hidden: int, vocab: int) -> HeadPlan:
     if chosen is not None and (not chosen or chosen != sorted(set(chosen)) or chosen[0] < 0 or chosen[-1] >= vocab):
         raise reader.error("draft_vocabulary", f"must be ascending token ids below {vocab}")
     normed = reader.boolean("reads_normed", True)
-    rope = read_rope(reader, sizes.heads.dim, sizes.positions)
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, mrope=MRopeLayout(interleaved=None))
     reader.finish()
     gate, norm = gated(sizes.activation), plain_norm(sizes.eps)
 

@@ -32,6 +32,8 @@ RECURRENT = {
     "ssm.inner_size": 32,
     "rope.dimension_count": 2,
 }
+SECTIONS = {"rope.dimension_sections": [1, 1, 2, 0]}
+PLAIN, THREE, TRAINED = {"rope_type": "default"}, {"mrope_section": [1, 1, 2]}, {"original_max_position_embeddings": 512}
 EXPERTS = {"expert_count": 6, "expert_used_count": 2, "expert_feed_forward_length": 16}
 
 
@@ -83,6 +85,19 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         "qwen3moe",
         EXPERTS | {"expert_group_count": 0, "expert_weights_norm": True},
         {"num_experts": 6, "moe_intermediate_size": 16, "norm_topk_prob": True, "mlp_only_layers": [0, 1]},
+    ),
+    "qwen2 with sections": ("qwen2", SECTIONS, {"model_type": "qwen2", "rope_scaling": {**PLAIN, **THREE}}),
+    "qwen3 with sections": ("qwen3", SECTIONS | {"n_deepstack_layers": 3}, {"model_type": "qwen3", "rope_scaling": {**PLAIN, **THREE}}),
+    "qwen3 with sections and yarn": (
+        "qwen3",
+        SECTIONS | {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+        {"rope_scaling": {"rope_type": "yarn", "type": "yarn", "factor": 4.0, "beta_fast": 32.0, "beta_slow": 1.0, **TRAINED, **THREE}},
+    ),
+    "qwen3moe with sections": ("qwen3moe", EXPERTS | SECTIONS, {"model_type": "qwen3_moe", "rope_scaling": {**PLAIN, **THREE}}),
+    "qwen35": (
+        "qwen35",
+        RECURRENT | SECTIONS,
+        {"model_type": "qwen3_5_text", "rope_scaling": {**PLAIN, **THREE}},
     ),
     "gemma2": (
         "gemma2",
@@ -203,6 +218,7 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": ("gpt2", {}, "'gpt2' is not supported"),
     "unknown key": ("llama", {"attention.secret": 1}, "llama.attention.secret = 1 is not understood"),
     "a key of another architecture": ("llama", {"attn_logit_softcapping": 30.0}, "llama.attn_logit_softcapping is 30.0"),
+    "four positions": ("qwen3", {"rope.dimension_sections": [1, 1, 1, 1]}, "rope.dimension_sections does not hold three numbers"),
     "seen both ways": ("llama", {"attention.causal": False}, "llama.attention.causal is False"),
     "groups of experts": ("qwen3moe", EXPERTS | {"expert_group_count": 4}, "expert_group_count is 4"),
     "sigmoid gates": ("qwen3moe", EXPERTS | {"expert_gating_func": 2}, "expert_gating_func is 2"),

@@ -21,7 +21,7 @@ from mlxinfer.server.process import open_page, page_url
 from mlxinfer.server.settings import ServerSettings
 
 KEY = "a key of the test"
-MOST_BYTES = 100_000
+MOST_BYTES = 110_000
 FILES = sorted(FOLDER.iterdir())
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 HTML = "Accept: text/html,application/xhtml+xml"
@@ -69,7 +69,9 @@ def test_the_page_and_its_headers(live: LiveServer, unix: bool) -> None:
         assert body == (FOLDER / name).read_bytes()
         policy = {part.split()[0]: part.split()[1:] for part in headers["content-security-policy"].split("; ")}
         assert policy["default-src"] == ["'none'"]
-        assert {source for name, sources in policy.items() if name.endswith("-src") for source in sources} == {"'none'", "'self'"}
+        assert {source for name, sources in policy.items() if name.endswith("-src") for source in sources} == {"'none'", "'self'", "blob:"}
+        assert policy["img-src"] == ["'self'", "blob:"]
+        assert "blob:" not in policy["script-src"] + policy["connect-src"]
         assert policy["base-uri"] == policy["form-action"] == policy["frame-ancestors"] == ["'none'"]
         assert policy["require-trusted-types-for"] == ["'script'"]
         assert (headers["x-content-type-options"], headers["cache-control"]) == ("nosniff", "no-cache")

@@ -251,7 +251,7 @@ def test_a_narrow_dark_window(opened: OpenPage, page_server: LiveServer) -> None
     chat.ask("Tides?" + " unbreakable" * 20 + "x" * 400, "scripted")
     widths = "() => [document.documentElement, document.getElementById('scroll')].map((e) => e.scrollWidth - e.clientWidth)"
     assert page.evaluate(widths) == [0, 0]
-    assert not page.is_visible("#chats")
+    page.wait_for_selector("#chats", state="hidden")
     page.click("#menu")
     page.wait_for_selector("#chats .open")
     assert page.evaluate("() => document.getElementById('main').inert") is True

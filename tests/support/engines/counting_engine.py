@@ -29,11 +29,18 @@ class CountingEngine:
     """One step is submitted before the one before it is collected; the pages that this one fills have got their places by then."""
 
     def __init__(
-        self, *, pages: int, max_num_batched_tokens: int = 96, max_num_seqs: int = 4, deterministic: bool = False, reuse: bool = True
+        self,
+        *,
+        pages: int,
+        max_num_batched_tokens: int = 96,
+        max_num_seqs: int = 4,
+        deterministic: bool = False,
+        reuse: bool = True,
+        longest_span: int = 0,
     ):
-        self.pool = PagePool(
-            [None, 100], kv_cache_tokens=pages * PAGE, chunk=max_num_batched_tokens, prefix_cache_tokens=pages * PAGE * reuse
-        )
+        chunk = max(max_num_batched_tokens, longest_span)
+        self.pool = PagePool([None, 100], kv_cache_tokens=pages * PAGE, chunk=chunk, prefix_cache_tokens=pages * PAGE * reuse)
+        self.longest_span = longest_span
         self.times = StepTimes()
         self.scheduler = Scheduler(
             max_num_batched_tokens=max_num_batched_tokens,
@@ -50,7 +57,7 @@ class CountingEngine:
         self.finished: list[Sequence] = []
 
     def allocate(self, s: Sequence) -> Allocation:
-        match = self.pool.find(s.tokens)
+        match = self.pool.find(s.tokens, spans=s.images.spans if s.images else ())
         growth = [PageDemand(r.slot, r.num_computed_tokens, r.remaining + PAGE) for r in self.scheduler.running]
         new = PageDemand(None, match.reused, len(s.tokens) - match.reused + PAGE, match)
         if growth and not self.pool.room([*growth, new]):
@@ -82,7 +89,8 @@ class CountingEngine:
 
     def check(self, schedule: Schedule) -> None:
         rows = [w.count for w in schedule.work]
-        assert sum(rows) == schedule.decode_rows + schedule.prefill_rows <= self.scheduler.max_num_batched_tokens
+        most = max(self.scheduler.max_num_batched_tokens, schedule.decode_rows + self.longest_span)
+        assert sum(rows) == schedule.decode_rows + schedule.prefill_rows <= most
         assert all(count > 0 for count in rows)
         assert len({w.sequence for w in schedule.work}) == len(rows) <= len(self.scheduler.running) <= self.scheduler.max_num_seqs
 

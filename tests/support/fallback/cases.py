@@ -229,7 +229,5 @@ WHOLE: dict[str, tuple[dict[str, Any], ...]] = {
             **_PROJECTOR,
         },
     ),
-    "qwen2_5_vl": ({"text_config": {**BASE, "rope_parameters": _MROPE}, "vision_config": _VISION},),
-    "qwen2_vl": ({"text_config": {**BASE, "rope_parameters": _MROPE}, "vision_config": _VISION},),
 }
 """The same for models that also see images, whose text model alone runs here."""

@@ -60,7 +60,8 @@ class Case:
 def seeing(family: str = "smolvlm") -> Seeing:
     folder = GOLDEN / family
     config = json.loads((folder / "config.json").read_text())
-    weights = PlainWeights.open(folder / "model.safetensors")
+    tensors = mx.load(str(folder / "model.safetensors"))
+    weights = PlainWeights({name: tensor.astype(mx.float32) for name, tensor in tensors.items()})
     model = build(config, weights)
     vision = Vision(open_processor(folder), tower_of(config, weights), 0, mx.float32)
     spans = any(getattr(spec, "sees_spans", False) for spec in model.layers)
@@ -69,12 +70,12 @@ def seeing(family: str = "smolvlm") -> Seeing:
 
 @cache
 def cases(family: str = "smolvlm") -> dict[str, Case]:
-    greedy = json.loads((GOLDEN / family / "greedy.json").read_text())
     found = {}
     with np.load(GOLDEN / family / "reference.npz") as reference:
         for name in json.loads(str(reference["cases"])):
             places = sorted(key for key in reference.files if key.startswith(f"{name}_image_") and key.rpartition("_")[2].isdecimal())
-            found[name] = Case(json.loads(str(reference[f"{name}_messages"])), [reference[key] for key in places], greedy[name])
+            messages, greedy = json.loads(str(reference[f"{name}_messages"])), reference[f"{name}_greedy"].tolist()
+            found[name] = Case(messages, [reference[key] for key in places], greedy)
     return found
 
 

@@ -27,7 +27,7 @@ from ...decoder import Architecture
 from ...experts import load_experts, read_chosen_count, read_expert_count
 from ...heads.mtp import QWEN, Head, HeadPlan, Places, load_head, without_first
 from ...native.cpu_program import Accumulator, ProgramBuilder
-from ...rope_config import MROPE, read_rope
+from ...rope_config import MRopeLayout, read_rope
 
 QWEN3_NEXT = {
     "vocab_size": 151936,
@@ -58,6 +58,7 @@ _WITHOUT_EFFECT: dict[str, tuple[Any, ...]] = {
 }
 """Keys of published configs that are not implemented, to the only values that match the implementation."""
 
+_MROPE = MRopeLayout(interleaved=True, sections=(11, 11, 10))
 LoadInputs = Callable[[Weights, str, DeltaSizes], list[Linear]]
 LoadMLP = Callable[[Weights, str, int], FeedForward]
 """Loads the feed-forward layer of (name, number); a draft head has the last layer's number."""
@@ -74,7 +75,7 @@ def qwen3_next(config: dict[str, Any]) -> Architecture:
     def mlp(weights: Weights, name: str, layer: int) -> FeedForward:
         return moe.load(weights, name) if sparse(layer) else gated_mlp(weights, name, sizes, gate)
 
-    return _architecture(reader, sizes, mlp, _interleaved_inputs)
+    return _architecture(reader, sizes, mlp, _interleaved_inputs, MRopeLayout(interleaved=True))
 
 
 def qwen3_5_text(config: dict[str, Any]) -> Architecture:
@@ -85,7 +86,7 @@ def qwen3_5_text(config: dict[str, Any]) -> Architecture:
     _check_the_rest(reader)
     if reader.values.get("num_experts", 0) == 0:
         reader.skip("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
-    return _architecture(reader, sizes, lambda weights, name, _: gated_mlp(weights, name, sizes, gate), _separate_inputs)
+    return _architecture(reader, sizes, lambda weights, name, _: gated_mlp(weights, name, sizes, gate), _separate_inputs, _MROPE)
 
 
 def qwen3_5_moe_text(config: dict[str, Any]) -> Architecture:
@@ -97,7 +98,7 @@ def qwen3_5_moe_text(config: dict[str, Any]) -> Architecture:
     reader.only("decoder_sparse_step", 1)
     reader.only("norm_topk_prob", True)
     moe = _SharedExperts.read(reader, sizes, count=256, chosen=8, normalized=True)
-    return _architecture(reader, sizes, lambda weights, name, _: moe.load(weights, name), _separate_inputs)
+    return _architecture(reader, sizes, lambda weights, name, _: moe.load(weights, name), _separate_inputs, _MROPE)
 
 
 def _check_the_rest(reader: ConfigReader) -> None:
@@ -135,7 +136,7 @@ class _SharedExperts:
         return MixtureOfExperts(router, self.route, experts, SharedExpert(shared_mlp, shared_gate))
 
 
-def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs: LoadInputs) -> Architecture:
+def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs: LoadInputs, mrope: MRopeLayout) -> Architecture:
     delta = DeltaSizes(
         sizes.hidden,
         key_heads=reader.integer("linear_num_key_heads", 16),
@@ -149,7 +150,7 @@ def _architecture(reader: ConfigReader, sizes: Sizes, mlp: LoadMLP, load_inputs:
     reader.only("hidden_act", "silu", "swish")
     interval = reader.integer("full_attention_interval", 4)
     types = read_layer_types(reader, (FULL, LINEAR), sizes.layers, every(interval, FULL, LINEAR))
-    rope = read_rope(reader, sizes.heads.dim, sizes.positions, partial=0.25, ignored=MROPE)
+    rope = read_rope(reader, sizes.heads.dim, sizes.positions, partial=0.25, mrope=mrope)
     bias = reader.boolean("attention_bias", False)
     shares = not reader.boolean("mtp_use_dedicated_embeddings", False) and reader.integer("mtp_num_hidden_layers", 1, low=0) == 1
     reader.finish()

@@ -1,7 +1,9 @@
 // The page: open conversations, running requests, and the actions of the controls.
 
 import { forgetKey, keepKey, models, Problem } from "./api.js";
+import { attach, attached, detach, tray, watchPictures } from "./attach.js";
 import { $, chosen, el, fit, icon, say, toast } from "./dom.js";
+import { keep, sweep } from "./images.js";
 import { Meters } from "./meters.js";
 import { settingsPanel, showDefaults } from "./settings.js";
 import { imported, sidebar } from "./sidebar.js";
@@ -49,7 +51,7 @@ const act = {
     if (running.has(chat.id)) return;
     const at = chat.turns.indexOf(turn);
     replaced(at, "message");
-    chat.turns[at] = { role: "user", content: text };
+    chat.turns[at] = { role: "user", content: text, ...(turn.images ? { images: turn.images } : {}) };
     answerAfter(at + 1);
   },
   results(turn, texts) {
@@ -63,7 +65,7 @@ function replaced(at, what) {
   const mine = chat;
   const before = [...mine.turns];
   const after = before.length - at - 1;
-  if (!before.slice(at).some((turn) => turn.content || turn.reasoning)) return;
+  if (!before.slice(at).some((turn) => turn.content || turn.reasoning || turn.images)) return;
   const undo = () => {
     running.get(mine.id)?.abort();
     mine.turns = before;
@@ -76,9 +78,11 @@ function replaced(at, what) {
 /** A new conversation. It takes over the unsent text of a conversation without messages. */
 function begin(id) {
   const unsent = chat && !chat.turns.length ? $("prompt").value : null;
+  const pictures = chat && !chat.turns.length ? detach(chat.id) : [];
   if (unsent) store.keepDraft(chat.id, "");
   const made = { ...store.newChat(), ...(id ? { id } : {}), settings: store.lastSettings(), model: store.lastModel() };
   if (unsent) store.keepDraft(made.id, unsent);
+  attach(made.id, pictures);
   open(made);
   if (!narrow.matches) $("prompt").focus();
 }
@@ -91,6 +95,7 @@ function open(one) {
   $("prompt").value = store.draft(chat.id);
   fit($("prompt"));
   draw();
+  showPictures();
   list();
   showModel();
   settingsPanel(chat.settings, () => {
@@ -136,7 +141,13 @@ function showState() {
   button.setAttribute("aria-label", live ? "Stop" : "Send");
   button.title = live ? "Stop (Esc)" : "Send (Enter)";
   button.classList.toggle("stop", live);
-  button.disabled = !live && (!$("prompt").value.trim() || !canAsk());
+  button.disabled = !live && (!($("prompt").value.trim() || attached(chat.id).length) || !canAsk());
+  $("attach").hidden = !sees();
+}
+
+function showPictures() {
+  tray(chat.id, showPictures);
+  showState();
 }
 
 /** Drops the turns from this index on, and requests an answer; `again`: a different answer. */
@@ -150,7 +161,7 @@ function answerAfter(at, again = false) {
 async function answer(turn, { again = false, resumed = null }) {
   const mine = chat;
   const model = served.find((one) => one.id === mine.model) ?? { id: mine.model };
-  const body = request(model, mine.settings, resumed ? mine.turns : mine.turns.slice(0, -1), { again, resumed });
+  const asked = () => request(model, mine.settings, resumed ? mine.turns : mine.turns.slice(0, -1), { again, resumed });
   for (const name of ["stopped", "interrupted", "finish", "problem"]) delete turn[name];
   mine.updated = Date.now();
   const controller = new AbortController();
@@ -162,7 +173,7 @@ async function answer(turn, { again = false, resumed = null }) {
   meters.wake();
   setTimeout(loadModels, 1000); // the request starts loading the model
   say("The answer begins");
-  await write(turn, body, view, controller.signal, mine);
+  await write(turn, asked, view, controller.signal, mine);
   running.delete(mine.id);
   if (store.chats().some((one) => one.id === mine.id)) store.keep(mine);
   view.update(false);
@@ -173,40 +184,48 @@ async function answer(turn, { again = false, resumed = null }) {
   say(turn.problem ?? (turn.stopped ? "Stopped" : "The answer is complete"));
 }
 
-async function write(turn, body, view, signal, mine) {
+async function write(turn, asked, view, signal, mine) {
   let frame = 0;
   const show = () => { frame = 0; view.update(true); if (mine === chat) follow(); };
   const changed = () => { frame ||= requestAnimationFrame(show); };
   try {
-    await fill(turn, body, view, signal, changed);
+    await fill(turn, await asked(), view, signal, changed);
   } catch (error) {
     if (leaving) turn.interrupted = true;
     else if (error.name === "AbortError") turn.stopped = true;
     else if (!(error instanceof Problem)) throw error;
-    else if (error.kind === "key" && await askKey(error.message)) await write(turn, body, view, signal, mine);
+    else if (error.kind === "key" && await askKey(error.message)) await write(turn, asked, view, signal, mine);
     else turn.problem = error.message;
   } finally {
     cancelAnimationFrame(frame);
   }
 }
 
+const chosenModel = () => served.find((one) => one.id === $("model").value) ?? {};
+
 /** True if the chosen model can chat. */
-const canAsk = () => Boolean($("model").value) && chats(served.find((one) => one.id === $("model").value) ?? {});
+const canAsk = () => Boolean($("model").value) && chats(chosenModel());
+
+/** True if the chosen model sees images. */
+const sees = () => Boolean(chosenModel().capabilities?.includes("vision"));
 
 function send() {
   const field = $("prompt");
   const text = field.value.trim();
-  if (!text || running.has(chat.id) || !canAsk()) return;
+  if (!(text || attached(chat.id).length) || running.has(chat.id) || !canAsk()) return;
   field.value = "";
   fit(field);
   store.keepDraft(chat.id, "");
   chat.model = $("model").value;
-  chat.turns.push({ role: "user", content: text });
+  const images = detach(chat.id);
+  keep(images);
+  showPictures();
+  chat.turns.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
   answerAfter(chat.turns.length);
 }
 
 async function bringIn() {
-  const found = imported(await chosen("application/json,.json"));
+  const found = await imported(await chosen("application/json,.json"));
   if (!found) {
     toast("This file has no conversation: it needs a list of turns or messages.");
     return;
@@ -325,6 +344,7 @@ function wire() {
   $("menu").append(icon("menu"));
   $("tune").append(icon("tune"));
   $("import").append(icon("open"));
+  $("attach").append(icon("image"));
   $("import").addEventListener("click", bringIn);
   $("new").addEventListener("click", () => { begin(); closeDrawer(); });
   $("menu").addEventListener("click", () => { document.body.classList.add("drawer"); layout(); $("new").focus(); });
@@ -342,6 +362,7 @@ function wire() {
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
   });
+  watchPictures(() => ({ id: chat.id, sees: sees(), name: $("model").value }), showPictures);
   $("scroll").addEventListener("scroll", () => {
     const { scrollTop, scrollHeight, clientHeight } = $("scroll");
     stick = scrollHeight - scrollTop - clientHeight < 60;
@@ -368,5 +389,6 @@ const last = store.chats().find((one) => one.id === before);
 if (last) open(last);
 else begin(before && store.draft(before) ? before : null);
 layout();
+sweep(store.chats());
 const meters = new Meters(() => running.size > 0, () => $("model").value);
 loadModels();

@@ -13,6 +13,7 @@ const ICONS = {
   remove: "M5 7h14M10 7V4h4v3M7 7l1 13h8l1-13",
   open: "M12 15V4M7 9l5-5 5 5M5 20h14",
   save: "M12 4v11M7 11l5 5 5-5M5 20h14",
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
   close: "M6 6l12 12M18 6L6 18",
 };
 

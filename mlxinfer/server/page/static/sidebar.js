@@ -1,6 +1,7 @@
 // The list of conversations: open, rename, export, delete.
 
 import { $, download, el, iconButton, toast } from "./dom.js";
+import { keep, ofURL } from "./images.js";
 import * as store from "./store.js";
 import { messages } from "./talk.js";
 
@@ -17,7 +18,7 @@ function row(chat, open, act) {
   const name = el("button", { type: "button", class: "open", dir: "auto", title, "aria-current": open ? "page" : null, onclick: () => act.open(chat), ondblclick: () => rename(node, chat, act) }, title);
   node.append(name, el("span", { class: "tools" },
     iconButton("edit", `Rename ${title}`, () => rename(node, chat, act)),
-    iconButton("save", `Export ${title}`, () => download(`${slug(title)}.json`, exported(chat))),
+    iconButton("save", `Export ${title}`, () => save(chat, title)),
     iconButton("remove", `Delete ${title}`, () => remove(chat, act))));
   return node;
 }
@@ -46,11 +47,17 @@ function remove(chat, act) {
   toast(`Deleted “${store.titleOf(chat)}”.`, "Undo", () => { store.keep(chat); act.open(chat); });
 }
 
-/** Exports with `messages`, the form that other programs read, such as mlxinfer chat's /load. */
-const exported = (chat) => JSON.stringify({ ...chat, messages: messages(chat.settings ?? {}, chat.turns) }, null, 2);
+/** Exports with `messages`, the form that other programs read, such as mlxinfer chat's /load. They have the pictures. */
+async function save(chat, title) {
+  try {
+    download(`${slug(title)}.json`, JSON.stringify({ ...chat, messages: await messages(chat.settings ?? {}, chat.turns) }, null, 2));
+  } catch (error) {
+    toast(error.message);
+  }
+}
 
 /** A new conversation from the text of an exported file, or from any JSON object with a list of messages; null for anything else. */
-export function imported(text) {
+export async function imported(text) {
   let found;
   try {
     found = JSON.parse(text);
@@ -58,18 +65,38 @@ export function imported(text) {
     return null;
   }
   const plain = (turn) => ["user", "assistant", "tool"].includes(turn?.role) && typeof turn.content === "string";
-  const listed = (Array.isArray(found?.turns) ? found.turns : Array.isArray(found?.messages) ? found.messages : null);
+  const listed = (Array.isArray(found?.turns) ? found.turns : Array.isArray(found?.messages) ? await Promise.all(found.messages.map(ofParts)) : null);
   const turns = listed?.filter(plain).map((turn) => (found.turns ? turn : ofMessage(turn)));
   if (!turns?.length) return null;
+  if (found.turns) await restore(turns, found.messages);
+  await keep(turns.flatMap((turn) => turn.images ?? []));
   const system = found.turns ? found.settings?.system : listed.find((turn) => turn?.role === "system")?.content ?? found.system;
   const settings = { ...(found.turns && typeof found.settings === "object" ? found.settings : {}), ...(typeof system === "string" && system ? { system } : {}) };
   return { ...store.newChat(), title: typeof found.title === "string" ? found.title : "", model: typeof found.model === "string" ? found.model : null, settings, turns };
 }
 
-function ofMessage({ role, content, reasoning, reasoning_content: thought, tool_calls: calls, tool_call_id: id, name }) {
+/** Gives the users' turns of an exported conversation their pictures, which its messages have. */
+async function restore(turns, messages) {
+  const said = Array.isArray(messages) ? messages.filter((one) => one?.role === "user") : [];
+  for (const [i, turn] of turns.filter(({ role }) => role === "user").entries()) {
+    if (!turn.images) continue;
+    const { images } = await ofParts(said[i]) ?? {};
+    if (images) turn.images = images;
+    else delete turn.images;
+  }
+}
+
+/** A message whose content is text, with the pictures of its parts. */
+async function ofParts(message) {
+  if (!Array.isArray(message?.content)) return message;
+  const images = (await Promise.all(message.content.map((part) => (part?.image_url?.url ? ofURL(part.image_url.url) : null)))).filter(Boolean);
+  return { ...message, content: message.content.map((part) => part?.text ?? "").join(""), ...(images.length ? { images } : {}) };
+}
+
+function ofMessage({ images, role, content, reasoning, reasoning_content: thought, tool_calls: calls, tool_call_id: id, name }) {
   if (role === "tool") return { role, id, name: name ?? "", content };
   const made = Array.isArray(calls) && calls.map((call) => ({ id: call.id ?? "", name: call.function?.name ?? "", arguments: String(call.function?.arguments ?? "") }));
-  return { role, content, finish: "stop", ...(reasoning ?? thought ? { reasoning: String(reasoning ?? thought) } : {}), ...(made ? { calls: made } : {}) };
+  return { role, content, ...(images ? { images } : {}), finish: "stop", ...(reasoning ?? thought ? { reasoning: String(reasoning ?? thought) } : {}), ...(made ? { calls: made } : {}) };
 }
 
 const slug = (title) => title.toLowerCase().replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "").slice(0, 60) || "conversation";

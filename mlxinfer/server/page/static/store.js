@@ -55,7 +55,8 @@ export function watch(changed) {
 
 /** The default title of a conversation: the start of its first message. */
 export function titleOf(chat) {
-  const first = chat.turns.find((turn) => turn.role === "user")?.content ?? "";
+  const asked = chat.turns.find((turn) => turn.role === "user");
+  const first = asked?.content || (asked?.images ? "Picture" : "");
   const line = first.trim().split("\n")[0];
   return chat.title || (line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line) || "New chat";
 }

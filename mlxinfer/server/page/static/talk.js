@@ -1,29 +1,36 @@
 // One answer: the request to the server, and the conversion of its events to a turn.
 
 import { answer } from "./api.js";
+import { urls } from "./images.js";
 import { fields } from "./settings.js";
 import { Tokens } from "./tokens.js";
 
-/** The conversation as messages of OpenAI's API. An answer with reasoning only is left out, unless it is the `last` turn, to be continued. */
-export function messages(settings, turns, last = null) {
+/** The conversation as messages of OpenAI's API. An answer with reasoning only is left out, unless it is the `last` turn, to be continued.
+    Raises `Problem` if a picture is lost. */
+export async function messages(settings, turns, last = null) {
+  const pictures = await urls(turns);
   const system = settings.system?.trim() ? [{ role: "system", content: settings.system }] : [];
   const said = turns.filter((turn) => turn.role !== "assistant" || turn.content || turn.calls?.length || turn === last);
-  return [...system, ...said.map(message)];
+  return [...system, ...said.map((turn) => message(turn, pictures))];
 }
 
 /** The request for the next turn after these, or with `resumed` for the continuation of the last turn. `model` is the server's entry;
     `again`: the answer replaces an earlier one, and should differ. */
-export function request(model, settings, turns, { again = false, resumed = null } = {}) {
+export async function request(model, settings, turns, { again = false, resumed = null } = {}) {
   const asked = fields(settings);
   if (settings.temperature === undefined) {
     if (model.conversation) asked.temperature = model.conversation.temperature;
     if (again) delete asked.seed;
   }
   if (resumed) Object.assign(asked, { continue_final_message: true, add_generation_prompt: false });
-  return { model: model.id, messages: messages(settings, turns, resumed), stream: true, stream_options: { include_usage: true }, ...asked };
+  return { model: model.id, messages: await messages(settings, turns, resumed), stream: true, stream_options: { include_usage: true }, ...asked };
 }
 
-function message(turn) {
+function message(turn, pictures) {
+  if (turn.role === "user" && turn.images?.length) {
+    const parts = turn.images.map(({ id }) => ({ type: "image_url", image_url: { url: pictures.get(id) } }));
+    return { role: "user", content: turn.content ? [...parts, { type: "text", text: turn.content }] : parts };
+  }
   if (turn.role === "user") return { role: "user", content: turn.content };
   if (turn.role === "tool") return { role: "tool", tool_call_id: turn.id, content: turn.content };
   const calls = turn.calls?.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
@@ -41,7 +48,7 @@ export async function fill(turn, body, view, signal, changed) {
     const now = performance.now();
     if (event.usage) {
       tokens = event.usage.completion_tokens;
-      turn.stats = { ...turn.stats, prompt: event.usage.prompt_tokens, cached: event.usage.prompt_tokens_details?.cached_tokens ?? 0 };
+      turn.stats = { ...turn.stats, prompt: event.usage.prompt_tokens, cached: event.usage.prompt_tokens_details?.cached_tokens ?? 0, image: event.usage.prompt_tokens_details?.image_tokens ?? 0 };
       pace(now);
     }
     for (const { delta, logprobs, finish_reason: reason } of event.choices) {

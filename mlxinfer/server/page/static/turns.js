@@ -1,5 +1,6 @@
 // The view of one turn of a conversation, during and after the answer.
 
+import { thumbnail } from "./attach.js";
 import { copyButton, el, fit, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
@@ -36,7 +37,8 @@ export class TurnView {
       return;
     }
     this.node.setAttribute("aria-label", "You");
-    const text = el("div", { class: "text", dir: "auto" }, turn.content);
+    const pictures = turn.images?.length ? el("div", { class: "pictures" }, ...turn.images.map((image) => thumbnail(image))) : null;
+    const text = el("div", { class: "text", dir: "auto" }, pictures, turn.content);
     if (turn.content.length > LONG || turn.content.split("\n").length > LONG_LINES) fold(text, turn.content);
     this.node.replaceChildren(text,
       el("div", { class: "actions" }, copyButton(() => turn.content), iconButton("edit", "Edit", () => this.edit())));
@@ -137,6 +139,7 @@ export class TurnView {
     const parts = [this.pace() || count(stats.tokens, "token")];
     if (stats.first) parts.push(`first after ${stats.first < 1 ? `${Math.round(stats.first * 1000)} ms` : seconds(stats.first)}`);
     if (stats.prompt) parts.push(`${stats.cached ? `${stats.cached.toLocaleString("en")} of ` : ""}${count(stats.prompt, "prompt token")}${stats.cached ? " from the cache" : ""}`);
+    if (stats.image) parts.push(count(stats.image, "image token"));
     return parts.join(" · ");
   }
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ...architecture import ATTENTION, EXPERTS, MLP, QK_NORMS, GGUFArchitecture, TensorTable, shared_expert_names
-from ...base_config import Config, Source, base_config
+from ...base_config import Config, Source, base_config, with_sections
 from ...transforms import Transform, conv_kernel, decay, grouped_columns, grouped_rows, grouped_value_rows, one_row
 from ..qwen import qwen_experts
 
@@ -15,16 +15,13 @@ def _qwen3_next(source: Source) -> Config:
 
 
 def _qwen3_5(source: Source) -> Config:
-    """The sections of the rope are for pictures: text has equal positions in all of them."""
-    source.hparams.take("rope.dimension_sections")
-    return _hybrid(source, "qwen3_5_text")
+    return with_sections(source, _hybrid(source, "qwen3_5_text"))
 
 
 def _qwen3_5_moe(source: Source) -> Config:
     hparams = source.hparams
-    hparams.take("rope.dimension_sections")
     shared = hparams.integer("expert_shared_feed_forward_length")
-    return _hybrid(source, "qwen3_5_moe_text") | qwen_experts(source) | {"shared_expert_intermediate_size": shared}
+    return with_sections(source, _hybrid(source, "qwen3_5_moe_text")) | qwen_experts(source) | {"shared_expert_intermediate_size": shared}
 
 
 def _hybrid(source: Source, model_type: str) -> Config:
