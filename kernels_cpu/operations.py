@@ -24,7 +24,10 @@ def attention_plan(segments: Sequence[tuple[int, int, int, int, int, list[int]]]
 
 
 def rotation(parts: Sequence[tuple[Sequence[float], int, int]]) -> Rotation:
-    """Rotary embedding of a step's rows: `(radians per position [dims / 2], position of the first row, rows)` for each segment."""
+    """Rotary embedding of a step's rows, in parts: `(radians per position [dims / 2], position of the first row, rows)`.
+
+    A row with several positions is a part of its own, with its angles as radians and position 1.
+    """
     return native.rotation(parts)
 
 
