@@ -172,6 +172,24 @@ def test_more_rows_than_one_chunk(precision):
         assert same_bits(packed.multiply(x[first : first + 1]), got[first : first + 1])
 
 
+@pytest.mark.parametrize("scales", list(DTYPES))
+@pytest.mark.parametrize("gate", [None, "silu"])
+def test_many_rows_of_plain_matrices(scales, gate):
+    """Columns are taken in parts, and rows beyond the last tile by other kernels."""
+    rng = np.random.default_rng(5)
+    m = draw(rng, ("plain", 0, 1), (96, 1700), scales)
+    packed, x = m.pack(), random(rng, (150, 1700), "float32")
+    x[17, 900] = float("nan")
+    got = packed.multiply(x, gate=gate)
+    assert np.isnan(np.array(got)).any(axis=1).nonzero()[0].tolist() == [17]
+    for first in (0, 11, 12, 23, 149):
+        assert same_bits(packed.multiply(x[first : first + 1], gate=gate), got[first : first + 1])
+    if gate is None:
+        whole = np.arange(150) != 17
+        want, error = product(to_numpy(x)[whole], m, "float32")
+        assert_within(got[mx.array(whole.nonzero()[0])], want, error, "float32")
+
+
 ARRANGED = {
     "columns of a wider one": lambda x: mx.concatenate([x, x], -1)[:, : x.shape[1]],
     "one element behind alignment": lambda x: mx.concatenate([mx.zeros((1,), x.dtype), x.reshape(-1)])[1:].reshape(x.shape),

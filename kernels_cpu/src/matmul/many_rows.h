@@ -10,9 +10,9 @@ namespace mlxinfer::cpu {
 struct ManyRowsKernels {
   int rows; // of a tile, at most kLargestTile; 0: FloatKernels are as fast
   int panels; // that are multiplied at once, 1 or 2
-  // Panels of float32, bfloat16 or float16 to [blocks * 32][panels][16].
-  void (*spread[3])(const Panel* panels, float* to);
-  // x is [blocks * 32][rows], `out` is [panels][rows][16].
+  // Some blocks of panels of float32, bfloat16 or float16, to [blocks * 32][panels][16].
+  void (*spread[3])(const Panel* panels, int64_t first, int64_t blocks, float* to);
+  // Adds the products of those blocks to `out`, [rows][panels][16]. x is [blocks * 32][rows].
   void (*tile)(const float* weights, int64_t blocks, const float* x, float* out);
 };
 

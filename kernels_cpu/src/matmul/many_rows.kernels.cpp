@@ -10,11 +10,11 @@ constexpr int kColumns = kTallVectors * kWidth, kPanels = kColumns / kPanelRows;
 constexpr int kHalf = kBlockColumns / 2;
 
 template <typename T>
-void spread(const Panel* panels, float* to) {
+void spread(const Panel* panels, int64_t first, int64_t blocks, float* to) {
   for (int p = 0; p < kPanels; ++p) {
-    auto from = reinterpret_cast<const T*>(panels[p].blocks);
+    auto from = reinterpret_cast<const T*>(panels[p].blocks) + first * kBlockColumns * kPanelRows;
     float* column = to + p * kPanelRows;
-    for (int64_t i = 0; i < panels->block_count * kBlockColumns; ++i, from += kPanelRows, column += kColumns) {
+    for (int64_t i = 0; i < blocks * kBlockColumns; ++i, from += kPanelRows, column += kColumns) {
       MLXINFER_UNROLL
       for (int j = 0; j < kPanelRows; j += kWidth) {
         store(column + j, load(from + j));
@@ -53,7 +53,9 @@ MLXINFER_INLINE void multiply_half(const float* weights, const float* x, Sums& s
 
 // The sums of two halves of a block are added before they are added to the rest, as FloatKernels do.
 void tile(const float* weights, int64_t blocks, const float* x, float* out) {
-  alignas(64) float first[kTallRows * kColumns], total[kTallRows * kColumns] = {};
+  // Totals of its own need no reloads: `out` might overlap with what is read.
+  alignas(64) float first[kTallRows * kColumns], total[kTallRows * kColumns];
+  memcpy(total, out, sizeof(total));
   for (int64_t b = 0; b < blocks; ++b, x += kBlockColumns * kTallRows, weights += kBlockColumns * kColumns) {
     Sums sums;
     multiply_half(weights, x, sums);
@@ -74,11 +76,7 @@ void tile(const float* weights, int64_t blocks, const float* x, float* out) {
       }
     }
   }
-  for (int p = 0; p < kPanels; ++p) {
-    for (int m = 0; m < kTallRows; ++m, out += kPanelRows) {
-      memcpy(out, total + m * kColumns + p * kPanelRows, sizeof(float) * kPanelRows);
-    }
-  }
+  memcpy(out, total, sizeof(total));
 }
 
 } // namespace

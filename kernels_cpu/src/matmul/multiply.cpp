@@ -15,6 +15,7 @@ namespace {
 
 // Activations of this size stay in a core's second cache while the panels go by.
 constexpr int64_t kChunkBytes = 512 * 1024;
+constexpr int64_t kManyRowsBlocks = 24; // that tiles of many rows are multiplied with before the next ones
 constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
 constexpr int64_t kPreparedElements = 2048; // some microseconds of work
 constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
@@ -68,8 +69,8 @@ class Run {
 
   void all() {
     order_rows();
-    const int64_t row_bytes = value_bytes(padded_) + blocks_ * 16;
-    const int64_t unit = many_rows_ > 0 ? many_rows_ : kLargestTile;
+    const int64_t unit = many_rows_ > 0 ? many_rows_ : kLargestTile, depth = many_rows_ > 0 ? std::min(blocks_, kManyRowsBlocks) : blocks_;
+    const int64_t row_bytes = value_bytes(depth * kBlockColumns) + depth * 16;
     const int64_t most = std::max<int64_t>(kChunkBytes / row_bytes, 4 * kLargestTile) / unit * unit;
     for (first_ = 0; first_ < p_.rows; first_ += count_) {
       count_ = std::min(most, p_.rows - first_);
@@ -250,38 +251,51 @@ class Run {
   void run_many_rows(const Segment& segment, int64_t from, int64_t to) const {
     static thread_local Scratch scratch;
     const ManyRowsKernels& kernels = many_rows_kernels();
-    const int64_t spread = padded_ * kernels.panels * kPanelRows;
-    float* weights = scratch.floats(2 * spread);
-    alignas(64) float results[2 * kLargestTile * kPanelRows];
+    const int64_t width = kernels.panels * kPanelRows, spread = kManyRowsBlocks * kBlockColumns * width, pair = 2 * kLargestTile * kPanelRows;
+    const auto count = static_cast<int64_t>(segment.last_tile - segment.first_tile);
+    float *weights = scratch.floats(spread + count * pair), *totals = weights + spread;
     for (int64_t index = from; index < to; index += p_.gate ? 1 : 2) {
-      const int count = p_.gate || index + 1 < to ? 2 : 1;
+      const int panel_count = p_.gate || index + 1 < to ? 2 : 1;
       const Panel first = panel_at(segment.expert, index);
-      const Panel panels[2] = {first, count == 1 ? first : panel_at(segment.expert, p_.gate ? index + result_panels() : index + 1)};
-      for (int i = 0; i < count; i += kernels.panels) {
-        kernels.spread[code_ - static_cast<int>(Code::f32)](panels + i, weights + i * spread);
+      const Panel panels[2] = {first, panel_count == 1 ? first : panel_at(segment.expert, p_.gate ? index + result_panels() : index + 1)};
+      std::fill_n(totals, count * pair, 0.0f);
+      for (int64_t block = 0; block < blocks_; block += kManyRowsBlocks) {
+        const int64_t depth = std::min(kManyRowsBlocks, blocks_ - block);
+        for (int i = 0; i < panel_count; i += kernels.panels) {
+          kernels.spread[code_ - static_cast<int>(Code::f32)](panels + i, block, depth, weights);
+          for (int64_t t = 0; t < count && tiles_[segment.first_tile + static_cast<size_t>(t)].kind == kManyRows; ++t) {
+            const Tile& tile = tiles_[segment.first_tile + static_cast<size_t>(t)];
+            kernels.tile(weights, depth, floats_of(tile) + block * kBlockColumns * tile.size, totals + t * pair + i * tile.size * kPanelRows);
+          }
+        }
       }
-      for (size_t t = segment.first_tile; t < segment.last_tile; ++t) {
-        const Tile& tile = tiles_[t];
-        const int64_t at = tile.first * blocks_, size = int64_t{tile.size} * kPanelRows;
-        const auto* x = reinterpret_cast<const float*>(prepared_.values + value_bytes(at * kBlockColumns));
-        for (int i = 0; tile.kind == kManyRows && i < count; i += kernels.panels) {
-          kernels.tile(weights + i * spread, blocks_, x, results + i * size);
-        }
-        for (int i = 0; i < count; ++i) {
-          if (tile.kind != kManyRows) {
-            float_kernels().tile[code_][tile.kind](panels[i], {x, prepared_.sums + 2 * at}, results + i * size);
-          }
-          run_carefully(panels[i], tile, results + i * size);
-        }
-        for (int m = 0; m < tile.size; ++m) {
-          const float *one = results + m * kPanelRows, *other = one + size;
-          finish(tile, m, index, one, other);
-          if (!p_.gate && count == 2) {
-            finish(tile, m, index + 1, other, nullptr);
-          }
-        }
+      for (int64_t t = 0; t < count; ++t) {
+        finish_many_rows(tiles_[segment.first_tile + static_cast<size_t>(t)], index, panels, panel_count, totals + t * pair);
       }
     }
+  }
+
+  // `totals` are those of a tile of many rows; others are computed here.
+  void finish_many_rows(const Tile& tile, int64_t index, const Panel* panels, int count, float* totals) const {
+    const bool many = tile.kind == kManyRows, together = many && many_rows_kernels().panels == 2;
+    const int64_t step = together ? 2 * kPanelRows : kPanelRows, other = together ? kPanelRows : int64_t{tile.size} * kPanelRows;
+    for (int i = 0; i < count; ++i) {
+      if (!many) {
+        float_kernels().tile[code_][tile.kind](panels[i], {floats_of(tile), prepared_.sums + 2 * tile.first * blocks_}, totals + i * other);
+      }
+      run_carefully(panels[i], tile, totals + i * other, step);
+    }
+    for (int m = 0; m < tile.size; ++m) {
+      finish(tile, m, index, totals + m * step, totals + m * step + other);
+      if (!p_.gate && count == 2) {
+        finish(tile, m, index + 1, totals + m * step + other, nullptr);
+      }
+    }
+  }
+
+  // Rows as float32 products read them.
+  const float* floats_of(const Tile& tile) const {
+    return reinterpret_cast<const float*>(prepared_.values + value_bytes(tile.first * blocks_ * kBlockColumns));
   }
 
   // The tiles that `run_panel` leaves out, for the panels from `from` to `to`: the unit is set up once for all of them.
@@ -389,13 +403,13 @@ class Run {
   }
 
   // Rows that are not finite, again.
-  void run_carefully(const Panel& panel, const Tile& tile, float* out) const {
+  void run_carefully(const Panel& panel, const Tile& tile, float* out, int64_t step = kPanelRows) const {
     static thread_local Scratch scratch;
     for (int m = 0; m < tile.size; ++m) {
       if (!prepared_.finite[tile.first + m]) {
         float* row = scratch.floats(padded_);
         load(tile.first + m, row);
-        float_kernels().careful[code_](panel, {row, nullptr}, out + m * kPanelRows);
+        float_kernels().careful[code_](panel, {row, nullptr}, out + m * step);
       }
     }
   }
