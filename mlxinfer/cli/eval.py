@@ -22,6 +22,7 @@ from .common.stages import stages
 
 if TYPE_CHECKING:
     from ..evaluation.figures import Difference, Figures
+    from ..evaluation.images import ImageFigures
     from ..evaluation.kv import KVEvaluation, KVLoss
     from ..evaluation.measure import Comparison, Reading
     from ..evaluation.texts import Windows
@@ -141,6 +142,52 @@ def kv(model: str, limit: float | None, layers: bool, as_json: bool, **options: 
     click.echo(f"{found.model}: {found.positions:,} positions, {text.name}")
     _kv_table(found)
     click.echo(f"--kv auto: {found.auto}, the fewest bits with a mean KL divergence of at most {limit:g}")
+
+
+@eval.command(short_help="Ask questions about pictures.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
+@click.option("--prompt", default="", metavar="TEXT", help='Text after each question, such as "Answer with one word."')
+@click.option("--max-tokens", type=click.IntRange(1), default=64, show_default=True, help="Longest answer.")
+@click.option("--answers", is_flag=True, help="Print each answer.")
+@click.option("--dtype", help="Compute in float32, bfloat16 or float16.  [default: the fastest]")
+@click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="Use at most this much for a model.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def images(file: Path, models: tuple[str, ...], prompt: str, max_tokens: int, answers: bool, as_json: bool, **options: Any) -> None:
+    """Ask models the questions of FILE about pictures, and count right answers.
+
+    FILE has JSON lines: {"image": "cat.png", "question": "What is this?", "answer": ["cat", "a cat"]}. Paths are relative to FILE.
+    """
+    from ..evaluation.images import evaluate_images, read_questions
+
+    questions, found = read_questions(file), []
+    settings = {name: value for name, value in options.items() if value is not None}
+    with stages() as shown:
+        for model in models:
+
+            def tell_done(count: int, model: str = model) -> None:
+                shown.tell(model, count, len(questions), "questions")
+
+            found.append(evaluate_images(model, questions, max_tokens=max_tokens, prompt=prompt, settings=settings, done=tell_done))
+    if as_json:
+        click.echo(json.dumps({"file": str(file), "questions": len(questions), "models": [_image_object(each) for each in found]}))
+        return
+    click.echo(f"{counted(len(questions), 'question')} of {file}")
+    for each in found:
+        if answers:
+            for one in each.answered:
+                click.echo(f"{'right' if one.exact else 'wrong'}  {one.question.text}  {one.answer!r}  ({one.question.answers[0]})")
+        shares = " · ".join(
+            f"{name} {_plus_minus(value.mean, value.stderr, 3)}"
+            for name, value in (("exact", each.exact), ("contained", each.contained), ("ANLS", each.anls))
+        )
+        click.echo(f"{each.model}: {shares} · {each.image_tokens:.0f} image tokens a question")
+
+
+def _image_object(found: ImageFigures) -> dict[str, Any]:
+    shares = {name: asdict(getattr(found, name)) for name in ("exact", "contained", "anls")}
+    told = [{"question": each.question.text, "answer": each.answer, "exact": each.exact, "anls": each.anls} for each in found.answered]
+    return {"model": found.model, **shares, "image_tokens": found.image_tokens, "answers": told}
 
 
 @contextmanager
