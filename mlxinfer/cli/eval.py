@@ -18,7 +18,7 @@ from ..util.words import counted
 from .common.console import human_bytes, tell
 from .common.groups import Commands
 from .common.options import ABOVE_ZERO, complete_model, ignore_option
-from .common.stages import stages
+from .common.stages import Stages, stages
 
 if TYPE_CHECKING:
     from ..evaluation.figures import Difference, Figures
@@ -160,28 +160,29 @@ def images(file: Path, models: tuple[str, ...], prompt: str, max_tokens: int, an
     """
     from ..evaluation.images import evaluate_images, read_questions
 
-    questions, found = read_questions(file), []
+    questions = read_questions(file)
     settings = {name: value for name, value in options.items() if value is not None}
     with stages() as shown:
-        for model in models:
-
-            def tell_done(count: int, model: str = model) -> None:
-                shown.tell(model, count, len(questions), "questions")
-
-            found.append(evaluate_images(model, questions, max_tokens=max_tokens, prompt=prompt, settings=settings, done=tell_done))
+        ask = partial(evaluate_images, questions=questions, max_tokens=max_tokens, prompt=prompt, settings=settings)
+        found = [ask(model, done=partial(_tell_questions, shown, model, len(questions))) for model in models]
     if as_json:
         click.echo(json.dumps({"file": str(file), "questions": len(questions), "models": [_image_object(each) for each in found]}))
         return
     click.echo(f"{counted(len(questions), 'question')} of {file}")
     for each in found:
-        if answers:
-            for one in each.answered:
-                click.echo(f"{'right' if one.exact else 'wrong'}  {one.question.text}  {one.answer!r}  ({one.question.answers[0]})")
-        shares = " · ".join(
-            f"{name} {_plus_minus(value.mean, value.stderr, 3)}"
-            for name, value in (("exact", each.exact), ("contained", each.contained), ("ANLS", each.anls))
-        )
-        click.echo(f"{each.model}: {shares} · {each.image_tokens:.0f} image tokens a question")
+        click.echo("\n".join(_image_lines(each, answers=answers)))
+
+
+def _tell_questions(shown: Stages, model: str, total: int, done: int) -> None:
+    shown.tell(model, done, total, "questions")
+
+
+def _image_lines(found: ImageFigures, *, answers: bool) -> Iterator[str]:
+    for one in found.answered if answers else ():
+        yield f"{'right' if one.exact else 'wrong'}  {one.question.text}  {one.answer!r}  ({one.question.answers[0]})"
+    shares = (("exact", found.exact), ("contained", found.contained), ("ANLS", found.anls))
+    told = " · ".join(f"{name} {_plus_minus(value.mean, value.stderr, 3)}" for name, value in shares)
+    yield f"{found.model}: {told} · {found.image_tokens:.0f} image tokens a question"
 
 
 def _image_object(found: ImageFigures) -> dict[str, Any]:

@@ -142,8 +142,7 @@ def evaluate_images(
             group = questions[first : first + _AT_ONCE]
             answers = llm.generate([llm.chat_prompt(_messages(each, prompt)) for each in group], params)
             for question, answer in zip(group, answers, strict=True):
-                tokens = answer.stats.image_tokens if answer.stats else 0
-                found.append(_compared(question, answer.text, tokens))
+                found.append(_compared(question, answer.text, answer.usage.stats.image_tokens))
             done(len(found))
         return ImageFigures(str(model), tuple(found))
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from importlib.util import find_spec
+from pathlib import Path
 
 import mlx.core as mx
 import pytest
+from PIL import Image
 from support.models.tiny_directory import tiny_directory
 
+EYES = str(Path(__file__).parents[1] / "golden" / "vision" / "smolvlm")
 QUICK = ("--positions", "120", "--window", "40")
 FIELDS = {"kl_mean", "kl_stderr", "kl_p99", "kl_max", "top1", "top1_stderr", "ppl", "ppl_stderr", "ppl_ratio", "ppl_ratio_stderr", "bpw"}
 
@@ -119,3 +122,20 @@ def test_an_interrupt_leaves_nothing_behind(call, pair, own_home, monkeypatch):
 
 def _interrupted(*_):
     raise KeyboardInterrupt
+
+
+def test_images(call, tmp_path):
+    Image.new("RGB", (30, 20), "red").save(tmp_path / "a.png")
+    file = tmp_path / "questions.jsonl"
+    file.write_text('{"image": "a.png", "question": "describe the image", "answer": "nothing"}\n' * 3)
+    short = ("--max-tokens", "3", "--dtype", "float32")
+    shown = call("eval", "images", str(file), EYES, *short, "--answers").out
+    assert "3 questions of" in shown
+    assert "exact 0.000 ± 0.000" in shown
+    assert shown.count("describe the image") == 3
+    found = json.loads(call("eval", "images", str(file), EYES, *short, "--json").out)
+    assert found["questions"] == len(found["models"][0]["answers"]) == 3
+    file.write_text("{}")
+    refused = call("eval", "images", str(file), EYES)
+    assert (refused.code, refused.err.count("\n")) == (2, 1)
+    assert "line 1 of" in refused.err

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from support.processes.cli import call
 
 from mlxinfer.errors import EvaluationError, TextError
 from mlxinfer.evaluation.images import _compared, evaluate_images, plain, read_questions
@@ -92,12 +91,3 @@ def test_a_model_is_asked(file: Path) -> None:
 def test_a_model_without_a_tower_is_refused(file: Path) -> None:
     with pytest.raises(EvaluationError, match="cannot see images"):
         evaluate_images(GOLDEN, read_questions(file), settings={"vision": "off"})
-
-
-def test_the_command(file: Path) -> None:
-    shown = call("eval", "images", str(file), str(GOLDEN), "--max-tokens", "3", "--dtype", "float32", "--answers").out
-    assert "3 questions of" in shown
-    assert "exact 0.000 ± 0.000" in shown
-    assert shown.count("describe the image") == 2
-    found = json.loads(call("eval", "images", str(file), str(GOLDEN), "--max-tokens", "3", "--dtype", "float32", "--json").out)
-    assert found["questions"] == len(found["models"][0]["answers"]) == 3
