@@ -172,7 +172,7 @@ def plan_memory(
     scored_bytes, least_scored = int((limit - weights) * _SCORED_SHARE), PAGE if deterministic else _LEAST_SCORED
 
     def option(rows: int, sequences: int) -> Option:
-        step = with_scored(model, StepRows(rows=max(rows, span), sequences=sequences, drafts=max_draft), scored_bytes, least_scored)
+        step = with_scored(model, _step_rows(rows, sequences, max_draft, span), scored_bytes, least_scored)
         demands = demands_of(planned, kv or KVFormat(), step, weights)
         if draft is not None:
             demands += demands_of(draft, KVFormat(), step, draft.weight_bytes)
@@ -180,7 +180,7 @@ def plan_memory(
         plan = _divided(demands, memory, limit, wanted, step, weights, reuse)
         if reuse and plan.context < wanted:
             plan = _divided(demands, memory, limit, wanted, step, weights, _SHORT_REUSE_SHARE)
-        return demands, plan
+        return demands, replace(plan, rows=rows)
 
     demands, plan = _best_option(option, max_num_seqs, wanted, whole_texts)
     least = min(wanted, _LEAST_TOKENS)
@@ -189,7 +189,14 @@ def plan_memory(
         raise MemoryPlanError(_does_not_fit(demands, least, whole, source, seen))
     if images is None or seen is None:
         return plan
-    return replace(plan, limit=whole, images=images.within(seen, plan.context, plan.rows if span else None))
+    return replace(plan, limit=whole, images=images.within(seen, plan.context, max(plan.rows, span) if span else None))
+
+
+def _step_rows(rows: int, sequences: int, drafts: int, span: int) -> StepRows:
+    """Return the rows of the largest step. A span may be longer than the `rows` of other steps. Rows of answers come in addition, and
+    drafts in half of what these leave."""
+    most = max(rows, span + (rows + sequences) // 2) if span else rows
+    return StepRows(rows=most, sequences=sequences, drafts=drafts, span=max(rows, span) if span else 0)
 
 
 def _planned_images(images: ImageMemory | None, limit: int, weights: int) -> ImagePlan | None:

@@ -102,10 +102,12 @@ def test_a_step_has_room_for_an_image_that_is_not_divided(family: str) -> None:
     model = meta_model(GOLDEN / family, dtype="float32")
     images = image_memory(model.vision)
     assert images is not None
-    plan = planned(model, 1000)
-    assert plan.rows >= images.span() > 0
+    plan, text = planned(model, 1000), plan_memory(model, memory_gb=1)
+    assert 0 < images.span() <= max(plan.rows, images.span())
+    assert plan.rows == text.rows, "steps of text are as without images"
+    assert plan.step > text.step
     assert plan.images is not None
-    assert plan.images.tokens <= plan.rows
+    assert plan.images.tokens <= max(plan.rows, images.span())
 
 
 def test_gemma_4_reaches_its_larger_budgets_when_asked() -> None:
