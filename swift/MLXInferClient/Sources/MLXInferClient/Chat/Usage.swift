@@ -4,9 +4,12 @@ public struct Usage: Sendable, Hashable {
     public var completionTokens: Int
     /// Of the prompt's tokens, those that did not have to be computed again.
     public var cachedTokens: Int
+    /// Of the prompt's tokens, those of its pictures.
+    public var imageTokens: Int
 
-    public init(promptTokens: Int, completionTokens: Int, cachedTokens: Int = 0) {
-        (self.promptTokens, self.completionTokens, self.cachedTokens) = (promptTokens, completionTokens, cachedTokens)
+    public init(promptTokens: Int, completionTokens: Int, cachedTokens: Int = 0, imageTokens: Int = 0) {
+        (self.promptTokens, self.completionTokens) = (promptTokens, completionTokens)
+        (self.cachedTokens, self.imageTokens) = (cachedTokens, imageTokens)
     }
 }
 
@@ -19,13 +22,18 @@ extension Usage: Decodable {
 
     private struct Details: Decodable {
         var cached: Int?
-        enum CodingKeys: String, CodingKey { case cached = "cached_tokens" }
+        var image: Int?
+        enum CodingKeys: String, CodingKey {
+            case cached = "cached_tokens"
+            case image = "image_tokens"
+        }
     }
 
     public init(from decoder: any Decoder) throws {
         let fields = try decoder.container(keyedBy: Fields.self)
         promptTokens = try fields.decodeIfPresent(Int.self, forKey: .prompt) ?? 0
         completionTokens = try fields.decodeIfPresent(Int.self, forKey: .completion) ?? 0
-        cachedTokens = try fields.decodeIfPresent(Details.self, forKey: .details)?.cached ?? 0
+        let details = try fields.decodeIfPresent(Details.self, forKey: .details)
+        (cachedTokens, imageTokens) = (details?.cached ?? 0, details?.image ?? 0)
     }
 }

@@ -24,7 +24,7 @@ extension Client {
         }
         let system = messages.filter { $0.role == .system }.map(\.content).joined(separator: "\n")
         let others = messages.filter { $0.role != .system }.map { message -> JSONValue in
-            ["role": .string(message.role.rawValue), "content": .string(message.content)]
+            ["role": .string(message.role.rawValue), "content": message.content(as: \.block)]
         }
         return try await IOThread.result { waker in
             let exchange = exchange(waker)

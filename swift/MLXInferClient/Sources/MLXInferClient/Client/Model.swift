@@ -18,15 +18,17 @@ public struct Model: Sendable, Hashable, Identifiable {
     public var state: State?
     /// Of an adapter: the model that it is for.
     public var base: String?
+    /// True if its messages may have pictures.
+    public var seesImages: Bool
 
-    public init(id: String, maxTokens: Int? = nil, state: State? = nil, base: String? = nil) {
-        (self.id, self.maxTokens, self.state, self.base) = (id, maxTokens, state, base)
+    public init(id: String, maxTokens: Int? = nil, state: State? = nil, base: String? = nil, seesImages: Bool = false) {
+        (self.id, self.maxTokens, self.state, self.base, self.seesImages) = (id, maxTokens, state, base, seesImages)
     }
 }
 
 extension Model: Decodable {
     private enum Fields: String, CodingKey {
-        case id, parent, status
+        case id, parent, status, capabilities
         case maxTokens = "max_model_len"
     }
 
@@ -47,6 +49,7 @@ extension Model: Decodable {
         id = try fields.decode(String.self, forKey: .id)
         base = try fields.decodeIfPresent(String.self, forKey: .parent)
         state = (try? fields.decode(Status.self, forKey: .status))?.state
+        seesImages = (try? fields.decode([String].self, forKey: .capabilities))?.contains("vision") ?? false
         // A model that has never been loaded says 0.
         maxTokens = try fields.decodeIfPresent(Int.self, forKey: .maxTokens).flatMap { $0 > 0 ? $0 : nil }
     }

@@ -40,6 +40,11 @@
         /// Adds a message of the user's and asks for an answer.
         public func send(_ text: String) { send([.user(text)]) }
 
+        /// Adds a message of the user's with pictures before its text, and asks for an answer.
+        public func send(_ text: String, _ attachments: [ContentPart]) {
+            send([.user(attachments + (text.isEmpty ? [] : [.text(text)]))])
+        }
+
         /// Adds messages, such as the results of tools, and asks for an answer.
         public func send(_ messages: [Message]) {
             stop()
@@ -61,7 +66,7 @@
             if request.messages.contains(where: { $0.role != .system }) { ask() }
         }
 
-        /// Replaces a message by another text, drops all that came after it, and asks for an answer.
+        /// Replaces the text of a message, drops all that came after it, and asks for an answer.
         public func edit(_ index: Int, _ text: String) {
             stop()
             guard request.messages.indices.contains(index) else { return }

@@ -1,3 +1,4 @@
+import Foundation
 import Testing
 
 @testable import MLXInferClient
@@ -41,6 +42,21 @@ struct ChatRequestTests {
         #expect(json["adapter"] == "mine" && json["stream"] == true)
         #expect([ToolChoice.auto, .none, .required].map(\.json) == ["auto", "none", "required"])
         #expect([ResponseFormat.text, .jsonObject].map { $0.json["type"] } == ["text", "json_object"])
+    }
+
+    @Test func picturesKeepTheirPlace() {
+        let png = ContentPart.attachment(data: Data([0x89, 0x50, 0x4E, 0x47]), mimeType: "image/png")
+        let small = ContentPart.attachment(data: Data([1]), mimeType: "image/jpeg", detail: .low)
+        var message = Message.user([.text("Before"), png, .text("After"), small])
+        let url: JSONValue = ["type": "image_url", "image_url": ["url": "data:image/png;base64,iVBORw=="]]
+        let other: JSONValue = ["type": "image_url", "image_url": ["url": "data:image/jpeg;base64,AQ==", "detail": "low"]]
+        let texts: [JSONValue] = [["type": "text", "text": "Before"], ["type": "text", "text": "After"]]
+        #expect(message.json["content"] == .array([texts[0], url, texts[1], other]))
+        #expect(message.content == "BeforeAfter" && message.hasAttachments)
+        message.content = "New"
+        #expect(message.parts == [png, small, .text("New")])
+        #expect(Message.tool([png], callID: "x").json["content"] == .array([url]))
+        #expect(Message.user([.text("A"), .text("B")]).json == Message.user("AB").json)
     }
 
     @Test func anAnswerOfAType() throws {

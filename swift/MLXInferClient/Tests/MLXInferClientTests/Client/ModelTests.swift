@@ -8,13 +8,15 @@ struct ModelTests {
         let list = #"""
             {"data":[{"id":"a","max_model_len":64,"status":{"value":"loaded"}},{"id":"a:pirate","parent":"a","status":{"value":"loaded"}},
             {"id":"b","max_model_len":0,"status":{"value":"unloaded","failed":true,"reason":"no room"}},
-            {"id":"c","status":{"value":"sleeping"}},{"id":"d","status":7}]}
+            {"id":"c","status":{"value":"sleeping"}},{"id":"d","status":7},
+            {"id":"e","capabilities":["completion","tools","vision"]},{"id":"f","capabilities":7}]}
             """#
         let server = try FaultServer([.read, .send(Transcript.json(list))])
         #expect(
             try await server.client.models() == [
                 Model(id: "a", maxTokens: 64, state: .loaded), Model(id: "a:pirate", state: .loaded, base: "a"),
                 Model(id: "b", state: .failed(reason: "no room")), Model(id: "c"), Model(id: "d"),
+                Model(id: "e", seesImages: true), Model(id: "f"),
             ])
     }
 
@@ -32,6 +34,14 @@ struct ModelTests {
         #expect(try await server.client.countTokens([.system("Be brief."), .user("Hi"), .assistant("Ho")]) == 31)
         let messages = #"[{"role":"user","content":"Hi"},{"role":"assistant","content":"Ho"}]"#
         #expect(server.requests[0].hasSuffix(#"{"model":"tiny","messages":\#(messages),"system":"Be brief."}"#))
+    }
+
+    @Test func countingPictures() async throws {
+        let server = try FaultServer([.read, .send(Transcript.json(#"{"input_tokens":99}"#))])
+        let parts: [ContentPart] = [.attachment(data: Data([1, 2, 3]), mimeType: "image/png"), .text("Hi")]
+        #expect(try await server.client.countTokens([.user(parts)]) == 99)
+        let image = #"{"type":"image","source":{"type":"base64","media_type":"image/png","data":"AQID"}}"#
+        #expect(server.requests[0].hasSuffix(#"[{"role":"user","content":[\#(image),{"type":"text","text":"Hi"}]}]}"#))
     }
 
     @Test func vectors() async throws {

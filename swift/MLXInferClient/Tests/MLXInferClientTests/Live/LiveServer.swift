@@ -19,10 +19,12 @@ final class LiveServer: @unchecked Sendable {
     let folder: URL
     let path: String
     private let options: [String]
+    private let model: String
     private var process = Process()
     private var leash = Pipe()
 
-    init(_ options: [String] = []) {
+    init(_ options: [String] = [], model: String = LiveServer.model) {
+        self.model = model
         folder = FileManager.default.temporaryDirectory.appendingPathComponent("mlx-\(UUID().uuidString.prefix(13))")
         path = folder.appendingPathComponent("s").path
         self.options = options
@@ -50,7 +52,7 @@ final class LiveServer: @unchecked Sendable {
         try? Data().write(to: file)
         (process, leash) = (Process(), Pipe())
         process.executableURL = URL(fileURLWithPath: "/bin/sh")
-        process.arguments = ["-c", Self.guardian, folder.path] + (Self.command ?? []) + ["serve", Self.model, "--socket", path] + options
+        process.arguments = ["-c", Self.guardian, folder.path] + (Self.command ?? []) + ["serve", model, "--socket", path] + options
         process.standardInput = leash
         let output = try? FileHandle(forWritingTo: file)
         (process.standardOutput, process.standardError) = (output, output)

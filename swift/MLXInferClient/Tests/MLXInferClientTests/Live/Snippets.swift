@@ -79,6 +79,12 @@ extension LiveTests {
             #expect(tokens > 0)
         }
 
+        func pictures(png: Data) async throws {
+            let parts: [ContentPart] = [.attachment(data: png, mimeType: "image/png"), .text("What is in this picture?")]
+            let answer = try await client.respond(to: [.user(parts)])
+            print(answer.text, answer.usage?.imageTokens ?? 0)
+        }
+
         // What needs models that are not here is compiled, and not run.
         func compiled() async throws {
             let vectors = try await client.embed(["a text", "another text"], model: "Qwen/Qwen3-Embedding-0.6B")

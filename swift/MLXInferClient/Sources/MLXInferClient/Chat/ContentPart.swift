@@ -1,0 +1,66 @@
+import Foundation
+
+/// A part of a message: text, or a picture for a model that sees images.
+///
+/// ```swift
+/// client.chat([.user([.attachment(data: png, mimeType: "image/png"), .text("What is this?")])])
+/// ```
+public enum ContentPart: Sendable, Hashable {
+    /// Text.
+    case text(String)
+    /// The bytes of a PNG, JPEG, WebP, GIF or BMP file. The server refuses other formats, and more than 20 MB.
+    case attachment(data: Data, mimeType: String, detail: ImageDetail? = nil)
+}
+
+/// The share of a picture's pixels that the model gets.
+public enum ImageDetail: String, Sendable, Hashable {
+    case auto, low, high
+}
+
+extension ContentPart {
+    /// The text, if this is one.
+    public var text: String? {
+        if case .text(let text) = self { text } else { nil }
+    }
+
+    /// The part in the shape of OpenAI's chat completions.
+    var json: JSONValue {
+        switch self {
+        case .text(let text):
+            return ["type": "text", "text": .string(text)]
+        case .attachment(let data, let mimeType, let detail):
+            var url: JSONObject = ["url": .string("data:\(mimeType);base64,\(data.base64EncodedString())")]
+            url["detail"] = detail.map { .string($0.rawValue) }
+            return ["type": "image_url", "image_url": .object(url)]
+        }
+    }
+
+    /// The part in the shape of Anthropic's messages, whose endpoint counts tokens.
+    var block: JSONValue {
+        switch self {
+        case .text(let text):
+            return ["type": "text", "text": .string(text)]
+        case .attachment(let data, let mimeType, _):
+            let source: JSONObject = [
+                "type": "base64", "media_type": .string(mimeType), "data": .string(data.base64EncodedString()),
+            ]
+            return ["type": "image", "source": .object(source)]
+        }
+    }
+}
+
+#if canImport(ImageIO)
+    import CoreGraphics
+    import ImageIO
+
+    extension ContentPart {
+        /// A picture in memory, sent as PNG; nil if the system cannot encode it.
+        public init?(_ image: CGImage, detail: ImageDetail? = nil) {
+            let data = NSMutableData()
+            guard let file = CGImageDestinationCreateWithData(data as CFMutableData, "public.png" as CFString, 1, nil) else { return nil }
+            CGImageDestinationAddImage(file, image, nil)
+            guard CGImageDestinationFinalize(file) else { return nil }
+            self = .attachment(data: data as Data, mimeType: "image/png", detail: detail)
+        }
+    }
+#endif
