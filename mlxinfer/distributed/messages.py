@@ -8,13 +8,14 @@ from enum import IntEnum
 from itertools import chain
 
 import mlx.core as mx
+import numpy as np
 
 from ..cache.base import Segment
 from ..util.dataclass import dataclass
 
 ITEM = array("i").itemsize
-_SEGMENT = 8
-"""Integers per segment."""
+_SEGMENT = 10
+"""Integers per segment, before its rotary positions and spans."""
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 """Dtypes of rows; a message has the index."""
 NONE = -(2**31)
@@ -89,21 +90,48 @@ class StepMessage:
     """(place in the stack, number of rows) of consecutive adapters; place 0 means no adapter. Empty if no row has one."""
 
     def pack(self) -> list[int]:
-        flat = chain.from_iterable((s.slot, s.start, s.count, s.past, s.total, s.drafts, s.read, s.shift) for s in self.segments)
-        return [self.number, DTYPES.index(self.dtype), len(self.segments), *flat, *chain.from_iterable(self.adapters)]
+        segments = chain.from_iterable(map(_packed_segment, self.segments))
+        return [self.number, DTYPES.index(self.dtype), len(self.segments), *segments, *chain.from_iterable(self.adapters)]
 
     @classmethod
     def unpack(cls, numbers: Sequence[int]) -> StepMessage:
         """Parse the integers of `pack`."""
         number, dtype, count = numbers[:3]
-        end = 3 + count * _SEGMENT
-        segments = tuple(_segment(*numbers[at : at + _SEGMENT]) for at in range(3, end, _SEGMENT))
-        rest = numbers[end:]
-        return cls(number, DTYPES[dtype], segments, tuple(zip(rest[::2], rest[1::2], strict=True)))
+        at, segments = 3, []
+        for _ in range(count):
+            segment, at = _segment(numbers, at)
+            segments.append(segment)
+        rest = numbers[at:]
+        return cls(number, DTYPES[dtype], tuple(segments), tuple(zip(rest[::2], rest[1::2], strict=True)))
 
 
-def _segment(slot: int, start: int, count: int, past: int, total: int, drafts: int, read: int, shift: int) -> Segment:
-    return Segment(slot, start, count, past, total, drafts, read, shift)
+def _packed_segment(s: Segment) -> list[int]:
+    rope = [] if s.rope is None else s.rope.ravel().tolist()
+    return [
+        s.slot,
+        s.start,
+        s.count,
+        s.past,
+        s.total,
+        s.drafts,
+        s.read,
+        s.shift,
+        len(rope),
+        len(s.spans),
+        *rope,
+        *chain.from_iterable(s.spans),
+    ]
+
+
+def _segment(numbers: Sequence[int], at: int) -> tuple[Segment, int]:
+    """Parse a segment; return it with the index after it."""
+    positions, spans = numbers[at + 8 : at + _SEGMENT]
+    first = at + _SEGMENT
+    middle, end = first + positions, first + positions + 2 * spans
+    rope = np.array(numbers[first:middle], np.int32).reshape(3, -1) if positions else None
+    ranges = tuple(zip(numbers[middle:end:2], numbers[middle + 1 : end : 2], strict=True))
+    slot, start, count, past, total, drafts, read, shift = numbers[at : at + 8]
+    return Segment(slot, start, count, past, total, drafts, read, shift, rope, ranges), end
 
 
 def pack_pages(groups: Sequence[Sequence[int | None]]) -> list[int]:

@@ -66,7 +66,10 @@ def plan_split(found: PreparedModel, kv: KVFormat, memory: Sequence[int], outsid
     first = bytes_outside_blocks(found) if outside_blocks is None else outside_blocks
     pages = [_context_bytes(graph, block, kv, found) for block in graph.blocks]
     costs = [weights + page for weights, page in zip(found.block_bytes, pages, strict=True)]
-    cuts = best_cuts(costs, first, memory, allowed_cuts(graph))
+    # Image rows get more rows after the first blocks, which only rank 0 has.
+    added = 0 if isinstance(found.vision, str) else found.vision.tower.added_layers
+    allowed = [can and at >= added for at, can in enumerate(allowed_cuts(graph))]
+    cuts = best_cuts(costs, first, memory, allowed)
     parts = tuple(Stage(cuts[rank], cuts[rank + 1]) for rank in range(len(memory)))
     weights = [sum(found.block_bytes[part.first : part.last]) for part in parts]
     weights[0] += first

@@ -316,8 +316,8 @@ class Decoder(BlockStack):
         """
         x, named = self._embedded(tokens), tokens
         if step.given is not None:
-            if len(step.given.deepstack) > len(self.blocks) or (step.given.deepstack and self.spread is not None):
-                raise UnsupportedModelError("images of this model need its first blocks on one machine, unshared")
+            if len(step.given.deepstack) > len(self.blocks):
+                raise UnsupportedModelError(f"images need the first {len(step.given.deepstack)} blocks of this model on the first machine")
             x[step.given.rows] = step.given.features.astype(x.dtype)
             if self.inputs is not None:
                 named = mx.array(tokens)  # a new reference, so that assignment does not change `tokens`

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from threading import Event, Thread
 
 import mlx.core as mx
+import numpy as np
 import pytest
 from support.http.ports import free_port
 
@@ -79,13 +80,18 @@ def test_those_that_beat_are_not_lost(ends):
 def test_messages_come_out_as_they_went_in():
     buffer = MessageBuffer()
     buffer.put(Op.FORK, (1, 2))
-    step = StepMessage(7, mx.bfloat16, (Segment(0, 0, 3, 64, 90, 1, 2), Segment(4, 3, 1, 5, 6, 0, 1)), ((0, 3), (2, 1)))
+    rope = np.array([[64, 65, 65], [64, 65, 66], [64, 65, 65]], np.int32)
+    segments = (Segment(0, 0, 3, 64, 90, 1, 2, -4, rope, ((64, 66), (66, 67))), Segment(4, 3, 1, 5, 6, 0, 1))
+    step = StepMessage(7, mx.bfloat16, segments, ((0, 3), (2, 1)))
     buffer.put(Op.STEP, step.pack())
     buffer.put(Op.STORE, [7, 0, *pack_pages([[3, None, ~0], []])])
     buffer.drop(9)
     found = list(parse_messages(buffer.take()))
     assert [op for op, _ in found] == [Op.FORK, Op.STEP, Op.STORE, Op.DROP]
-    assert StepMessage.unpack(found[1][1]) == step
+    unpacked = StepMessage.unpack(found[1][1])
+    assert unpacked == step
+    np.testing.assert_array_equal(unpacked.segments[0].rope, rope)
+    assert unpacked.segments[1].rope is None
     assert unpack_pages(found[2][1][2:]) == [[3, None, -1], []]
     assert not buffer.take()
 

@@ -35,6 +35,10 @@ class Qwen3VLTower(Tower):
         self.deepstack = deepstack
         """Mergers by the layer whose result they take."""
 
+    @property
+    def added_layers(self) -> int:
+        return len(self.deepstack)
+
     def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         pixels = pixels.astype(self.merger.norm.weight.dtype)
         found, first = [], 0

@@ -49,6 +49,11 @@ class Tower(ABC):
     def stages(self, pixels: mx.array, sizes: Sequence[Size]) -> Stages:
         """Encode pieces block by block. A caller that evaluates what is yielded can pause between blocks. Nothing is evaluated here."""
 
+    @property
+    def added_layers(self) -> int:
+        """Number of arrays in `Encoded.deepstack`."""
+        return 0
+
     def features(self, pixels: mx.array, sizes: Sequence[Size]) -> Encoded:
         """Encode pieces without pauses; the caller evaluates the result."""
         stages = self.stages(pixels, sizes)
