@@ -10,9 +10,11 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.formats.mmproj import TYPES, write_mmproj
+from support.formats.vlm_gguf import write_qwen3_vl
 from support.models.towers import GOLDEN, config_of, largest_error, tensors_of
 
-from mlxinfer.errors import CheckpointError, UnsupportedModelError
+from mlxinfer import LLM, SamplingParams
+from mlxinfer.errors import CheckpointError, SettingError, UnsupportedModelError
 from mlxinfer.loading.find.resolve import find_mmproj
 from mlxinfer.loading.gguf.mmproj.checkpoint import MMProjCheckpoint
 from mlxinfer.loading.gguf.mmproj.projectors import PROJECTORS
@@ -141,3 +143,50 @@ def test_the_file_beside_the_model_is_found(tmp_path: Path) -> None:
     (tmp_path / "model-mmproj-q8_0.gguf").touch()
     with pytest.raises(CheckpointError, match="--mmproj FILE"):
         find_mmproj(model)
+
+
+def greedy(model: Path, messages: list[dict[str, Any]]) -> list[int]:
+    with LLM(model, dtype="float32", max_context=1024) as llm:
+        assert llm.sees_images
+        return llm.chat(messages, SamplingParams(temperature=0.0, max_tokens=16, ignore_eos=True)).token_ids
+
+
+@pytest.mark.parametrize("case", ["one", "two", "turns"])
+def test_a_text_model_answers_with_the_tower_beside_it(case: str, tmp_path: Path) -> None:
+    """The answers are those of the hub's checkpoint, and of transformers."""
+    golden = GOLDEN.parent / "qwen3_vl"
+    model = write_qwen3_vl(tmp_path, golden)
+    with np.load(golden / "reference.npz") as reference:
+        messages, expected = json.loads(str(reference[f"{case}_messages"])), reference[f"{case}_greedy"].tolist()
+        images = iter(range(9))
+        for part in (part for message in messages for part in message["content"] if isinstance(part, dict)):
+            if part["type"] == "image":
+                part["image"] = reference[f"{case}_image_{next(images)}"]
+    assert greedy(model, messages) == expected
+
+
+def test_a_tower_that_does_not_fit_is_a_note_or_an_error(tmp_path: Path) -> None:
+    model = write_qwen3_vl(tmp_path, GOLDEN.parent / "qwen3_vl")
+    config = config_of("smolvlm")
+    write_mmproj(tmp_path / "mmproj.gguf", config, {name: np.array(values) for name, values in tensors_of("smolvlm").items()})
+    with LLM(model, dtype="float32", max_context=256) as llm:
+        assert not llm.sees_images
+        assert any("needs the token <image>" in note or "channels" in note for note in llm.notes)
+    with pytest.raises((UnsupportedModelError, CheckpointError)):
+        LLM(model, mmproj=tmp_path / "mmproj.gguf")
+    with LLM(model, vision="off", max_context=256) as llm:
+        assert not llm.sees_images
+    (tmp_path / "mmproj.gguf").unlink()
+    with LLM(model, max_context=256) as llm:
+        assert any("put its mmproj file beside the model" in note for note in llm.notes)
+
+
+def test_a_directory_of_a_model_and_its_tower_is_a_model(tmp_path: Path) -> None:
+    write_qwen3_vl(tmp_path, GOLDEN.parent / "qwen3_vl")
+    with LLM(tmp_path, max_context=256) as llm:
+        assert llm.sees_images
+
+
+def test_mmproj_of_a_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="belongs to a GGUF model"):
+        LLM(GOLDEN.parent / "smolvlm", mmproj=tmp_path / "mmproj.gguf")
