@@ -33,7 +33,8 @@ class Gemma4PatchEmbedder(Tower):
         grids = [grid_positions(height // self.patch, width // self.patch) for height, width in sizes]
         row, column = (mx.concatenate([mx.array(grid[axis]) for grid in grids]) for axis in (0, 1))
         before, between, after = self.norms
-        x = between(self.dense(before(pixels.astype(self.table.dtype))))
+        centred = pixels - mx.mean(pixels, axis=-1, keepdims=True)  # MLX's norm loses digits where a mean is far above the deviation
+        x = between(self.dense(before(centred.astype(self.table.dtype))))
         x = after(x + self.table[column, 0] + self.table[row, 1])
         return Encoded(self.projection(mx.fast.rms_norm(x, None, self.eps)))
 

@@ -12,24 +12,21 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
+from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.engine.spec_decode.draft_model import Drafter
+from mlxinfer.loading.load import load
 from mlxinfer.loading.vision import Vision
-from mlxinfer.models import build
 from mlxinfer.models.decoder import Model
-from mlxinfer.models.towers import tower_of
 from mlxinfer.sampling import sample_seed
-from mlxinfer.tokenizer.tokenizer import Tokenizer, from_directory
+from mlxinfer.tokenizer.tokenizer import Tokenizer
 from mlxinfer.types import SamplingParams
-from mlxinfer.vision.families import open_processor
 from mlxinfer.vision.inputs import ImageInput, PromptImages
 from mlxinfer.vision.picture import read_picture
 from mlxinfer.vision.prompt import expanded
-
-from .plain_weights import PlainWeights
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vision"
 Picture = np.ndarray[Any, Any]
@@ -58,14 +55,11 @@ class Case:
 
 @cache
 def seeing(family: str = "smolvlm") -> Seeing:
-    folder = GOLDEN / family
-    config = json.loads((folder / "config.json").read_text())
-    tensors = mx.load(str(folder / "model.safetensors"))
-    weights = PlainWeights({name: tensor.astype(mx.float32) for name, tensor in tensors.items()})
-    model = build(config, weights)
-    vision = Vision(open_processor(folder), tower_of(config, weights), 0, mx.float32)
-    spans = any(getattr(spec, "sees_spans", False) for spec in model.layers)
-    return Seeing(model, vision, from_directory(folder), getattr(model, "mrope", False), spans)
+    """As the loader leaves it: packed for the CPU kernels where these are in use."""
+    loaded = load(GOLDEN / family, dtype="float32")
+    assert isinstance(loaded.vision, Vision), loaded.vision
+    spans = any(isinstance(spec, AttentionSpec) and spec.sees_spans for spec in loaded.model.layers)
+    return Seeing(loaded.model, loaded.vision, loaded.tokenizer, getattr(loaded.model, "mrope", False), spans)
 
 
 @cache
@@ -85,12 +79,17 @@ def seeing_engine(family: str = "smolvlm", kv: KVFormat | None = None, drafter: 
     return Engine(found.model, EngineConfig(**values), dtype=mx.float32, kv=kv, drafter=drafter, vision=found.vision)
 
 
-def prompt_of(messages: list[dict[str, Any]], pictures: Many[Picture], family: str = "smolvlm") -> tuple[list[int], PromptImages]:
+def prompt_of(messages: list[dict[str, Any]], pictures: Many[Picture], family: str = "smolvlm") -> tuple[list[int], PromptImages | None]:
     found = seeing(family)
     inputs = [ImageInput.of(found.vision.processor.pixels(read_picture(picture))) for picture in pictures]
     layouts = [image.layout for image in inputs]
     ids = found.tokenizer.encode_chat(messages, expand=lambda text: expanded(text, found.vision.processor, layouts))
-    return ids, PromptImages.of(ids, inputs, found.vision.processor.image_token_id, mrope=found.mrope, spans=found.spans)
+    return ids, images_of(ids, inputs, family) if inputs else None
+
+
+def images_of(ids: list[int], inputs: Many[ImageInput], family: str) -> PromptImages:
+    found = seeing(family)
+    return PromptImages.of(ids, inputs, found.vision.processor.image_token_id, mrope=found.mrope, spans=found.spans)
 
 
 def seeing_request(
