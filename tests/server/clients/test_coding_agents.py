@@ -1,4 +1,4 @@
-"""Real coding agents with a scripted model: an answer, a tool call, an edited file, and twenty consecutive calls.
+"""Real coding agents with a scripted model: an answer, a tool call, an edited file, a picture, and twenty consecutive calls.
 
 The agents are found on PATH; PyPI has them as `openai-codex-cli-bin`, `claude-agent-sdk`, `aider-chat` and `mistral-vibe`. The
 figures of the twenty turns are printed, and written to the folder MLXINFER_TEST_TURNS if it is set. benchmarks/results has a copy.
@@ -6,22 +6,26 @@ figures of the twenty turns are printed, and written to the folder MLXINFER_TEST
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 from support.engines.scripted import scripted_directory
 from support.http.live_server import LiveServer, live_server
+from support.http.pictures import noise, saved
 
 from mlxinfer.cli.agents import AGENTS, Served
 from mlxinfer.engine.async_llm import AsyncLLM
+from mlxinfer.server.model_manager.registry import ServedModel
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +77,7 @@ def run(live: LiveServer, agent: str, model: str, home: Path) -> str:
     settings = AGENTS[agent].settings(Served(live.url, model, CONTEXT))
     mine = ARGUMENTS[agent]
     arguments = [*mine[:1], *settings.arguments, *mine[1:]] if agent == "codex" else [*settings.arguments, *mine]
-    (home / "work").mkdir(parents=True)
+    (home / "work").mkdir(parents=True, exist_ok=True)
     kept: Any = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     environment = {**kept, "HOME": str(home), "TERM": "dumb", "NO_PROXY": "*", "IS_SANDBOX": "1", **settings.environment}
     command = [program, *arguments]
@@ -135,3 +139,65 @@ def test_twenty_turns_read_only_what_is_new(live: LiveServer, agent: str, tmp_pa
         (Path(folder) / f"agents_{agent}.md").write_text(table, encoding="utf-8")
     assert len(turns) > TURNS
     assert all(read < MOST_NEW for _, read in turns[1:])
+
+
+PICTURE = noise(1, (320, 240))
+LOOKING = {"codex": ("view_image", "path"), "claude": ("Read", "file_path")}
+"""The tool of each agent, and its argument."""
+
+
+def _picture(folder: Path) -> Path:
+    """The picture in the agent's working directory: some agents ask before they read elsewhere."""
+    return folder / "home" / "work" / "picture.png"
+
+
+class Seen:
+    """The images that the engine got, each with the role of its message. No scripted model sees, so the test records them."""
+
+    def __init__(self) -> None:
+        self.images: list[tuple[str, Image.Image]] = []
+
+    def without(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Record the images, and return the messages with a text in place of each."""
+        return [{**message, "content": self._text(message["role"], message.get("content"))} for message in messages]
+
+    def _text(self, role: str, content: Any) -> Any:
+        if not isinstance(content, list):
+            return content
+        self.images += [(role, Image.open(io.BytesIO(part["image"]))) for part in content if part["type"] == "image"]
+        return "".join("(a picture)" if part["type"] == "image" else part["text"] for part in content)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    found, original = Seen(), AsyncLLM.chat_prompt
+
+    async def chat_prompt(self: AsyncLLM, messages: Any, **chat: Any) -> Any:
+        return await original(self, found.without(messages), **chat)
+
+    monkeypatch.setattr(AsyncLLM, "chat_prompt", chat_prompt)
+    monkeypatch.setattr(ServedModel, "blind_reason", None)
+    return found
+
+
+@pytest.fixture(params=LOOKING)
+def agent(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def looking(agent: str, tmp_path: Path) -> Iterator[LiveServer]:
+    tool, argument = LOOKING[agent]
+    call = json.dumps({"name": tool, "arguments": {argument: str(_picture(tmp_path))}})
+    path = scripted_directory(tmp_path / "model", f"<tool_call>\n{call}\n</tool_call>", context=CONTEXT)
+    with live_server({agent: lambda: AsyncLLM(path, memory_gb=1)}) as server:
+        yield server
+
+
+def test_a_picture_in_the_result_of_a_tool(looking: LiveServer, agent: str, seen: Seen, tmp_path: Path) -> None:
+    _picture(tmp_path).parent.mkdir(parents=True)
+    _picture(tmp_path).write_bytes(saved(PICTURE))
+    assert "All done." in run(looking, agent, agent, tmp_path / "home")
+    role, image = seen.images[-1]
+    assert role == "tool"
+    assert (image.size, image.convert("RGB").tobytes()) == (PICTURE.size, PICTURE.tobytes())
