@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from functools import partial
@@ -15,7 +16,7 @@ import click
 from click.core import ParameterSource
 
 from ..config import MAX_NUM_SEQS
-from ..errors import PromptError, SamplingError
+from ..errors import ImageError, PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .common.console import as_text, logprob_table, opened, printable, tell, usage_line
@@ -30,12 +31,13 @@ from .common.options import (
     split,
     system_option,
 )
+from .common.pictures import STDIN, PictureFile, picture_note, read_pictures, with_names
 from .common.waiting import Progress, reading
 from .repl.attachments import with_files
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
-    from ..engine.text.input_processor import PreparedPrompt
+    from ..engine.text.input_processor import AnyPrompt
     from .common.answers import AnswerScreen
 
 _PATIENCE_S = 2.0
@@ -57,13 +59,17 @@ Examples:
   mlxinfer run smollm2 "What is the capital of France?"
   git diff | mlxinfer run smollm2 "Explain this change:" -q > notes.md
   mlxinfer run smollm2 "Sum up @notes.md" -s "Be brief." -t 0 --stats
-  mlxinfer run smollm2 "Name a city." --schema city.json"""
+  mlxinfer run smollm2 "Name a city." --schema city.json
+  mlxinfer run ~/models/SmolVLM-256M "What is in this picture?" --image photo.jpg"""
 
 
 @click.command(short_help="Answer one prompt.", cls=ModelCommand, epilog=_EXAMPLES)
 @model_argument
 @click.argument("prompt", required=False)
 @system_option
+@click.option(
+    "--image", "images", multiple=True, metavar="FILE", help="Show the picture in FILE to the model; repeatable. - is standard input."
+)
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @click.option("--schema", metavar="FILE", callback=_schema, help="Make the answer match the JSON Schema in FILE; - is standard input.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
@@ -78,6 +84,7 @@ def run(
     model: str,
     prompt: str | None,
     system: str | None,
+    images: tuple[str, ...],
     raw: bool,
     schema: Schema | None,
     as_json: bool,
@@ -89,14 +96,18 @@ def run(
 
     The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text. The answer alone goes to standard output.
     """
-    text = _read_prompt(prompt, quiet=quiet)
+    pictures = read_pictures(images)
+    text = _read_prompt(prompt, quiet=quiet, piped=STDIN not in images)
     model_settings, given = split({**options, "structure": schema})
     given["adapter"] = own_adapter(model_settings)
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
     with opened(model, model_settings, quiet=quiet) as llm:
-        asked, params = _prompt(llm, text, system, raw), sampling(given, llm.default_params)
+        for note in [picture_note(llm, picture) for picture in pictures]:
+            if not quiet:
+                tell(note)
+        asked, params = _prompt(llm, text, system, raw, pictures), sampling(given, llm.default_params)
         if as_json:
             click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))
         else:
@@ -106,14 +117,17 @@ def run(
             _report(_print_answers(llm, asked, params, screen), params, llm.max_context, quiet=quiet, stats=stats)
 
 
-def _read_prompt(argument: str | None, *, quiet: bool = False) -> str:
-    """Return the argument with the files that it names, followed by standard input. "-" or no argument reads a terminal too."""
+def _read_prompt(argument: str | None, *, quiet: bool = False, piped: bool = True) -> str:
+    """Return the argument with the files that it names, followed by standard input. "-" or no argument reads a terminal too.
+
+    `piped` is false if standard input has a picture.
+    """
     typed, files = (None, []) if argument is None or argument == "-" else with_files(argument)
-    piped = ""
-    if typed is None or not sys.stdin.isatty():
+    more = ""
+    if piped and (typed is None or not sys.stdin.isatty()):
         _tell_if_it_waits()
-        piped = as_text(sys.stdin.buffer.read(), "standard input").strip("\r\n")
-    text = "\n\n".join(part for part in (typed, piped) if part)
+        more = as_text(sys.stdin.buffer.read(), "standard input").strip("\r\n")
+    text = "\n\n".join(part for part in (typed, more) if part)
     if not text.strip():
         raise PromptError("the prompt is empty: give it as an argument or on standard input")
     for file in () if quiet else files:
@@ -130,17 +144,20 @@ def _tell_if_it_waits() -> None:
         tell("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)")
 
 
-def _prompt(llm: LLM, text: str, system: str | None, raw: bool) -> PreparedPrompt:
+def _prompt(llm: LLM, text: str, system: str | None, raw: bool, pictures: Sequence[PictureFile]) -> AnyPrompt:
     templated = not raw and llm.tokenizer.chat_template is not None
     if not templated:
         if system is not None:
             raise PromptError("--system needs a chat template, and there is none in use here")
-        return llm.tokenizer.encode(text)
+        return {"prompt": text, "images": [picture.data for picture in pictures]} if pictures else llm.tokenizer.encode(text)
     messages = [{"role": "system", "content": system}] if system is not None else []
-    return llm.chat_prompt([*messages, {"role": "user", "content": text}])
+    try:
+        return llm.chat_prompt([*messages, {"role": "user", "content": text}], images=[picture.data for picture in pictures])
+    except ImageError as error:
+        raise ImageError(with_names(str(error), pictures)) from None
 
 
-def _print_answers(llm: LLM, prompt: PreparedPrompt, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
+def _print_answers(llm: LLM, prompt: AnyPrompt, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
     """Stream one answer, or print several finished ones, each below its number."""
     if params.n > 1:
         with screen.waiting():

@@ -137,11 +137,19 @@ def usage_line(usage: Usage) -> str:
         parts.append(f"prefill {usage.prefill_tps:.1f} tok/s")
     if usage.decode_tps:
         parts.append(f"decode {usage.decode_tps:.1f} tok/s")
+    if usage.stats.images:
+        parts.append(_images(usage))
     if usage.stats.drafted_tokens:
         parts.append(f"{usage.stats.accepted_tokens} of {usage.stats.drafted_tokens} drafted tokens accepted")
     if usage.peak_memory_bytes:
         parts.append(f"peak {human_bytes(usage.peak_memory_bytes)}")
     return " · ".join(parts)
+
+
+def _images(usage: Usage) -> str:
+    stats = usage.stats
+    cached = f", {stats.images_cached} of them cached" if stats.images_cached else f", encoded in {stats.image_encode_s:.2f} s"
+    return f"{stats.images} image{'' if stats.images == 1 else 's'} of {_tokens(stats.image_tokens)}{cached}"
 
 
 def _tokens(count: int) -> str:

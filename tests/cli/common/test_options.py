@@ -22,7 +22,8 @@ def test_every_setting_has_an_option(command):
     for one, _ in settings():
         if one.name in names:
             alone = one.name == "max_num_seqs" and command is not serve
-            assert options[one.name].default == (1 if alone else one.default)
+            expected = {"max_num_seqs": 1 if alone else one.default, "vision": None}  # None: neither --vision nor --no-vision
+            assert options[one.name].default == expected.get(one.name, one.default)
 
 
 def test_only_a_server_reads_prompts_for_others():

@@ -1,0 +1,64 @@
+"""Picture files of the user: read and checked by their headers before a model is loaded."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import ImageError
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+STDIN = "-"
+"""Name of standard input as a picture file."""
+
+
+@dataclass(frozen=True, slots=True)
+class PictureFile:
+    """A picture file in memory."""
+
+    name: str
+    """Name for messages."""
+    data: bytes
+
+
+def read_pictures(names: Iterable[str]) -> list[PictureFile]:
+    """Return the picture files of these names; "-" is standard input. Raises `ImageError` that names the file."""
+    return [read_picture_file(name) for name in names]
+
+
+def read_picture_file(name: str | Path) -> PictureFile:
+    """Return a picture file; "-" is standard input. Only its header is decoded. Raises `ImageError` that names the file."""
+    from ...vision.picture import picture_size, read_file
+
+    if name == STDIN:
+        shown, data = "standard input", sys.stdin.buffer.read()
+    else:
+        shown, data = Path(name).name, read_file(Path(name).expanduser())
+    try:
+        picture_size(data)
+    except ImageError as error:
+        raise ImageError(f"{shown}: {error}") from None
+    return PictureFile(shown, data)
+
+
+def picture_note(llm: LLM, picture: PictureFile) -> str:
+    """Return the size of a picture and its tokens for this model. Raises `ImageError` that names the file."""
+    try:
+        layout = llm.image_layout(picture.data)
+    except ImageError as error:
+        raise ImageError(f"{picture.name}: {str(error).removeprefix('image: ')}") from None
+    (height, width), (new_height, new_width) = layout.size, layout.resized
+    scaled = f", scaled down to {new_width} x {new_height}" if layout.scaled_down else ""
+    return f"{picture.name}: {width} x {height} pixels{scaled}, {layout.tokens} tokens"
+
+
+def with_names(message: str, pictures: Sequence[PictureFile]) -> str:
+    """Return an error message about `images[0]` with the name of the file instead."""
+    place = re.match(r"images\[(\d+)\]: ", message)
+    return f"{pictures[int(place[1])].name}: {message[place.end() :]}" if place else message
