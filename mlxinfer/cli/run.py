@@ -33,7 +33,7 @@ from .common.options import (
 )
 from .common.pictures import STDIN, PictureFile, picture_note, read_pictures, with_names
 from .common.waiting import Progress, reading
-from .repl.attachments import with_files
+from .repl.attachments import named_pictures, with_files
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -94,9 +94,10 @@ def run(
 ) -> None:
     """Answer PROMPT, and whatever comes on standard input, with MODEL.
 
-    The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text. The answer alone goes to standard output.
+    The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture. The answer alone goes to
+    standard output.
     """
-    pictures = read_pictures(images)
+    pictures = read_pictures([*images, *map(str, named_pictures(prompt or ""))])
     text = _read_prompt(prompt, quiet=quiet, piped=STDIN not in images)
     model_settings, given = split({**options, "structure": schema})
     given["adapter"] = own_adapter(model_settings)

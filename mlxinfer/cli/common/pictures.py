@@ -16,6 +16,13 @@ if TYPE_CHECKING:
 
 STDIN = "-"
 """Name of standard input as a picture file."""
+_SUFFIXES = frozenset((".png", ".jpg", ".jpeg", ".jpe", ".webp", ".gif", ".bmp", ".heic", ".heif", ".avif", ".tif", ".tiff"))
+"""Names of pictures. Those of formats that cannot be read are refused with advice, instead of being sent as text."""
+
+
+def is_picture(path: Path) -> bool:
+    """Return True if the name of a file is that of a picture."""
+    return path.suffix.lower() in _SUFFIXES
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ...errors import PromptError
 from ..common.console import dumb_terminal, human_bytes, text_of_file
+from ..common.pictures import is_picture
 
 _NAMED = re.compile(r'(?<!\S)@(?:"([^"\n]+)"|(\S+))')
 _CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), ("xsel", "--clipboard", "--input"))
@@ -20,18 +21,27 @@ _CLIPBOARDS = (("pbcopy",), ("wl-copy",), ("xclip", "-selection", "clipboard"), 
 def with_files(message: str) -> tuple[str, list[str]]:
     """Return the message with the contents of files named as `@path` (in double quotes for spaces) below it, and a note per file.
 
-    A `@path` without a file stays text. Raises `PromptError` for a file that is unreadable, too large or not text.
+    A `@path` without a file, or of a picture, stays text. Raises `PromptError` for a file that is unreadable, too large or not text.
     """
     told, blocks = [], []
-    for quoted, word in _NAMED.findall(message):
-        path = _file(quoted or word)
-        if path is None:
+    for path in _named_files(message):
+        if is_picture(path):
             continue
         text = text_of_file(path)
         fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
         blocks.append(f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
         told.append(f"{path} ({human_bytes(len(text.encode()))})")
     return "\n\n".join([message, *blocks]), told
+
+
+def named_pictures(message: str) -> list[Path]:
+    """Return the picture files named as `@path`, in order."""
+    return [path for path in _named_files(message) if is_picture(path)]
+
+
+def _named_files(message: str) -> list[Path]:
+    found = (_file(quoted or word) for quoted, word in _NAMED.findall(message))
+    return [path for path in found if path is not None]
 
 
 def _file(name: str) -> Path | None:

@@ -19,6 +19,7 @@ from ..common.console import human_bytes, nearest, tell, text_of_file, usage_lin
 from .attachments import copy_to_clipboard
 from .conversation import SETTABLE, Conversation
 from .pastes import folded
+from .pictures import first_path
 from .saved import Archive, Saved, messages, read, save, shortened
 from .shown import Shown, last_exchange
 from .tools import ToolRunner
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
 Result = Union[str, Shown, Generator[Chunk, None, None]]
 """Result of a command: a text, turns of the conversation, or an answer of the model."""
+
+
+ATTACHED = "It goes with your next message."
 
 
 class Leave(Exception):
@@ -64,7 +68,7 @@ class Session:
 
     def restore(self, saved: Saved, *, archived: Path | None = None) -> Shown:
         """Continue a saved conversation, whose file in the state folder is `archived`. Returns its last exchange."""
-        self.conversation.restore(saved)
+        lost = self.conversation.restore(saved)
         if self.archive:
             self.archive.renew()
             if archived:
@@ -75,7 +79,7 @@ class Session:
             told.append(f"the answers so far are from {saved.model}")
         if self.runner is None and any(turn.get("tool_calls") for turn in saved.turns):
             told.append("tools are off: start with --tools FILE.py to offer them again")
-        return Shown(last_exchange(saved.turns), "; ".join(told))
+        return Shown(last_exchange(saved.turns), "\n".join(["; ".join(told), *lost]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +100,8 @@ def _help(session: Session, argument: str) -> str:
             *lines,
             "",
             "Enter sends. Alt-Enter, or \\ at the end of a line, starts a new line; so do lines between two triple quotes.",
-            "Two slashes start a message with a slash. @FILE in a message adds the file's text.",
+            "Two slashes start a message with a slash. @FILE in a message adds the file's text, or the picture.",
+            "A picture file that is dragged into the terminal goes with the message.",
             "Ctrl-C stops an answer, Ctrl-D leaves, Ctrl-R searches your history, Ctrl-X Ctrl-E opens $EDITOR.",
         ]
     )
@@ -271,6 +276,19 @@ def _tokens(session: Session, argument: str) -> str:
     return "\n".join([*lines, f"{session.conversation.context_used:>7}  of {session.conversation.context_size} tokens used"])
 
 
+def _image(session: Session, argument: str) -> Result:
+    """Attach a picture. With a text after the path, the message is sent."""
+    found = first_path(argument)
+    if found is None:
+        raise MLXInferError("/image takes a picture file, and a text to send with it")
+    path, text = found
+    whole = Path(argument).expanduser()
+    if not path.exists() and whole.exists():  # spaces without quotes
+        path, text = whole, ""
+    tell(session.conversation.attach(path))
+    return session.conversation.ask(text.strip()) if text.strip() else ATTACHED
+
+
 def _tools(session: Session, argument: str) -> str:
     if session.runner is None:
         return "No tools. Start with --tools FILE.py to offer some."
@@ -306,6 +324,7 @@ COMMANDS = {
     "/retry": Command(_retry, "", "answer the last message again, differently"),
     "/edit": Command(_edit, "", "change the last message in $EDITOR, and send it again"),
     "/continue": Command(lambda session, _: session.conversation.resume(), "", "resume an answer that was stopped or reached max_tokens"),
+    "/image": Command(_image, "FILE [TEXT]", "show a picture to the model, with the text or with the next message"),
     "/copy": Command(_copy, "", "copy the last answer to the clipboard"),
     "/trim": Command(_trim, "[N]", "drop the N oldest messages with their answers, to make room in the context"),
     "/system": Command(_system, "[TEXT|@FILE]", "show or change the system message; none removes it"),

@@ -6,6 +6,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...config import chat_params, flags_of, settings
@@ -13,7 +14,9 @@ from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingEr
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
 from ..common.console import did_you_mean
+from ..common.pictures import PictureFile, picture_note
 from ..common.waiting import reading
+from .pictures import Pictures, name_of
 from .saved import Saved
 
 if TYPE_CHECKING:
@@ -101,6 +104,9 @@ class Conversation:
         self.context_used = 0
         self.draft = ""
         """Message without an answer, for the user to edit and send again."""
+        self.pending: list[dict[str, str]] = []
+        """Pictures that go with the next message."""
+        self._pictures = Pictures()
         self._retries = 0
         """Number of retries of the last message."""
 
@@ -128,16 +134,28 @@ class Conversation:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        return [*_system(self.system), *self.turns]
+        return [*_system(self.system), *map(self._pictures.message, self.turns)]
 
     def ask(self, text: str) -> Generator[Chunk, None, None]:
-        """Stream the answer to a message. Raises `PromptError` if the conversation exceeds the context."""
+        """Stream the answer to a message with the `pending` pictures. Raises `PromptError` if the conversation exceeds the context."""
         self.draft = text  # first, so that an immediate stop does not lose it
         self._retries = 0
         return self._reply(text)
 
     def _reply(self, text: str) -> Generator[Chunk, None, None]:
-        yield from self._answer(self._prompt([{"role": "user", "content": text}]), text)
+        yield from self._answer(self._prompt([self._question(text)]), text)
+
+    def _question(self, text: str) -> dict[str, Any]:
+        """Return the user's next turn."""
+        images = {"images": list(self.pending)} if self.pending else {}
+        return {"role": "user", "content": text, **images}
+
+    def attach(self, path: Path) -> str:
+        """Add a picture to the next message, and return a line with its size and tokens. Raises `ImageError` that names the file."""
+        entry = self._pictures.attach(path)
+        note = picture_note(self._llm, PictureFile(path.name, self._pictures.data(entry) or b""))
+        self.pending.append(entry)
+        return note
 
     def retry(self) -> Generator[Chunk, None, None]:
         """Stream a replacement of the last answer, which stays if the replacement stops before its first token.
@@ -146,12 +164,14 @@ class Conversation:
         """
         if self.last_message is None:
             raise PromptError("Nothing to retry: no message has been sent yet.")
-        before, used = list(self.turns), self.context_used
+        before, used, waiting = list(self.turns), self.context_used, self.pending
+        self.pending = []
         text = self.undo()
         self._retries += 1
         try:
             yield from self._reply(text)
         finally:
+            self.pending = waiting
             if self.draft:
                 self.turns, self.context_used, self.draft = before, used, ""
 
@@ -165,11 +185,11 @@ class Conversation:
 
     def _prompt(self, further: list[dict[str, Any]]) -> ChatPrompt:
         """Return the prompt. Raises `PromptError` if it exceeds the context."""
-        messages = [*self.messages, *further]
+        messages = [*self.messages, *map(self._pictures.message, further)]
         try:
             return self._llm.chat_prompt(messages, tools=list(self._tools.values()))
-        except PromptError:
-            self._check_size(len(self._llm.tokenizer.encode_chat(messages)))
+        except ContextLengthError as error:
+            self._check_size(error.tokens)
             raise
 
     def resume(self) -> Generator[Chunk, None, None]:
@@ -217,8 +237,8 @@ class Conversation:
             joined: dict[str, Any] = {name: before[name] + turn.get(name, "") for name in ("content", "reasoning") if name in before}
             turn = {**before, **turn, **joined}
         elif question:
-            self.turns.append({"role": "user", "content": question})
-            self.draft = ""
+            self.turns.append(self._question(question))
+            self.draft, self.pending = "", []
         self.turns.append(turn)
 
     def reading(self) -> tuple[int, int] | None:
@@ -238,11 +258,15 @@ class Conversation:
         self.calls = ()
 
     def undo(self) -> str:
-        """Remove the last message with its answer; the message becomes the `draft`. Raises `PromptError` without a message."""
+        """Remove the last message with its answer. The message becomes the `draft`, its pictures are `pending`.
+
+        Raises `PromptError` without a message.
+        """
         last = max((i for i, turn in enumerate(self.turns) if turn["role"] == "user"), default=None)
         if last is None:
             raise PromptError("Nothing to undo: no message has been sent yet.")
         self.draft = self.turns[last]["content"]
+        self.pending = [*self.turns[last].get("images", ()), *self.pending]
         self._replace_turns(self.turns[:last])
         return self.draft
 
@@ -262,7 +286,7 @@ class Conversation:
         Returns the number; 0 without any change if `text` alone is too long.
         """
         starts = [i for i, turn in enumerate(self.turns) if turn["role"] == "user"]
-        limit, message = self.context_size * 3 // 4, [{"role": "user", "content": text}]
+        limit, message = self.context_size * 3 // 4, [self._question(text)]
         for count in range(1, len(starts) + 1):
             kept = self.turns[starts[count] :] if count < len(starts) else []
             if self._count([*kept, *message]) <= limit:
@@ -291,8 +315,13 @@ class Conversation:
         """Return (part, approximate tokens) of the context, without the template's tokens between the parts."""
         found = [("system message", self.count_text(self.system))] if self.system else []
         for turn in self.turns:
+            found += [(f"picture: {name_of(entry)}", self._image_tokens(entry)) for entry in turn.get("images", ())]
             found.append((f"{turn['role']}: {' '.join(turn['content'].split())[:40]}", self.count_text(turn["content"])))
         return found
+
+    def _image_tokens(self, entry: dict[str, str]) -> int:
+        data = self._pictures.data(entry)
+        return 0 if data is None else self._llm.image_layout(data).tokens
 
     def _replace_turns(self, turns: list[dict[str, Any]]) -> None:
         self.reset()
@@ -304,7 +333,9 @@ class Conversation:
             return 0
         from ...output_format import messages_for_template
 
-        tokenizer, messages = self._llm.tokenizer, [*_system(self.system), *turns]
+        tokenizer, messages = self._llm.tokenizer, [*_system(self.system), *map(self._pictures.message, turns)]
+        if any(turn.get("images") for turn in turns):
+            return self._llm.count_tokens(messages)
         if any(turn.keys() > {"role", "content"} for turn in turns):
             messages, _ = messages_for_template(self._llm.output_format, messages, {})
         return len(tokenizer.encode_chat(messages, add_generation_prompt=False))
@@ -330,17 +361,22 @@ class Conversation:
         """Return the saved form of the conversation."""
         return Saved(list(self.turns), self.system, self.params, self.name, self._source)
 
-    def restore(self, saved: Saved) -> None:
-        """Continue a saved conversation. Raises `MLXInferError` without any change if the model's template refuses it."""
+    def restore(self, saved: Saved) -> list[str]:
+        """Continue a saved conversation, and return a note for each picture that is gone.
+
+        Raises `MLXInferError` without any change if the model's template refuses it.
+        """
         before = self.system
         self.system = saved.system
         try:
+            lost = self._pictures.read_again(saved.turns)
             used = self._count(saved.turns)
         except BaseException:
             self.system = before
             raise
         self.reset()
-        self.turns, self.context_used, self.params = list(saved.turns), used, saved.params or self.params
+        self.turns, self.context_used, self.params, self.pending = list(saved.turns), used, saved.params or self.params, []
+        return lost
 
 
 def _system(text: str | None) -> list[dict[str, Any]]:

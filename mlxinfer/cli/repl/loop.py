@@ -7,12 +7,13 @@ import sys
 from collections.abc import Generator
 from contextlib import nullcontext
 
-from ...errors import ContextLengthError, MLXInferError, PromptError
+from ...errors import ContextLengthError, ImageError, MLXInferError, PromptError
 from ...types import Chunk
 from ..common.console import dumb_terminal, short_usage_line, tell
 from ..common.waiting import Progress
-from .attachments import with_files
-from .commands import COMMANDS, Leave, Session, is_command, obey
+from .attachments import named_pictures, with_files
+from .commands import ATTACHED, COMMANDS, Leave, Session, is_command, obey
+from .pictures import dropped
 from .reader import PipeReader, Reader, TerminalReader
 from .saved import state_folder
 from .shown import Shown
@@ -125,6 +126,10 @@ class Chat:
     def _ask(self, line: str) -> None:
         """Send a message with its files. On a terminal, the oldest messages are dropped if the context is full."""
         conversation = self.session.conversation
+        line = self._attached(line)
+        if not line.strip():
+            tell(ATTACHED)
+            return
         text, files = with_files(line)
         for file in files:
             tell(f"with {file}")
@@ -136,6 +141,19 @@ class Chat:
                 raise
             tell(f"the context is full: dropped the oldest {f'{dropped} messages' if dropped > 1 else 'message'} with what was answered")
             self._answer(conversation.ask(text))
+
+    def _attached(self, line: str) -> str:
+        """Attach the pictures that were dropped into a message or are named in it, and return its text."""
+        conversation = self.session.conversation
+        before = list(conversation.pending)
+        paths, text = dropped(line)
+        try:
+            for path in (*paths, *named_pictures(text)):
+                tell(conversation.attach(path))
+        except ImageError:
+            conversation.pending, conversation.draft = before, line
+            raise
+        return text
 
     def _fail(self, error: MLXInferError) -> None:
         tell(str(error), problem=True)

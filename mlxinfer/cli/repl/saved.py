@@ -17,6 +17,7 @@ from typing import Any
 from ...errors import MLXInferError
 from ...types import SamplingParams
 
+_IMAGE = ("path", "sha256")
 MOST_KEPT = 200
 """Maximum conversations in the state folder; the least recently used ones are deleted."""
 
@@ -26,7 +27,7 @@ class Saved:
     """Contents of a saved conversation."""
 
     turns: list[dict[str, Any]]
-    """Messages as `{"role": ..., "content": ...}`, without the system message."""
+    """Messages as `{"role": ..., "content": ...}`, without the system message. "images" has the path and SHA-256 of each picture."""
     system: str | None = None
     params: SamplingParams | None = None
     """Sampling parameters; None if the file has none."""
@@ -82,6 +83,9 @@ def _turn(number: int, message: Any) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if isinstance(calls, list) and all(isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls):
         turn["tool_calls"] = calls
+    images = message.get("images")
+    if isinstance(images, list) and all(isinstance(image, dict) and {*map(type, map(image.get, _IMAGE))} == {str} for image in images):
+        turn["images"] = [{name: image[name] for name in _IMAGE} for image in images]
     return turn | {name: message[name] for name in ("reasoning", "tool_call_id", "name") if isinstance(message.get(name), str)}
 
 

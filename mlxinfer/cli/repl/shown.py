@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .pastes import folded
+from .pictures import name_of
 from .terminal import AnswerWriter
 
 
@@ -25,6 +26,8 @@ class Shown:
         for turn in self.turns:
             text = turn["content"]
             if turn["role"] == "user":
+                for entry in turn.get("images", ()):
+                    out.aside(f"picture: {name_of(entry)}")
                 out.message(folded(text))
             elif turn["role"] == "tool":
                 out.aside(f"{turn.get('name') or 'tool'}: {folded(text)}")

@@ -14,7 +14,7 @@ from support.processes.terminal import end
 
 from mlxinfer import LLM, SamplingParams
 from mlxinfer.cli.repl import commands
-from mlxinfer.cli.repl.attachments import with_files
+from mlxinfer.cli.repl.attachments import named_pictures, with_files
 from mlxinfer.cli.repl.commands import Session
 from mlxinfer.cli.repl.conversation import Conversation
 from mlxinfer.config import CHAT_TEMPERATURE
@@ -118,8 +118,11 @@ def test_files_that_a_message_names_come_with_it(tmp_path, monkeypatch):
     )
     assert told == ["notes.md (12 B)", "with space.txt (5 B)"]
     Path("picture.png").write_bytes(b"\x89PNG\0")
-    with pytest.raises(PromptError, match=r"picture\.png is not text"):
-        with_files("@picture.png")
+    assert with_files("@picture.png") == ("@picture.png", [])
+    assert named_pictures("@picture.png, @notes.md and @nothing.png") == [Path("picture.png")]
+    Path("program").write_bytes(b"\x7fELF\0")
+    with pytest.raises(PromptError, match=r"program is not text"):
+        with_files("@program")
     os.truncate("notes.md", 3_000_000)
     with pytest.raises(PromptError, match=r"too large for a message: 3\.0 MB"):
         with_files("@notes.md")
