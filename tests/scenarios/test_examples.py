@@ -37,12 +37,22 @@ def run(name: str, *arguments: str) -> str:
 
 
 def test_each_has_a_test() -> None:
-    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "openai_client", "head_texts", "train_mtp_head"}
+    assert {path.stem for path in EXAMPLES.glob("*.py")} == {*PROMISES, "images", "openai_client", "head_texts", "train_mtp_head"}
 
 
 @pytest.mark.parametrize("name", PROMISES)
 def test_it_prints_what_it_promises(name: str) -> None:
     assert PROMISES[name] in run(name)
+
+
+def test_images(tmp_path: Path) -> None:
+    from PIL import Image
+    from support.models.seeing import GOLDEN
+
+    Image.new("RGB", (300, 200), "red").save(tmp_path / "red.png")
+    printed = run("images", str(GOLDEN / "smolvlm"), str(tmp_path / "red.png"))
+    assert "300 x 200 pixels, 28 of " in printed
+    assert "the picture's too, were cached" in printed
 
 
 @pytest.fixture
