@@ -97,18 +97,14 @@ def run(
     The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture. The answer alone goes to
     standard output.
     """
-    pictures = read_pictures([*images, *map(str, named_pictures(prompt or ""))])
-    text = _read_prompt(prompt, quiet=quiet, piped=STDIN not in images)
+    text, pictures = _read_prompt(prompt, images, quiet=quiet)
     model_settings, given = split({**options, "structure": schema})
     given["adapter"] = own_adapter(model_settings)
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
     with opened(model, model_settings, quiet=quiet) as llm:
-        for note in [picture_note(llm, picture) for picture in pictures]:
-            if not quiet:
-                tell(note)
-        asked, params = _prompt(llm, text, system, raw, pictures), sampling(given, llm.default_params)
+        asked, params = _prompt(llm, text, system, raw, _noted(llm, pictures, quiet=quiet)), sampling(given, llm.default_params)
         if as_json:
             click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))
         else:
@@ -118,22 +114,32 @@ def run(
             _report(_print_answers(llm, asked, params, screen), params, llm.max_context, quiet=quiet, stats=stats)
 
 
-def _read_prompt(argument: str | None, *, quiet: bool = False, piped: bool = True) -> str:
-    """Return the argument with the files that it names, followed by standard input. "-" or no argument reads a terminal too.
+def _read_prompt(argument: str | None, images: Sequence[str], *, quiet: bool = False) -> tuple[str, list[PictureFile]]:
+    """Return the prompt and its pictures: those of `images`, then those that the argument names.
 
-    `piped` is false if standard input has a picture.
+    The text is the argument with the files that it names, followed by standard input, unless that is a picture. "-" or no argument reads a
+    terminal too.
     """
+    pictures = read_pictures([*images, *map(str, named_pictures(argument or ""))])
     typed, files = (None, []) if argument is None or argument == "-" else with_files(argument)
-    more = ""
-    if piped and (typed is None or not sys.stdin.isatty()):
+    piped = ""
+    if STDIN not in images and (typed is None or not sys.stdin.isatty()):
         _tell_if_it_waits()
-        more = as_text(sys.stdin.buffer.read(), "standard input").strip("\r\n")
-    text = "\n\n".join(part for part in (typed, more) if part)
+        piped = as_text(sys.stdin.buffer.read(), "standard input").strip("\r\n")
+    text = "\n\n".join(part for part in (typed, piped) if part)
     if not text.strip():
         raise PromptError("the prompt is empty: give it as an argument or on standard input")
     for file in () if quiet else files:
         tell(f"with {file}")
-    return text
+    return text, pictures
+
+
+def _noted(llm: LLM, pictures: list[PictureFile], *, quiet: bool) -> list[PictureFile]:
+    """Print the size and tokens of each picture, and return them. Raises `ImageError` that names the file."""
+    for note in [picture_note(llm, picture) for picture in pictures]:
+        if not quiet:
+            tell(note)
+    return pictures
 
 
 def _tell_if_it_waits() -> None:
