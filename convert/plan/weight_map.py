@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +17,11 @@ from ...loading.gguf.mlx_formats import PACKINGS, lossy
 from ...loading.load import model_type
 from ...loading.weights import MetaWeights, PlannedTensor, TensorRequest, can_quantize
 from ...models import build, supports
-from ...models.vlm_text import TEXT_MODELS, text_config
+from ...models.vlm_text import TEXT_MODELS, graph_name, text_config
 from ...nn.weights import Format
 from ...util.words import counted
 from ..report import Action
 
-_TEXT_PREFIX = re.compile(r"^language_model\.|(?<=^model\.)language_model\.")
 _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
 
 
@@ -63,7 +61,7 @@ class OutputTensor:
     @property
     def name(self) -> str:
         """Name in the text model, without the prefix inside a larger model."""
-        return _TEXT_PREFIX.sub("", self.request.name)
+        return graph_name(self.request.name)
 
     @property
     def action(self) -> Action:

@@ -162,6 +162,15 @@ def stored_name(weights: Weights, name: str) -> str:
     return weights._name(name) if isinstance(weights, _Renamed) else name
 
 
+def graph_name(stored: str) -> str:
+    """Return the graph's name of a tensor that a checkpoint stores with the prefixes of a text model inside a larger one."""
+    for body, others in _PREFIXES:
+        rest = stored.removeprefix(body)
+        if rest != stored and (body != others or rest.partition(".")[0] in ("embed_tokens", "layers", "norm")):
+            return f"model.{rest}"
+    return stored.removeprefix("language_model.")
+
+
 @dataclass(frozen=True, slots=True)
 class _Renamed:
     """Weights with replaced prefixes of names."""

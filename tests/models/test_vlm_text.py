@@ -15,6 +15,7 @@ from support.models.tiny import logits_of, random_tokens, transformers_logits, w
 from mlxinfer.errors import UnsupportedModelError
 from mlxinfer.loading.load import load
 from mlxinfer.models import architecture, build
+from mlxinfer.models.vlm_text import graph_name
 from mlxinfer.nn.mrope import MRope
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "arch"
@@ -60,6 +61,11 @@ def test_the_text_model_is_found_under_each_name(model_type: str, style: str) ->
     assert set(weights.tensors) - stacked <= set(weights.asked)
     assert model.notes == ()
     assert np.abs(logits_of(model, data["ids"].tolist()) - data["logits"]).max() < 2e-3
+
+
+@pytest.mark.parametrize(("model_type", "style"), NAMES)
+def test_the_names_in_a_conversion_are_those_of_the_graph(model_type: str, style: str) -> None:
+    assert sorted(map(graph_name, renamed(model_type, style))) == sorted(renamed(model_type, "plain"))
 
 
 @pytest.mark.parametrize("model_type", sorted(MODELS.keys() - {"mistral3", "smolvlm", "idefics3"}))

@@ -21,7 +21,7 @@ _BASE_OF = {
     "qwen2_moe recurrent_gemma starcoder2",
     1e5: "helium",
     5e5: "bitnet cohere exaone llama4_text muse_spark_text",
-    1e6: "phimoe qwen2_5_vl_text qwen2_vl_text solar_open",
+    1e6: "phimoe solar_open",
     5e6: "minimax_m3_vl_text",
     6e6: "bailing_hybrid",
     1e7: "longcat_flash",
