@@ -63,11 +63,11 @@ def following() -> Iterator[Walk]:
         sys.setprofile(None)
 
 
-def step_walks(model: str, steps: int = STEPS, temperature: float = 0.0) -> list[Walk]:
-    """Follow `steps` decode steps of one answer, after `WARM_STEPS` others."""
+def step_walks(model: str, steps: int = STEPS, temperature: float = 0.0, vision: str = "auto") -> list[Walk]:
+    """Follow `steps` decode steps of one answer, after `WARM_STEPS` others. `vision` is `EngineArgs.vision`."""
     params = SamplingParams(temperature=temperature, seed=1, max_tokens=WARM_STEPS + steps + 8, ignore_eos=True)
     walks: list[Walk] = []
-    with LLM(model) as llm:
+    with LLM(model, vision=vision) as llm:
         stream = llm.stream(_PROMPT, params)
         for _ in range(WARM_STEPS):
             next(stream)

@@ -268,12 +268,18 @@ class Engine:
             manager.admit(between_steps=self._pending is None)
 
     def _encode(self, encoder: ImageEncoder, events: list[Event]) -> None:
-        """Run the vision tower for a while, if an image is due. The pending step is collected first: its tokens do not wait."""
-        if not encoder.due():
+        """Run the vision tower for a while, if an image is due and running answers keep their share of the time. The pending step is
+        collected first: its tokens do not wait."""
+        running, budget = self.scheduler.running, self.scheduler.budget
+        answers = any(s.num_computed_tokens >= len(s.prompt) for s in running)
+        if not encoder.due() or (answers and not budget.may_spend()):
             return
         self._collect_pending(events)
-        alone = all(map(encoder.waits, self.scheduler.running))
-        for sequence, error in encoder.run(self.config.max_step_s if alone else self.config.max_step_s / 2):
+        began, alone = perf_counter(), all(map(encoder.waits, running))
+        failed = encoder.run(self.config.max_step_s if alone else self.config.max_step_s / 2)
+        if answers:
+            budget.spend(perf_counter() - began)
+        for sequence, error in failed:
             for each in (sequence, *sequence.samples_to_fork):
                 each.fail(error)
                 events.append(Ended(each))

@@ -68,6 +68,15 @@ class PrefillBudget:
                 return max(self._affordable(chunk, cost, most, limit, floor), shortest)
         return self._affordable(chunk, cost, most, limit, floor)
 
+    def may_spend(self) -> bool:
+        """True if the account is not overdrawn, so that other work than prompts may use the device between two decode steps."""
+        self._credit()
+        return self.balance >= 0
+
+    def spend(self, seconds: float) -> None:
+        """Debit the duration of such work. An unexpectedly long one counts as a few steps."""
+        self.balance -= min(seconds, 4 * self.max_step_s)
+
     def must_measure(self, decode_rows: int, prefill_rows: int, most: int) -> bool:
         """True if a step must be timed before the next one, of up to `most` rows, is scheduled: the first step without answers."""
         return most > _QUIET_ROWS <= prefill_rows and not decode_rows and not self.times.reading

@@ -124,3 +124,21 @@ def test_a_short_prompt_is_read_at_once_and_paid_back() -> None:
 def test_a_share_has_to_be_a_share() -> None:
     with pytest.raises(ValueError, match="share"):
         PrefillBudget(StepTimes(), share=1.5, max_step_s=0.1)
+
+
+def test_other_work_waits_until_answers_had_their_share() -> None:
+    budget = PrefillBudget(StepTimes(), share=0.8, max_step_s=0.1)
+    for _ in range(20):
+        budget.plain[1] += 1
+        observe(budget, 1, 0, 0.02)
+    assert budget.may_spend()
+    balance = budget.balance
+    budget.spend(balance + 0.05)
+    waited = 0
+    while not budget.may_spend():
+        budget.plain[1] += 1
+        observe(budget, 1, 0, 0.02)
+        waited += 1
+    assert waited == pytest.approx(0.05 / (0.02 * (1 / 0.8 - 1)), abs=1)
+    budget.spend(1000.0)
+    assert budget.balance >= -4 * 0.1

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import mlx.core as mx
 import pytest
 from support.engines.drafting import Free
 from support.engines.tiny_engine import run
-from support.models.seeing import case_request, cases, seeing, seeing_engine
+from support.models.heads import HeadWeights
+from support.models.plain_weights import PlainWeights, RandomWeights
+from support.models.seeing import GOLDEN, case_request, cases, seeing, seeing_engine
 
+from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.engine.spec_decode.draft_model import Drafter
 from mlxinfer.engine.spec_decode.proposer import _before_images
+from mlxinfer.models import build
 from mlxinfer.types import SamplingParams
 
 NAMES = sorted(cases())
@@ -69,3 +74,27 @@ def test_a_draft_model_drafts_for_text_only() -> None:
 def test_penalties(params: dict[str, Any]) -> None:
     alone = [run(seeing_engine(max_draft=0), [case_request(name, **params)])[0] for name in NAMES]
     assert run(eager(seeing_engine(max_num_batched_tokens=20)), [case_request(name, **params) for name in NAMES]) == alone
+
+
+class _WithHead(HeadWeights):
+    """A golden checkpoint that sees, with a head of random weights."""
+
+    def __init__(self, family: str) -> None:
+        self.plain = PlainWeights.open(GOLDEN / family / "model.safetensors")
+        self.random = RandomWeights(tied=True)
+        self.head = "mtp."
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_5_moe"])
+def test_the_own_head_drafts_after_images(family: str) -> None:
+    """It reads the features of image rows and the shifted positions of the answer. Wrong drafts are taken back."""
+    config = json.loads((GOLDEN / family / "config.json").read_text(encoding="utf-8"))
+    model = build(config, _WithHead(family), mtp=True)
+    assert model.mtp is not None
+    names = sorted(name for name, case in cases(family).items() if case.pictures)
+    settings = EngineConfig(max_context=1024, kv_cache_tokens=8192, max_num_batched_tokens=48, max_num_seqs=4, ngrams=False)
+    engine = eager(Engine(model, settings, dtype=mx.float32, vision=seeing(family).vision))
+    engine.proposer.draft.cost = 1e-4  # type: ignore[union-attr]
+    sequences = [case_request(name, family=family) for name in names]
+    assert run(engine, sequences) == [cases(family)[name].greedy for name in names]
+    assert all(s.images is not None and s.images.shift < 0 < s.drafted_tokens for s in sequences)

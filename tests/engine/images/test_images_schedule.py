@@ -53,7 +53,7 @@ def nothing_left(engine: Engine) -> None:
 
 
 def test_other_sequences_get_a_token_between_two_slices() -> None:
-    engine, text, pictured = seeing_engine(**ONE_BLOCK), text_request(), case_request("two")
+    engine, text, pictured = seeing_engine(**ONE_BLOCK, decode_share=1e-6), text_request(), case_request("two")
     engine.add(text)
     while len(text.answer) < 3:
         engine.step()
@@ -238,3 +238,22 @@ def test_deterministic_answers_do_not_depend_on_the_crowd() -> None:
     crowd = [case_request(name, logprobs=1) for name in NAMES]
     assert run(seeing_engine(**settings, **ONE_BLOCK), [text_request(20), *crowd])[1:] == alone
     assert alone == [cases()[name].greedy for name in NAMES]
+
+
+def test_an_interrupt_inside_the_tower_leaves_a_fresh_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, sequence = seeing_engine(**ONE_BLOCK), case_request("two")
+    engine.add(sequence)
+    for _ in range(3):
+        engine.step()
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mlxinfer.engine.core.image_encoder.mx.eval", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            engine.step()
+    assert sequence.finish_reason == "cancelled"
+    assert engine.idle
+    nothing_left(engine)
+    assert run(engine, [case_request("two")]) == [cases()["two"].greedy]
