@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from support.models.image_prompts import ImageReader, Prompt, prompt_of, relative_error, text_model
+from support.models.image_prompts import ImageReader, Prompt, config_of, prompt_of, relative_error, text_model
 
 from mlxinfer import kernels_cpu
 
 FAMILIES = ["smolvlm", "idefics3", "mistral3", "ministral3", "internvl", "lfm2_vl"]
 MROPE = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"]
 DEEPSTACK = ["qwen3_vl", "qwen3_vl_moe"]
+SPANS = ["gemma3", "gemma4", "gemma4_unified"]
 CASES = ["one", "two"]
 CLOSE = 1e-4
 
@@ -34,6 +36,15 @@ def chunks_of(prompt: Prompt, size: int) -> list[int]:
     return [min(size, len(prompt) - start) for start in range(0, len(prompt), size)]
 
 
+def chunks_around_images(prompt: Prompt, size: int) -> list[int]:
+    """Chunks of `size` rows that divide no image: they end before it, or with it."""
+    ends = [0]
+    while ends[-1] < len(prompt):
+        past, end = ends[-1], min(ends[-1] + size, len(prompt))
+        ends.append(next((last if first <= past else first for first, last in prompt.images if first < end < last), end))
+    return [end - past for past, end in pairwise(ends)]
+
+
 @pytest.mark.parametrize("way", ["plain", "joined", "paged", "native"])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("family", FAMILIES + MROPE)
@@ -44,6 +55,30 @@ def test_logits_and_answers_are_those_of_transformers(family: str, case: str, wa
         slot, logits = read.read_prompt(prompt, chunks_of(prompt, size))
         assert relative_error(logits, prompt) < CLOSE
         assert read.answer(slot, logits, len(prompt.greedy), prompt.shift) == prompt.greedy
+
+
+@pytest.mark.parametrize("way", ["plain", "joined", "paged", "native"])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("family", [*SPANS, "gemma4_e"])
+def test_logits_of_images_in_one_chunk_are_those_of_transformers(family: str, case: str, way: str) -> None:
+    prompt = prompt_of(family, case)
+    (first, end), *_ = prompt.images
+    for size in (len(prompt), 29, first + 1, end - 1, end, end + 1):
+        read = reader(family, way)
+        assert read.spans == (family in SPANS)
+        slot, logits = read.read_prompt(prompt, chunks_around_images(prompt, size))
+        assert relative_error(logits, prompt) < CLOSE
+    placeholders = {config_of(family).get(f"{kind}_token_id") for kind in ("image", "audio")}
+    if not placeholders & set(prompt.greedy):  # transformers looks up the padding token in the place of a sampled one
+        assert read.answer(slot, logits, len(prompt.greedy), 0) == prompt.greedy
+
+
+@pytest.mark.parametrize("way", ["plain", "native"])
+@pytest.mark.parametrize("family", SPANS)
+def test_causal_images_give_other_logits(family: str, way: str) -> None:
+    prompt, read = prompt_of(family, "one"), reader(family, way)
+    read.spans = False
+    assert relative_error(read.read_prompt(prompt, [len(prompt)])[1], prompt) > 1000 * CLOSE
 
 
 @pytest.mark.parametrize("family", FAMILIES + MROPE)

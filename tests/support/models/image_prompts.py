@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from mlxinfer.cache.base import GivenRows, Segment
+from mlxinfer.cache.base import AttentionSpec, GivenRows, Segment
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
@@ -49,6 +49,12 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    @property
+    def images(self) -> list[tuple[int, int]]:
+        """Ranges [first, end) of consecutive image rows."""
+        edges = np.flatnonzero(np.diff(self.is_image.astype(np.int8), prepend=0, append=0))
+        return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
 
 
 def config_of(family: str) -> dict[str, Any]:
@@ -93,6 +99,8 @@ class ImageReader:
         self.model = model
         self.cache = PagedCache(model.layers, dtype=mx.float32, kv_cache_tokens=2048, chunk=256) if paged else None
         self._plain = PlainCache(model.layers)
+        self.spans = any(isinstance(spec, AttentionSpec) and spec.sees_spans for spec in model.layers)
+        """True if rows of an image see one another in some layer. Chunks must not divide them then."""
         self._past: dict[int, int] = {}
         self._known: dict[int, list[int]] = {}
 
@@ -120,7 +128,8 @@ class ImageReader:
                 features.append(what.features[before : before + len(own)])
                 deepstack.append(what.deepstack[:, before : before + len(own)])
                 new = what.tokens[rows].tolist()
-                segment = Segment(slot, start, number, past, len(what))
+                spans = tuple((first, end) for first, end in what.images if past <= first < past + number) if self.spans else ()
+                segment = Segment(slot, start, number, past, len(what), spans=spans)
                 if what.rope is not None and len(own):
                     segment = Segment(slot, start, number, past, len(what), rope=what.rope[:, rows])
                 elif what.rope is not None:

@@ -43,6 +43,7 @@ def _gemma4(source: Source) -> Config:
         "vocab_size_per_layer_input": source.rows("per_layer_token_embd.weight") if own else config["vocab_size"],
         "final_logit_softcapping": cap or None,
         "rope_parameters": _gemma4_ropes(source, wide),
+        "use_bidirectional_attention": None if own else "vision",  # the file does not say; models with per-layer inputs are causal
     }
     return found | _gemma4_experts(source)
 
