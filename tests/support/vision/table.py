@@ -28,7 +28,6 @@ from ..models.seeing import GOLDEN, Picture, cases, images_of, prompt_of, seeing
 from ..oracles.plain_step import PlainCache, PlainStep
 
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "tokenizer.json").is_file())
-WAITING = {name: "M-RoPE is missing" for name in NAMES if name.startswith("qwen")}
 STRIDE = 5
 """Every how manieth logit `reference.npz` has."""
 FILLER = [40, 73, 65, 82, 77]
@@ -39,7 +38,7 @@ Test = Callable[..., Any]
 
 def sees(title: str, *, excused: dict[str, str] | None = None) -> Callable[[Test], Test]:
     """The test makes a column of the table with this title, one cell for each golden checkpoint. `excused` says why a family has none."""
-    reasons = WAITING | (excused or {})
+    reasons = excused or {}
 
     def parametrized(test: Test) -> Test:
         names = [pytest.param(name, marks=pytest.mark.skip(reason=reasons[name])) if name in reasons else name for name in NAMES]
