@@ -10,7 +10,13 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from support.http.chromium import Chat
+from support.http.chromium import Chat, OpenPage
+from support.http.live_server import live_server
+from support.http.pictures import noise
+from support.http.pictures import saved as pictured
+from support.models.seeing import GOLDEN
+
+from mlxinfer.engine.async_llm import AsyncLLM
 
 pytestmark = pytest.mark.long
 
@@ -175,3 +181,18 @@ def test_a_text_model_shows_the_servers_reason(chat: Chat) -> None:
     chat.page.wait_for_selector(THUMBS)
     chat.send("What is this?", "scripted")
     assert "messages[0].content[0]: the model cannot see images" in chat.problem()
+
+
+def test_two_pictures_give_two_answers(opened: OpenPage) -> None:
+    with live_server({"eyes": lambda: AsyncLLM(GOLDEN / "smolvlm")}) as server:
+        chat = opened(server)
+        chat.setting("temperature", "0")
+        chat.setting("max_tokens", "24")
+        answers = []
+        for seed in (1, 2, 1):
+            chat.page.click("#new")
+            choose(chat, file(pictured(noise(seed)), "image/png"))
+            chat.page.wait_for_selector(THUMBS)
+            answers.append(chat.ask("What is this?"))
+            assert "image tokens" in chat.page.inner_text(".meta")
+        assert answers[0] == answers[2] != answers[1]
