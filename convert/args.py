@@ -36,7 +36,7 @@ class ConvertArgs:
     )
     mode: str = field(default="affine", metadata=about("affine, mxfp4, mxfp8 or nvfp4"))
     bpw: float | None = field(
-        default=None, metadata=about("Instead of bits: bits per weight of all that is written, each matrix in the format that suits it")
+        default=None, metadata=about("Instead of bits: bits per weight of the text model, each matrix in the format that suits it")
     )
     target_kl: float | None = field(
         default=None, metadata=about("Instead of bits: the smallest model expected to differ so much from SRC (KL, in nats)")
@@ -56,6 +56,10 @@ class ConvertArgs:
     measure: bool | None = field(default=None, metadata=about("Compare the result with its source on a text", automatic="if it is quick"))
     adapter: Path | str | None = field(default=None, metadata=about("Merge this LoRA adapter (a folder of PEFT or mlx-lm, or a GGUF file)"))
     ignore_config_keys: Sequence[str] = field(default=(), metadata=_IGNORED_KEYS)
+    towers: str = field(
+        default="16",
+        metadata=about("Vision tower: 16 (as it is stored), 8 (its blocks in 8 bits), or none (the text model alone)"),
+    )
     dtype: str | mx.Dtype | None = field(
         default=None, metadata=about("Store what is not quantized as float32, bfloat16 or float16", automatic="as it is")
     )
@@ -95,6 +99,10 @@ class ConvertArgs:
             "calibration": None if self.calibration is None else str(getattr(self.calibration, "name", self.calibration)),
             "budget": budget and budget.key(),
         }
+        if self.towers not in ("16", "8", "none"):
+            raise ConversionError(f"towers must be 16, 8 or none, not {self.towers!r}")
+        if self.towers != "16":
+            settings["towers"] = self.towers
         if self.ignore_config_keys:
             settings["ignore_config_keys"] = sorted(self.ignore_config_keys)
         return CheckedArgs(self, form, None if self.dtype is None else parse_dtype(self.dtype), encoder, budget, settings)

@@ -42,8 +42,9 @@ from .write.destination import Staging, check_destination, check_room, made_pare
 from .write.journal import Journal
 from .write.merged import open_merged
 from .write.reader import SourceFiles
-from .write.sidecars import differences_in_mlx_lm, tower_bytes, write_sidecars, write_towers
+from .write.sidecars import differences_in_mlx_lm, write_sidecars
 from .write.tensors import verify, write_tensors
+from .write.towers import FILE, feature_error, tower_parts, write_towers
 from .write.writer import ShardWriter
 
 _MOST_GROWTH = 1.5
@@ -131,12 +132,13 @@ class _Conversion:
         self.source_nbytes = sum(checkpoint.nbytes(tensor) for tensor in checkpoint.names())
         self.planned = self._plan()
         self.parameters = sum(math.prod(output.request.shape) for output in self.planned.outputs)
-        check_room(destination, self.planned.nbytes + tower_bytes(checkpoint, self.planned.skipped))
+        check_room(destination, self.planned.nbytes + self.planned.towers.nbytes(checkpoint))
         self.pieces = self._pieces()
         self.tokenizer = load_tokenizer(checkpoint)
         self.report = Report(checkpoint.path, destination, skipped=self.planned.skipped, name=name, settings=options.settings)
         self.report.notes = [*ignored_note(checkpoint.config), *self.planned.notes, *differences_in_mlx_lm(self.planned.config)]
         self.report.parameters, self.report.source_nbytes = self.parameters, self.source_nbytes
+        self.report.sees = self.planned.towers.loads
 
     def run(self) -> Report:
         """Write, verify and describe the destination. Raises `MLXInferError`."""
@@ -151,12 +153,13 @@ class _Conversion:
             report.copied, notes = write_sidecars(checkpoint, self.tokenizer, self.planned, staging.files)
             report.notes += notes
             self._write_tensors(staging, self._importance(journal), self._encodings(journal))
-            report.skipped = write_towers(checkpoint, self.planned.skipped, staging.files, journal)
+            report.skipped = write_towers(checkpoint, self.planned, staging.files, journal)
             verify(staging.files, self.planned)
             self.files.check(headers=True)
             if any(tensor.error for tensor in report.tensors) and options.args.measure is not False:
                 self._measure(staging.files)
             report.notes += options.budget.notes(report) if options.budget else []
+            report.notes += self._notes_of_towers(staging.files)
             report.copied += write_documents(staging.files, report)
             report.notes += _notes_of(journal)
         return report
@@ -166,7 +169,7 @@ class _Conversion:
         checkpoint, options = self.checkpoint, self.options
         if isinstance(checkpoint, GGUFCheckpoint) and (options.form or options.dtype is None):
             checkpoint.pack(SAME_BITS if options.form else PACKINGS.keys() - SHARED)
-        planned = plan_formats(checkpoint, options.form, options.args.group_size is None, options.dtype)
+        planned = plan_formats(checkpoint, options.form, options.args.group_size is None, options.dtype, options.args.towers)
         if options.form is None and options.dtype is None:
             _check_growth(checkpoint, planned, self.source_nbytes)
         return options.budget.replay(planned) if options.budget else planned
@@ -233,7 +236,21 @@ class _Conversion:
             written = self.callbacks.written
             report.tensors = write_tensors(self.checkpoint, planned, importance, writer, journal, files, written, block, encodings)
             report.nbytes = sum(tensor.nbytes for tensor in report.tensors)
-            writer.finish(report.parameters)
+            towers = tower_parts(self.checkpoint, planned)
+            writer.finish(report.parameters, {FILE: towers} if towers else {})
+
+    def _notes_of_towers(self, written: Path) -> list[str]:
+        towers = self.planned.towers
+        if not towers.loads:
+            return []
+        size = towers.nbytes(self.checkpoint) / 1e6
+        notes = [f"the vision tower takes {size:.3g} MB more ({FILE}), which bits per weight do not count"]
+        if towers.formats:
+            error = feature_error(self.checkpoint.path, written)
+            notes.append(f"8 bits change the features of the vision tower by {error:.2%} (relative, on one picture)")
+        elif self.options.args.towers == "8":
+            notes.append("no matrix of the vision tower can be quantized to 8 bits: its rows do not divide into groups of 32")
+        return notes
 
     def _measure(self, written: Path) -> None:
         """Compare the result with its source on a text, or note why not."""

@@ -121,6 +121,8 @@ class Report:
     """Name by which the source was requested, or a directory's name."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the conversion (bits, encoder, calibration and so on) as JSON values."""
+    sees: bool = False
+    """True if the result has a vision tower that is loaded with it."""
 
     @property
     def bits_per_weight(self) -> float:
@@ -289,6 +291,9 @@ def _lines(report: Report, base: object) -> list[str]:
     lines += [f"- {note}" for note in report.notes]
     lines += ["", *_loss_lines(report.quality), "", "`quantization_report.json` says what was done with each tensor.", "", "## Use", ""]
     commands = ['mlxinfer run . "Hello"', 'mlx_lm.generate --model . --prompt "Hello"']
+    if report.sees:
+        asked = '"What is this?" --image picture.png'
+        commands = [f"mlxinfer run . {asked}", f"mlx_vlm.generate --model . --prompt {asked}"]
     return [*lines, "In the directory of this file:", "", "```", *commands, "```"]
 
 

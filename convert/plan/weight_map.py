@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -21,22 +21,12 @@ from ...models.vlm_text import TEXT_MODELS, graph_name, text_config
 from ...nn.weights import Format
 from ...util.words import counted
 from ..report import Action
+from .stored_part import StoredPart
+from .towers import TowerPlan, plan_towers, whole_config
 
+_SOURCE_NAMES = ("idefics3", "smolvlm")
+"""Families whose text model has a prefix of its own in mlx-vlm. Others have `language_model.`, in mlx-lm too."""
 _ST_NAMES = {mx.float32: "F32", mx.float16: "F16", mx.bfloat16: "BF16", mx.uint32: "U32", mx.uint8: "U8"}
-
-
-@dataclass(frozen=True, slots=True)
-class StoredPart:
-    """One tensor in the destination's safetensors files."""
-
-    name: str
-    """Name in the header."""
-    dtype: str
-    """Dtype in safetensors' notation."""
-    shape: tuple[int, ...]
-    """Shape as stored."""
-    nbytes: int
-    """Bytes of the data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +47,14 @@ class OutputTensor:
     """Quantized type in the source if its numbers are read in float32, such as "Q6_K"."""
     codes_of: str | None = None
     """Quantized type in the source if codes are kept and scales may be rounded, such as "Q4_K"."""
+    place: str | None = None
+    """Prefix of names in a whole model; empty for the source's names, None for a text model alone."""
 
     @property
     def name(self) -> str:
-        """Name in the text model, without the prefix inside a larger model."""
-        return graph_name(self.request.name)
+        """Name in the destination. A text model alone has no prefix of the larger model."""
+        name = self.request.name
+        return name if self.place == "" else (self.place or "") + graph_name(name)
 
     @property
     def action(self) -> Action:
@@ -119,6 +112,10 @@ class ConversionPlan:
     """First format of the config's quantization block; None without quantization."""
     notes: tuple[str, ...]
     """Messages for the user."""
+    towers: TowerPlan
+    """Towers of the source."""
+    whole: dict[str, Any] | None = None
+    """Config of the whole model, if the destination has its vision tower; None for a text model."""
 
     @property
     def nbytes(self) -> int:
@@ -126,8 +123,8 @@ class ConversionPlan:
         return sum(part.nbytes for output in self.outputs for part in output.parts())
 
 
-def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None) -> ConversionPlan:
-    """Plan a conversion from headers alone.
+def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: mx.Dtype | None, towers: str = "16") -> ConversionPlan:
+    """Plan a conversion from headers alone. `towers` is `ConvertArgs.towers`.
 
     `asked` is the format for matrices, None to keep stored formats. With `any_group`, matrices stored in its bits and mode keep their group
     size. `dtype` applies to unquantized tensors; None keeps the source's. Raises `MLXInferError`.
@@ -140,9 +137,16 @@ def plan(checkpoint: Checkpoint, asked: Format | None, any_group: bool, dtype: m
     planned.finish()
     widen = asked is None and dtype is None
     dtype = dtype or natural_dtype(checkpoint)
-    outputs = tuple(_output(tensor, checkpoint, asked, any_group, dtype, widen) for tensor in planned.tensors.values())
+    skipped = dict(planned.skipped)
+    tower = plan_towers(checkpoint, planned.index, towers)
+    place = None if not tower.loads else "" if architecture in _SOURCE_NAMES else "language_model."
+    outputs = tuple(
+        replace(_output(tensor, checkpoint, asked, any_group, dtype, widen), place=place) for tensor in planned.tensors.values()
+    )
     config = text_config(checkpoint.config) if architecture in TEXT_MODELS else checkpoint.config
-    return ConversionPlan(config, outputs, planned.skipped, dtype, _commonest(outputs), tuple(_notes(outputs, asked)))
+    whole = whole_config(checkpoint.config, config) if tower.loads else None
+    default = _commonest(outputs) or next(iter(tower.formats.values()), None)
+    return ConversionPlan(config, outputs, skipped, dtype, default, tuple(_notes(outputs, asked)), tower, whole)
 
 
 def natural_dtype(checkpoint: Checkpoint) -> mx.Dtype:

@@ -1,31 +1,25 @@
-"""Files of a destination besides its shards: config, copied files (tokenizer, template, licence), and towers.
+"""Files of a destination besides its weights: config, and copied files (tokenizer, template, licence, processor).
 
-Copies are byte for byte; code is never copied. Vision and audio towers are kept in `towers.safetensors`, never quantized, with the source's
-names and dtypes and its whole config in the metadata. Text models ignore it: loaders read `model*.safetensors`, or the files of the index.
+Copies are byte for byte; code is never copied.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 from ...loading.checkpoint import Checkpoint
-from ...loading.directory import SafetensorsCheckpoint
 from ...loading.files import to_json
 from ...loading.formats import dtype_name
 from ...loading.gguf import GGUFCheckpoint
-from ...loading.quantized import StoredTensors
-from ...loading.skipped import OF_AUDIO, OF_TOWERS
 from ...models.config_reader import IGNORED_KEYS
 from ...models.fallback.hf_compat import lost_in_old_style, to_old_style
 from ...nn.weights import Format
 from ...tokenizer.tokenizer import Tokenizer
+from ..plan.towers import paths_in_mlx, whole_config
 from ..plan.weight_map import ConversionPlan
-from .journal import Journal, Span, digest_of
 
 _WEIGHTS = {".safetensors", ".gguf", ".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".onnx", ".npz", ".tflite", ".ot"}
 _WRITTEN = {"config.json", "model.safetensors.index.json", "pytorch_model.bin.index.json"}
@@ -39,7 +33,7 @@ _OF_MODULES = ("config.json", "model.safetensors")
 def write_sidecars(checkpoint: Checkpoint, tokenizer: Tokenizer, planned: ConversionPlan, directory: Path) -> tuple[list[str], list[str]]:
     """Write the config and the files that belong to it. Return the names of these files, and notes for the user. Raises OSError."""
     config = directory / "config.json"
-    config.write_text(to_json(destination_config(planned)), encoding="utf-8")
+    config.write_text(to_json(destination_config(planned, checkpoint)), encoding="utf-8")
     if isinstance(checkpoint, GGUFCheckpoint):
         tokenizer.save(directory)
         # A tokenizer's files name one end token; models of several (end of text, end of turn) keep the list here.
@@ -87,14 +81,18 @@ def _reason_to_leave(path: Path) -> str | None:
     return "weights in another format" if path.suffix in _WEIGHTS - {".safetensors"} else None
 
 
-_DROPPED = ("_name_or_path", "quantization", "quantization_config", "compression_config", "vision_config", "audio_config")
+_DROPPED = ("_name_or_path", "quantization", "quantization_config", "compression_config")
+_OF_TOWERS = ("vision_config", "audio_config")
 
 
-def destination_config(plan: ConversionPlan) -> dict[str, Any]:
+def destination_config(plan: ConversionPlan, checkpoint: Checkpoint) -> dict[str, Any]:
     """Return the config to write. Key order does not matter: `loading.files.to_json` sorts."""
-    written = {key: value for key, value in to_old_style(plan.config).items() if key not in _DROPPED}
+    text = to_old_style(plan.config)
+    written = text if plan.whole is None else whole_config(plan.whole, text)
+    dropped = _DROPPED if plan.whole else (*_DROPPED, *_OF_TOWERS)
+    written = {key: value for key, value in written.items() if key not in dropped}
     tied = not any(f".{output.name}".endswith(".lm_head.weight") for output in plan.outputs)
-    for owner in (written, written.get("text_config")):
+    for owner in (written, written.get("text_config"), written.get("llm_config")):
         if owner is not None:
             for key in written.get(IGNORED_KEYS) or ():
                 owner.pop(key, None)
@@ -104,7 +102,7 @@ def destination_config(plan: ConversionPlan) -> dict[str, Any]:
     if "dtype" in written:
         written["dtype"] = written["torch_dtype"]
     if plan.default:
-        written["quantization"] = written["quantization_config"] = _quantization_block(plan, plan.default)
+        written["quantization"] = written["quantization_config"] = _quantization_block(plan, plan.default, checkpoint)
     return written
 
 
@@ -119,66 +117,18 @@ def differences_in_mlx_lm(config: dict[str, Any]) -> list[str]:
     return notes
 
 
-def _quantization_block(plan: ConversionPlan, default: Format) -> dict[str, Any]:
-    block: dict[str, Any] = _quantization_entry(default)
+def _quantization_block(plan: ConversionPlan, default: Format, checkpoint: Checkpoint) -> dict[str, Any]:
+    found: dict[str, Any] = {}
     for output in plan.outputs:
         if output.request.kind == "matrix" and output.target != default:
             path = output.name.removesuffix(".weight")
-            block[path] = _quantization_entry(output.target) if isinstance(output.target, Format) else False
-    return block
+            found[path] = _quantization_entry(output.target) if isinstance(output.target, Format) else False
+    if plan.whole:
+        towers = plan.towers.quantization(checkpoint)
+        found |= {path: _quantization_entry(form) for path, form in towers.items() if form != default}
+        found = {**{name: entry for path, entry in found.items() for name in paths_in_mlx(path)}, **found}
+    return _quantization_entry(default) | found
 
 
 def _quantization_entry(form: Format) -> dict[str, Any]:
     return {"group_size": form.group_size, "bits": form.bits, "mode": form.mode}
-
-
-FILE = "towers.safetensors"
-_KEPT = f"kept as it is in {FILE}"
-_TOWERS = (OF_TOWERS, OF_AUDIO)
-_UNIT = "towers"
-_CHUNK = 1 << 24
-"""Bytes copied at once."""
-
-
-def tower_parts(checkpoint: Checkpoint, skipped: dict[str, str]) -> list[str]:
-    """Return the stored tensors of towers; `skipped` has the reasons of `MetaWeights.skipped`."""
-    if not isinstance(checkpoint, SafetensorsCheckpoint):
-        return []
-    return [part for name, reason in skipped.items() if reason in _TOWERS for part in checkpoint.parts(name)]
-
-
-def tower_bytes(checkpoint: Checkpoint, skipped: dict[str, str]) -> int:
-    """Return the bytes of the towers' file without its header."""
-    return sum(checkpoint.nbytes(name) for name, reason in skipped.items() if reason in _TOWERS)
-
-
-def write_towers(checkpoint: Checkpoint, skipped: dict[str, str], directory: Path, journal: Journal) -> dict[str, str]:
-    """Copy the towers, and return `skipped` with changed reasons. Raises OSError."""
-    parts = tower_parts(checkpoint, skipped)
-    if not parts:
-        return skipped
-    assert isinstance(checkpoint, SafetensorsCheckpoint)
-    path = directory / FILE
-    if journal.done(_UNIT) is None:
-        _copy_towers(checkpoint.tensors, parts, path, checkpoint.config)
-        size = path.stat().st_size
-        journal.record(_UNIT, {}, [Span(f"{directory.name}/{FILE}", 0, size, digest_of(path, 0, size))])
-    return {name: _KEPT if reason in _TOWERS else reason for name, reason in skipped.items()}
-
-
-def _copy_towers(tensors: StoredTensors, names: list[str], path: Path, config: dict[str, Any]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt", "config": json.dumps(config, sort_keys=True)}}
-    end = 0
-    for name in names:
-        info = tensors.info(name)
-        header[name] = {"dtype": info.dtype, "shape": list(info.shape), "data_offsets": [end, end + info.nbytes]}
-        end += info.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in names:
-            shape = tensors.info(name).shape or (1,)
-            step = max(1, _CHUNK // max(4 * math.prod(shape[1:]), 1))
-            for first in range(0, shape[0], step):
-                file.write(tensors.codes(name, first, min(first + step, shape[0])).tobytes())

@@ -11,6 +11,7 @@ from ...errors import ConversionError, MLXInferError
 from ...loading.checkpoint import Checkpoint
 from ...loading.directory import SafetensorsCheckpoint
 from ...loading.formats import format_text
+from ...loading.vision import prepare_vision
 from ...loading.weights import MetaWeights, Progress
 from ...models import build
 from ..calibrate.importance import Importance
@@ -113,6 +114,8 @@ def verify(directory: Path, plan: ConversionPlan) -> None:
             weights = MetaWeights(checkpoint)
             build(checkpoint.config, weights, mtp=None)
             weights.finish()
+            if plan.whole:
+                prepare_vision(checkpoint, weights.index, mx.float32, "on")
         finally:
             checkpoint.close()
     except MLXInferError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ...loading.directory import INDEX
 from ..args import SHARD_BYTES
-from ..plan.weight_map import StoredPart
+from ..plan.stored_part import StoredPart
 from .journal import Span, new_digest
 
 
@@ -47,7 +47,7 @@ class ShardWriter:
         """Write the next piece of a tensor. Pieces of several parts may alternate."""
         start, end = self._place(part)
         piece = self._open.setdefault(part.name, _Open(start))
-        data = _bytes(array)
+        data = bytes_of(array)
         assert piece.at + len(data) <= end, f"{part.name} is longer than planned"
         _write_at(self._shard(self._shard_of[part.name]).fileno(), data, piece.at)
         piece.digest.update(data)
@@ -70,14 +70,15 @@ class ShardWriter:
         """Count these parts as written by an earlier run."""
         self._complete.update(part.name for part in parts)
 
-    def finish(self, parameters: int) -> None:
-        """Close the files and write the index."""
+    def finish(self, parameters: int, others: Mapping[str, Sequence[StoredPart]] = {}) -> None:
+        """Close the files and write the index. `others` are tensors of further files, by the name of the file."""
         self.spans(part for shard in self._shards for part in shard if part.name not in self._complete)
         for number in range(len(self._shards)):
             self._shard(number)
         self.close()
         names = {name: self._shard_name(number) for name, number in sorted(self._shard_of.items())}
-        size = sum(part.nbytes for shard in self._shards for part in shard)
+        size = sum(part.nbytes for shard in (*self._shards, *others.values()) for part in shard)
+        names |= {part.name: file for file, parts in others.items() for part in parts}
         index = {"metadata": {"total_size": size, "total_parameters": parameters}, "weight_map": names}
         (self._directory / INDEX).write_text(json.dumps(index, indent=4), encoding="utf-8")
 
@@ -135,7 +136,7 @@ def _header(parts: Sequence[StoredPart]) -> tuple[bytes, dict[str, tuple[int, in
     return len(text).to_bytes(8, "little") + text, {name: (origin + a, origin + b) for name, (a, b) in starts.items()}
 
 
-def _bytes(array: mx.array) -> memoryview:
+def bytes_of(array: mx.array) -> memoryview:
     if array.dtype == mx.bfloat16:
         array = array.view(mx.uint16)
     return np.ascontiguousarray(np.asarray(array)).reshape(-1).view(np.uint8).data

@@ -52,6 +52,12 @@ class PreparedVision:
         self.load_bytes = max(sizes, default=0)
         """Bytes needed besides the weights while they are read."""
 
+    @property
+    def matrices(self) -> list[str]:
+        """Names of the checkpoint's matrices that may be quantized."""
+        requests = self._index.requests.values()
+        return [request.name for request in requests if request.kind == "matrix" and request.quantizable and request.recipe is None]
+
     def close(self) -> None:
         """Close the file of a tower that has one of its own; harmless otherwise, and when called again."""
         if isinstance(self._checkpoint, MMProjCheckpoint):

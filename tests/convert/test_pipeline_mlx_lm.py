@@ -173,7 +173,7 @@ def with_images(directory: Path, text: str, outer: str, prefix: str) -> Path:
 def test_the_text_model_inside_a_larger_one(tmp_path: Path, text: str, outer: str) -> None:
     source = with_images(tmp_path / "source", text, outer, "model.language_model.")
     report = convert(source, tmp_path / "out", bits=4, group_size=32)
-    assert report.skipped == {"model.visual.patch_embed.weight": "kept as it is in towers.safetensors"}
+    assert report.skipped == {"model.visual.patch_embed.weight": "kept in towers.safetensors"}
     assert mx.array_equal(mx.load(str(tmp_path / "out" / "towers.safetensors"))["model.visual.patch_embed.weight"], mx.ones((4, 4))).item()
     assert all(tensor.name.startswith(("model.layers", "model.norm", "model.embed", "lm_head")) for tensor in report.tensors)
     assert agree(tmp_path / "out")
