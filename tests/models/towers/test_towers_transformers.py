@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import mlx.core as mx
 import pytest
-from support.models.towers import FAMILIES, GOLDEN, cases_of, config_of, distance, largest_error, load_tower, tensors_of
+from support.models.towers import FAMILIES, GOLDEN, cases_of, config_of, distance, largest_error, load_tower, save_tower, tensors_of
 
+from mlxinfer import kernels_cpu
 from mlxinfer.models.towers import TOWERS, parts
 from mlxinfer.nn.packing import arrays, settle
 
@@ -29,6 +32,7 @@ def test_every_family_has_a_reference() -> None:
 
 @pytest.mark.parametrize("family", ["gemma3", "qwen2_5_vl", "gemma4"])
 def test_bounded_scores_change_nothing(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels_cpu, "can_compute_towers", lambda: False)
     monkeypatch.setattr(parts, "_SCORES", 500)
     assert largest_error(load_tower(GOLDEN / family), family) < 2e-5
 
@@ -87,9 +91,23 @@ def test_a_tower_is_settled_like_a_text_model(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_attention_on_packed_keys(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large images take it where the CPU kernels are in use; here all do."""
-    monkeypatch.setattr(parts, "_PACKED_ROWS", 1)
-    monkeypatch.setattr(parts, "_SCORES", 1000)
+def test_plain_operations(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests use the CPU kernels where they are built; here MLX computes norms, activations and attention."""
+    monkeypatch.setattr(kernels_cpu, "can_compute_towers", lambda: False)
     assert largest_error(load_tower(GOLDEN / family), family) < 2e-5
     assert largest_error(load_tower(GOLDEN / family, mx.bfloat16), family) < 3e-2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_16_bit_matrices_lose_nothing(family: str, tmp_path: Path) -> None:
+    """Settled matrices in bfloat16 give float32 rows the features of the same numbers in float32."""
+    pixels, sizes, _ = next(cases_of(family))
+    features = []
+    for name, dtype in (("narrow", mx.bfloat16), ("wide", mx.float32)):
+        (tmp_path / name).mkdir()
+        tensors = {key: tensor.astype(mx.bfloat16).astype(dtype) for key, tensor in tensors_of(family).items()}
+        tower = load_tower(save_tower(tmp_path / name, config_of(family), tensors))
+        settle(tower)
+        features.append(tower.features(pixels, sizes).features)
+    assert features[0].dtype == mx.float32
+    assert distance(*features) < 1e-5
