@@ -82,8 +82,13 @@ def key_of(name: str) -> str:
     return found[1] if found else name
 
 
+_TOWERS = re.compile(r"(^|\.)(vision_tower|vision_model|visual|vision_embedder|embed_vision|multi_modal_projector|connector|mlp1)\.")
+
+
 def not_applied(path: Path, tensor: str, why: str = "") -> AdapterError:
     """Return the error for a tensor that cannot be applied."""
+    if _TOWERS.search(tensor):
+        why = "is for the vision tower: only the text model can have adapters"
     if not why:
         reason = next((text for part, text in _OTHERS if part in tensor), "")
         reason = reason or ("a bias" if tensor.endswith(".bias") else "no part of a low-rank update that is known here")

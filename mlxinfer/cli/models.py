@@ -76,6 +76,7 @@ def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None
     click.echo(f"size             {human_bytes(found.nbytes)}, {found.bits_per_weight:.2f} bits per weight")
     click.echo(f"stored as        {', '.join(f'{form} ({count} tensors)' for form, count in found.stored.items())}")
     click.echo(f"context          {found.max_context or 'known when it is loaded: runs through mlx-lm'}")
+    click.echo(f"images           {f'seen, with a tower of {human_bytes(found.tower_bytes)}' if found.tower_bytes else found.blind}")
     for note in found.notes:
         click.echo(f"note: {note}")
 

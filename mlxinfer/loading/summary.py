@@ -45,6 +45,10 @@ class Summary:
 
     notes: tuple[str, ...] = ()
     """Messages for the user."""
+    tower_bytes: int = 0
+    """Bytes of the vision tower in memory, in 16 bits; 0 for a model that cannot see images."""
+    blind: str = ""
+    """The reason why the model cannot see images, if it is known."""
 
     @property
     def bits_per_weight(self) -> float:

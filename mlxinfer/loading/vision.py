@@ -77,7 +77,7 @@ def unseen(reason: str) -> str:
     return f"the model cannot see images: {reason}"
 
 
-def vision_notes(checkpoint: Checkpoint, vision: Vision | str) -> list[str]:
+def vision_notes(checkpoint: Checkpoint, vision: Vision | PreparedVision | str) -> list[str]:
     """Return a note if a model that could see images was loaded without a tower."""
     could = is_more_than_text(checkpoint.config) or (isinstance(checkpoint, GGUFCheckpoint) and bool(mmproj_files(checkpoint.path)))
     return [vision] if isinstance(vision, str) and could else []

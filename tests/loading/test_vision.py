@@ -16,7 +16,8 @@ from support.models.towers import distance
 
 from mlxinfer.config import EngineArgs
 from mlxinfer.engine.llm import LLM
-from mlxinfer.errors import CheckpointError, MLXInferError, SettingError, UnsupportedModelError, WeightsError
+from mlxinfer.errors import AdapterError, CheckpointError, MLXInferError, SettingError, UnsupportedModelError, WeightsError
+from mlxinfer.loading.find.catalog import describe
 from mlxinfer.loading.load import load, meta_model
 from mlxinfer.loading.vision import Vision, image_budget
 from mlxinfer.models import supports
@@ -210,3 +211,63 @@ def test_limits_belong_to_models_that_follow_them() -> None:
         image_budget(meta_model(TEXT).vision, None, 1000)
     with pytest.raises(SettingError, match="max_pixels is for images"):
         LLM(TEXT, max_pixels=1000)
+
+
+def test_the_summary_names_the_tower() -> None:
+    found, text = describe(GOLDEN / "smolvlm"), describe(TEXT)
+    planned = meta_model(GOLDEN / "smolvlm", dtype="bfloat16").vision
+    assert not isinstance(planned, str)
+    assert (found.tower_bytes, found.blind) == (planned.weight_bytes, "")
+    assert (text.tower_bytes, text.blind) == (0, "the model cannot see images: it is a text model")
+
+
+def test_adapters_of_a_tower_are_refused_by_name(tmp_path: Path) -> None:
+    layer = "base_model.model.model.vision_model.encoder.layers.0.self_attn.q_proj"
+    mx.save_safetensors(
+        str(tmp_path / "adapter_model.safetensors"),
+        {f"{layer}.lora_A.weight": mx.ones((2, 48)), f"{layer}.lora_B.weight": mx.ones((48, 2))},
+    )
+    settings = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"], "task_type": "CAUSAL_LM"}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    with pytest.raises(AdapterError, match=r"q_proj.* is for the vision tower: only the text model can have adapters"):
+        LLM(GOLDEN / "smolvlm", adapters={"eyes": tmp_path})
+
+
+NAMES: dict[str, tuple[str, dict[str, str]]] = {
+    "smolvlm in mlx-vlm": (
+        "smolvlm",
+        {"model.text_model.": "language_model.", "model.": "", "lm_head.": "language_model.lm_head."},
+    ),
+    "qwen3_vl in mlx-vlm": (
+        "qwen3_vl",
+        {"model.visual.": "vision_tower.", "model.language_model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
+    ),
+    "gemma3 in transformers 5": (
+        "gemma3",
+        {
+            "vision_tower.vision_model.": "model.vision_tower.",
+            "multi_modal_projector.": "model.multi_modal_projector.",
+            "language_model.model.": "model.language_model.",
+            "language_model.lm_head.": "lm_head.",
+        },
+    ),
+}
+"""Prefixes of names in a golden checkpoint, and in another style."""
+
+
+@pytest.mark.parametrize("style", NAMES)
+def test_other_names(style: str, tmp_path: Path) -> None:
+    family, prefixes = NAMES[style]
+
+    def renamed(tensors: dict[str, mx.array]) -> dict[str, mx.array]:
+        found = {}
+        for name, tensor in tensors.items():
+            old = next((prefix for prefix in prefixes if name.startswith(prefix)), "")
+            stored = mx.moveaxis(tensor, 1, -1) if "mlx" in style and tensor.ndim > 3 else tensor
+            found[prefixes.get(old, "") + name.removeprefix(old)] = stored
+        return found
+
+    loaded = load(copied(family, tmp_path, renamed), dtype="float32")
+    assert isinstance(loaded.vision, Vision), loaded.vision
+    found, expected = features_of(loaded.vision, family, "one")
+    assert distance(found, expected) < 1e-4

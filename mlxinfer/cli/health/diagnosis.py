@@ -27,6 +27,7 @@ from ...loading.memory.kv_choice import kv_format
 from ...loading.memory.plan import MemoryPlan, plan_memory
 from ...loading.memory.weight_sizes import SizeChange
 from ...loading.repack_cache import cache_usage, directory, limit_bytes
+from ...loading.vision import vision_notes
 from ...models.config_reader import check_ignored
 from ...nn.small_batch_matmul import product_status
 from ...util.device import default_dtype, device_memory, is_gpu, rounds_float32, wired_limit
@@ -230,7 +231,7 @@ def diagnose_model(
             layers=["all layers: mlx-lm's own cache, unquantized"],
             attention=["mlx-lm's, one sequence at a time"],
             problem="not known before it is loaded",
-            notes=found.model.notes,
+            notes=(*found.model.notes, *vision_notes(found.checkpoint, found.vision)),
         )
     layers, dtype = found.model.layers, found.dtype
     drafter = _drafter(draft) if draft else None
@@ -249,7 +250,7 @@ def diagnose_model(
         attention=attention_lines(layers, form, dtype),
         plan=None if isinstance(chosen, MemoryPlanError) else _as_object(chosen),
         problem=str(chosen) if isinstance(chosen, MemoryPlanError) else "",
-        notes=found.model.notes,
+        notes=(*found.model.notes, *vision_notes(found.checkpoint, found.vision)),
         context_tokens={bits: getattr(plan(KVFormat.parse(bits)), "room_tokens", 0) for bits in WIDTHS},
         sizes=list(found.size_changes),
     )

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from ...errors import MLXInferError, ModelNotFoundError
+import mlx.core as mx
+
+from ...errors import MLXInferError, ModelNotFoundError, WeightsError
 from ...models import build, supports
 from ...models.config_reader import check_ignored, ignored_note
+from ..checkpoint import Checkpoint
 from ..load import model_type, open_checkpoint
 from ..summary import Summary, summarize
+from ..vision import PreparedVision, prepare_vision, unseen, vision_bytes
 from ..weights import MetaWeights
 from .hub import cached_models, delete_cached
 from .resolve import ALIASES, models_dir, resolve
@@ -83,15 +88,27 @@ def _remove_assembled(name: str) -> int:
     return size
 
 
+def _vision_of(checkpoint: Checkpoint, weights: MetaWeights) -> PreparedVision | str:
+    """Return the vision tower, or why the model cannot see. Loading reports faults of the text model itself."""
+    with suppress(WeightsError):
+        weights.finish()
+    vision = prepare_vision(checkpoint, weights.index, mx.bfloat16)
+    if not isinstance(vision, str):
+        vision.close()
+    return vision
+
+
 def describe(what: str | Path, *, ignore_config_keys: Sequence[str] = ()) -> Summary:
     """Summarize the headers of a model. A hub id is downloaded if it is not cached. Raises `MLXInferError`."""
     found = resolve(what)
     checkpoint = open_checkpoint(found.path, ignore_config_keys=ignore_config_keys)
     try:
         check_ignored(ignore_config_keys, checkpoint.config)
-        graph = build(checkpoint.config, MetaWeights(checkpoint)) if supports(model_type(checkpoint)) else None
+        weights = MetaWeights(checkpoint)
+        graph = build(checkpoint.config, weights) if supports(model_type(checkpoint)) else None
         notes = graph.notes if graph else tuple(ignored_note(checkpoint.config))
         summary = summarize(checkpoint, found.name, model_type(checkpoint), graph.max_context if graph else None)
-        return replace(summary, notes=notes)
+        vision = _vision_of(checkpoint, weights) if graph else unseen("its text model runs on mlx-lm's graph")
+        return replace(summary, notes=notes, tower_bytes=vision_bytes(vision), blind=vision if isinstance(vision, str) else "")
     finally:
         checkpoint.close()
