@@ -268,7 +268,7 @@ class AsyncLLM(ModelBase):
 
     async def trace(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         layers: Layers = None,
         what: str | Iterable[str] = ("residual", "attention", "mlp", "logits"),
         **options: Unpack[RequestKeywords],
@@ -276,11 +276,12 @@ class AsyncLLM(ModelBase):
         """Activations of a prompt, as `LLM.trace`. Later computations from the trace, such as its logit lens, wait for the engine's
         thread."""
         terms, opened = RequestOptions.of("trace", options), await self._opened()
-        ids = await _prepared(_size(prompt), partial(opened.inputs.scored_ids, prompt))
+        ids, images = await _prepared(_size(prompt), partial(opened.inputs.traced, prompt))
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
-        (logits,) = await self._results(Request([opened.inputs.scored(ids, None, terms, tracing.hooks)], streams=False, wants_logits=True))
+        scored = opened.inputs.scored(ids, None, terms, tracing.hooks, images)
+        (logits,) = await self._results(Request([scored], streams=False, wants_logits=True))
         assert isinstance(logits, mx.array)
-        return await asyncio.to_thread(tracing.result, opened.loaded, ids, logits, self._thread.compute)
+        return await asyncio.to_thread(tracing.result, opened.loaded, ids, logits, self._thread.compute, images)
 
     async def close(self) -> None:
         """Free the memory. Running and later requests raise `EngineError`."""

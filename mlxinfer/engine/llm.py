@@ -251,21 +251,21 @@ class LLM(ModelBase):
 
     def trace(
         self,
-        prompt: Prompt,
+        prompt: AnyPrompt,
         layers: Layers = None,
         what: str | Iterable[str] = ("residual", "attention", "mlp", "logits"),
         **options: Unpack[RequestKeywords],
     ) -> Trace:
-        """Activations of a prompt (text or token ids) by layer; `interpret.Trace` lists the values of `what`.
+        """Activations of a prompt, as `generate` takes them, by layer; `interpret.Trace` lists the values of `what`.
 
         `layers` is one, several, or None for all. Active interventions apply. Raises `SettingError`, also for a trace of more than 4 GiB,
         and `UnsupportedModelError` for a model that runs on mlx-lm's graph.
         """
         terms, opened = RequestOptions.of("trace", options), self._client.opened
-        ids = opened.inputs.scored_ids(prompt)
+        ids, images = opened.inputs.traced(prompt)
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
-        logits = self._client.logits(opened.inputs.scored(ids, None, terms, tracing.hooks))
-        return tracing.result(opened.loaded, ids, logits, self._make)
+        logits = self._client.logits(opened.inputs.scored(ids, None, terms, tracing.hooks, images))
+        return tracing.result(opened.loaded, ids, logits, self._make, images)
 
     def _make(self, compute: Callable[[], Made]) -> Made:
         with self._client.turn():

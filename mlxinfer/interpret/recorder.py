@@ -39,7 +39,7 @@ class Recorder:
         if self.wants(KV, layer):
             self._keep(KV, layer, mx.concatenate([mx.flatten(x, 1) for x in qkv[1:]], axis=-1), segment.past)
         if self.wants(ATTENTION, layer):
-            self._keep(ATTENTION, layer, self._pattern(layer, qkv[0], qkv[1], params, spec, segment.past), segment.past)
+            self._keep(ATTENTION, layer, self._pattern(layer, qkv[0], qkv[1], params, spec, segment), segment.past)
 
     def arrays(self) -> list[mx.array]:
         arrays, self._new = self._new, []
@@ -62,8 +62,9 @@ class Recorder:
         kept.append((past, x.astype(mx.float32)))
         self._new.append(kept[-1][1])
 
-    def _pattern(self, layer: int, q: mx.array, k: mx.array, params: AttentionParams, spec: AttentionSpec, past: int) -> mx.array:
+    def _pattern(self, layer: int, q: mx.array, k: mx.array, params: AttentionParams, spec: AttentionSpec, segment: Segment) -> mx.array:
         """Attention weights of t queries on each token, float32 `[heads, t, past + t]`."""
+        past = segment.past
         before = [] if past == 0 else self._past[layer]
         keys = mx.concatenate([*before, k.astype(mx.float32).swapaxes(0, 1)], axis=1)
         self._past[layer] = [keys]
@@ -74,7 +75,11 @@ class Recorder:
         if params.softcap is not None:
             scores = mx.tanh(scores / params.softcap) * params.softcap
         distance = mx.arange(past, past + q.shape[0])[:, None] - mx.arange(keys.shape[1])[None]
-        reached = distance >= 0 if spec.window is None else (distance >= 0) & (distance < spec.window)
+        reached = distance >= 0
+        for first, end in segment.spans if spec.sees_spans else ():
+            reached[first - past : end - past, first:end] = True
+        if spec.window is not None:
+            reached = reached & (distance < spec.window)
         scores = mx.where(reached, scores, -mx.inf)
         if params.sinks is not None:
             sinks = mx.broadcast_to(params.sinks.astype(mx.float32)[:, None, None], (*scores.shape[:2], 1))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, Union, cast
 
 import mlx.core as mx
+import numpy as np
 
 from ..cache.base import AttentionSpec
 from ..errors import SettingError
@@ -88,6 +89,24 @@ class LogitLens:
         return f"LogitLens({counted(len(self.layers), 'layer')}, {counted(len(self.tokens), 'token')}{answer})"
 
 
+@dataclass(frozen=True, slots=True)
+class TracedImage:
+    """An image of a traced prompt."""
+
+    rows: np.ndarray[Any, np.dtype[np.int64]]
+    """Index among the tokens of each image row, int64 `[rows, columns]` over the image; a thumbnail's rows are left out."""
+    size: tuple[int, int]
+    """(height, width) in pixels of the resized image."""
+
+    def patches(self, values: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
+        """Return the values of the image's rows as `[rows, columns]`, float32; `values` `[T]` are of all tokens, as in `Trace`."""
+        of_tokens = np.array(values, np.float32)
+        if of_tokens.ndim != 1 or len(of_tokens) <= self.rows.max():
+            raise SettingError(f"values of an image must be one for each token of the trace, not of shape {list(of_tokens.shape)}")
+        found: np.ndarray[Any, np.dtype[np.float32]] = of_tokens[self.rows]
+        return found
+
+
 class Trace:
     """Activations of one prompt. `t["residual"][layer]` and the like are evaluated float32 arrays:
 
@@ -109,10 +128,13 @@ class Trace:
         values: Mapping[str, Any],
         decode: Callable[[int], str],
         compute: Computing[Any],
+        images: tuple[TracedImage, ...] = (),
     ) -> None:
         self.token_ids = token_ids
         self.tokens = tokens
-        """The text of each token."""
+        """The text of each token; "[image 1 (row, column)]" for rows of images."""
+        self.images = images
+        """The images of the prompt, in order."""
         self._model, self._values, self._decode, self._compute = model, values, decode, compute
 
     def __getitem__(self, what: str) -> Any:
@@ -159,13 +181,17 @@ class Trace:
         return self._compute(lambda: _evaluated(_entropy(_log_softmax(logits))))  # type: ignore[no-any-return]
 
     def surprisal(self) -> mx.array:
-        """Negative log-probability of each token from the second on, float32 `[T - 1]`, in nats. Needs "logits"."""
-        logits, following = self["logits"], mx.array(self.token_ids[1:])
+        """Negative log-probability of each token from the second on, float32 `[T - 1]`, in nats; NaN for image rows. Needs "logits"."""
+        logits, last = self["logits"], self._model.vocab_size - 1
+        following = mx.array([min(token, last) for token in self.token_ids[1:]])
         if following.size == 0:
             raise SettingError("a single token follows nothing: trace a longer prompt")
 
         def surprise() -> mx.array:
-            return _evaluated(-mx.take_along_axis(_log_softmax(logits[:-1]), following[:, None], axis=-1)[:, 0])
+            found = -mx.take_along_axis(_log_softmax(logits[:-1]), following[:, None], axis=-1)[:, 0]
+            for image in self.images:
+                found[mx.array(image.rows.reshape(-1) - 1)] = mx.nan
+            return _evaluated(found)
 
         return self._compute(surprise)  # type: ignore[no-any-return]
 

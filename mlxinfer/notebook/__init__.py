@@ -11,7 +11,15 @@ from .formats import Html, show
 from .frames import to_pandas
 from .plots.engine import cache_errors_picture, cache_picture, timeline_picture
 from .plots.figure import Picture
-from .plots.tokens import attention_picture, attribution_picture, heat_picture, lens_picture, logprobs_picture, surprise_picture
+from .plots.tokens import (
+    attention_picture,
+    attribution_picture,
+    heat_picture,
+    image_picture,
+    lens_picture,
+    logprobs_picture,
+    surprise_picture,
+)
 from .timeline import Timeline, recorded
 
 __all__ = [
@@ -29,6 +37,7 @@ __all__ = [
     "cache_picture",
     "compare",
     "heat_picture",
+    "image_picture",
     "lens_picture",
     "logprobs_picture",
     "recorded",

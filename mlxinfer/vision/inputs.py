@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from math import isqrt
+from typing import Any
 
 import numpy as np
 
@@ -116,3 +118,21 @@ class PromptImages:
     def tokens(self) -> int:
         """Number of image rows."""
         return sum(run.count for run in self.runs)
+
+    def grid(self, image: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """Return the index among the tokens of each row of an image, int64 `[rows, columns]` over the resized image, without a thumbnail.
+
+        Raises `ValueError` for tiles whose rows are no square.
+        """
+        runs = [run for run in self.runs if run.image == image]
+        layout = self.images[image].layout
+        places = np.concatenate([np.arange(run.start, run.start + run.count) for run in runs])
+        if layout.grid is not None:
+            return places.reshape(layout.grid)
+        (rows, columns), pieces = layout.tiles, len(layout.pieces)
+        count = layout.counts[0] if len(layout.counts) == pieces else layout.tokens // pieces
+        side = isqrt(count)
+        if side**2 != count:
+            raise ValueError(f"a tile of {count} rows is no square")
+        tiles: np.ndarray[Any, np.dtype[np.int64]] = places[: rows * columns * count].reshape(rows, columns, side, side)
+        return np.reshape(tiles.transpose(0, 2, 1, 3), (rows * side, columns * side))

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Union
 
 import mlx.core as mx
+import numpy as np
 
 from ...loading.load import LoadedModel
 from ...util.dataclass import dataclass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from ...interpret.trace import Trace
     from ...models.decoder import Decoder
     from ...models.hooks import Hooks
+    from ...vision.inputs import PromptImages
 
 _active: ContextVar[tuple[tuple[object, Hooks], ...]] = ContextVar("mlxinfer interventions", default=())
 """(model, hooks) of each active intervention of this thread or task."""
@@ -69,11 +71,23 @@ class Tracing:
         recorder, before = Recorder(wanted), active_hooks(model)
         return cls(graph, wanted, recorder, recorder if before is None else Chain((before, recorder)))
 
-    def result(self, loaded: LoadedModel, token_ids: list[int], logits: mx.array, compute: Callable[[Callable[[], Any]], Any]) -> Trace:
+    def result(
+        self,
+        loaded: LoadedModel,
+        token_ids: list[int],
+        logits: mx.array,
+        compute: Callable[[Callable[[], Any]], Any],
+        images: PromptImages | None = None,
+    ) -> Trace:
         """The trace, once the prompt was computed. `compute` calls a function in a thread that may use the model."""
-        from ...interpret.trace import Trace, read
+        from ...interpret.trace import Trace, TracedImage, read
 
         decode = loaded.tokenizer.decode
         values = compute(lambda: read(self.recorder, self.model, self.wanted, logits))
         texts = [decode([token]) for token in token_ids]
-        return Trace(self.model, token_ids, texts, values, lambda token: decode([token]), compute)
+        traced = []
+        for number, image in enumerate(images.images if images else ()):
+            traced.append(TracedImage(images.grid(number), image.layout.resized))  # type: ignore[union-attr]
+            for (row, column), place in np.ndenumerate(traced[-1].rows):
+                texts[int(place)] = f"[image {number + 1} ({row}, {column})]"
+        return Trace(self.model, token_ids, texts, values, lambda token: decode([token]), compute, tuple(traced))

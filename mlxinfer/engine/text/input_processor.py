@@ -292,7 +292,16 @@ class InputProcessor:
         rules = AnswerRules(chat.format, chat.tools, chat.choice, chat.begun, params.structure, params.thinking_token_budget)
         return rules.constraint(self.grammars, self.vocab_size)
 
-    def scored(self, ids: list[int], top: int | None, options: RequestOptions, hooks: Hooks | None = None) -> Sequence:
+    def traced(self, prompt: AnyPrompt) -> tuple[list[int], PromptImages | None]:
+        """Token ids of a prompt to trace, and its images. Raises `PromptError`."""
+        if isinstance(prompt, (Mapping, ChatPrompt, TokensWithImages)):
+            prompt = self.prepared(prompt)
+            return (prompt, None) if isinstance(prompt, list) else (prompt.token_ids, prompt.images)
+        return self.scored_ids(prompt), None
+
+    def scored(
+        self, ids: list[int], top: int | None, options: RequestOptions, hooks: Hooks | None = None, images: PromptImages | None = None
+    ) -> Sequence:
         """A sequence to score: logits of its tokens, and log-probabilities with those of the `top` likeliest (0 to 64). None for `top`
         computes logits only. `hooks` replace the active ones."""
         self._check_causal()
@@ -308,6 +317,7 @@ class InputProcessor:
             deadline=options.deadline,
             hooks=hooks or active_hooks(self.model),
             adapter=self.adapter(options.adapter),
+            images=images,
         )
 
     def adapter(self, name: str | None) -> LoadedAdapter | None:

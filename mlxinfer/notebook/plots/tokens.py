@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp
-from typing import Union
+from typing import Any, Union
 
 import mlx.core as mx
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from ...errors import MLXInferError, SettingError
 from ...interpret.trace import LogitLens, Trace
 from ...types import Completion, TokenLogprob
+from ...vision.picture import read_picture
 from .figure import BLUE, RED, YELLOW, Picture, new_figure
 
 MOST_TOKENS = 64
@@ -128,6 +129,32 @@ def heat_picture(values: mx.array, *, rows: str, columns: str, title: str = "", 
         axes.set_xticks(range(len(tokens)), [_short(text) for text in tokens], rotation=90, fontsize=7, fontfamily="monospace")
     axes.set_title(title, fontsize=9, loc="left")
     figure.colorbar(image)
+    return Picture(figure)
+
+
+def image_picture(trace: Trace, values: Any, image: int = 0, *, picture: Any = None, title: str = "", label: str = "") -> Picture:
+    """Plot a value of each patch of an image of the prompt, such as `trace["attention"][layer][head, -1]`, over the image.
+
+    `values` `[T]` are of all tokens of the trace. `picture` is the picture itself (a path, bytes, a PIL image or a uint8 array), drawn
+    below in grey; None draws the values alone. `label` names the colours. Raises `SettingError` for an unknown image or other values,
+    `ImageError` for an unreadable picture, and `MLXInferError` without matplotlib.
+    """
+    if not 0 <= image < len(trace.images):
+        raise SettingError(f"image {image} is not one of the {len(trace.images)} that were traced")
+    traced = trace.images[image]
+    patches, (height, width) = traced.patches(values), traced.size
+    scale = 6.0 / max(height, width)
+    figure, axes = new_figure(width * scale + 1.2, height * scale + 0.4)
+    extent = (0, width, height, 0)
+    if picture is not None:
+        shades = read_picture(picture).pixels.mean(axis=-1)
+        axes.imshow(shades, extent=extent, cmap="gray", vmin=0, vmax=255)
+    drawn = axes.imshow(patches, extent=extent, cmap="viridis", alpha=1.0 if picture is None else 0.55)
+    axes.set_xticks(np.linspace(0, width, 5))
+    axes.set_yticks(np.linspace(0, height, 5))
+    axes.tick_params(labelsize=7)
+    axes.set_title(title, fontsize=9, loc="left")
+    figure.colorbar(drawn, label=label)
     return Picture(figure)
 
 
