@@ -188,7 +188,7 @@ def _needs(images: PromptImages) -> list[_Need]:
 def _failure(need: _Need, error: Exception) -> str:
     height, width = need.image.layout.resized
     what = f"image {need.number + 1} of the prompt ({width} x {height} pixels, {need.image.layout.tokens} tokens)"
-    return f"{IMAGE_FAILED}{what} could not be encoded: {one_line(error)}"
+    return f"{IMAGE_FAILED}{what} could not be encoded: {one_line(error)}; scale it down with max_pixels"
 
 
 Pass = tuple[int, int, "tuple[Size, ...]"]

@@ -285,5 +285,5 @@ def check_unbroken(sequences: Iterable[Sequence]) -> None:
             if sequence.error.startswith("structure:"):
                 raise SamplingError(f"{sequence.error}: the answer was ended")
             if sequence.error.startswith(IMAGE_FAILED):
-                raise EngineError(sequence.error)
+                raise EngineError(sequence.error.removeprefix(IMAGE_FAILED))
             raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")

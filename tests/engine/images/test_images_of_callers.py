@@ -14,7 +14,8 @@ from PIL import Image
 from support.models.seeing import GOLDEN, Case, cases
 
 from mlxinfer import LLM, AsyncLLM
-from mlxinfer.errors import ImageError, PromptError
+from mlxinfer.errors import EngineError, ImageError, PromptError
+from mlxinfer.models.towers.idefics3 import Idefics3Tower
 
 FAMILY = str(GOLDEN / "smolvlm")
 NAMES = sorted(cases())
@@ -126,3 +127,15 @@ def test_a_model_loaded_without_its_tower_is_blind() -> None:
         with pytest.raises(ImageError, match="image: the model cannot see images"):
             blind.image_layout(cases()["one"].pictures[0])
         assert blind.chat("hello", **GREEDY).token_ids
+
+
+def test_a_failure_of_the_tower_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("[malloc] Unable to allocate 1 bytes.")
+
+    picture = np.zeros((40, 50, 3), np.uint8)
+    with monkeypatch.context() as patch:
+        patch.setattr(Idefics3Tower, "stages", broken)
+        with pytest.raises(EngineError, match=r"^image 1 of the prompt \(.*\) could not be encoded: .*allocate 1 bytes"):
+            llm.chat("What is this?", images=[picture], **GREEDY)
+    assert llm.chat("What is this?", images=[picture], **GREEDY).usage.stats.images == 1
