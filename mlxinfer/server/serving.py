@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from ..engine.text.chat_prompt import ChatPrompt
 
 T = TypeVar("T")
+_Render = Callable[[Sequence[Mapping[str, Any]]], Awaitable[T]]
+"""Renders messages with the model's chat template."""
 
 _LONG_TEXT = 4096
 """Characters. Tokenizing a longer text would block the event loop, so a thread does it."""
@@ -66,7 +68,26 @@ async def encode_chat(
     """A conversation, rendered by the model's chat template with these tools and additional `variables`. If the template fails,
     neighbouring messages of the same role are merged first. Images wait for their turn to be decoded. Raises `APIError`, and
     `ClientGone` if the client disconnects while its images wait."""
-    render = partial(served.llm.chat_prompt, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
+    return await _with_images(context, served, messages, _keywords(served.llm.chat_prompt, offer, variables))
+
+
+async def count_chat(
+    context: RequestContext,
+    served: ServedModel,
+    messages: Sequence[Mapping[str, Any]],
+    offer: Offer = NO_TOOLS,
+    variables: Mapping[str, Any] | None = None,
+) -> int:
+    """Tokens of the prompt of `encode_chat`. Images are not decoded, since their headers are enough. Raises as `encode_chat`."""
+    return await _with_images(context, served, messages, _keywords(served.llm.count_tokens, offer, variables))
+
+
+def _keywords(render: Callable[..., Awaitable[T]], offer: Offer, variables: Mapping[str, Any] | None) -> _Render[T]:
+    return partial(render, tools=offer.tools, tool_choice=offer.choice, template_vars=variables)
+
+
+async def _with_images(context: RequestContext, served: ServedModel, messages: Sequence[Mapping[str, Any]], render: _Render[T]) -> T:
+    """The result of `render` for these messages with the bytes of their images. Raises `APIError`."""
     images = sent_images(messages)
     if not images:
         return await _rendered(render, messages)
@@ -75,18 +96,15 @@ async def encode_chat(
         raise unsupported(where, f"{where}: {served.blind_reason}")
     context.log["images"] = len(images)
 
-    async def decode_and_render() -> ChatPrompt:
+    async def decode_and_render() -> T:
         files = await asyncio.to_thread(decoded, images)
         return await _rendered(lambda sent: render(with_bytes(sent, files)), messages)
 
     return await sse.unless_gone(context.receive, context.server.pictures.run(decode_and_render))
 
 
-async def _rendered(
-    render: Callable[[Sequence[Mapping[str, Any]]], Awaitable[ChatPrompt]],
-    messages: Sequence[Mapping[str, Any]],
-) -> ChatPrompt:
-    """The prompt of these messages, or else of the merged ones. Raises `APIError`."""
+async def _rendered(render: _Render[T], messages: Sequence[Mapping[str, Any]]) -> T:
+    """The result of `render` for these messages, or else for the merged ones. Raises `APIError`."""
     try:
         try:
             return await render(messages)

@@ -202,7 +202,7 @@ async def count_tokens(context: RequestContext, body: CountRequest) -> ASGIApp:
     served = await context.model(body.model)
     context.log["model"] = served.name
     try:
-        tokens = len((await body.prompt(context, served)).token_ids)
+        tokens = await body.count(context, served)
     except TooLong as error:  # clients count to find this out
         tokens = error.tokens
     return JSONResponse(TokenCount(input_tokens=tokens))

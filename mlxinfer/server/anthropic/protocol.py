@@ -16,9 +16,10 @@ from .. import sse
 from ..errors import APIError, Kind, TooLong, invalid
 from ..model_manager.registry import ServedModel
 from ..routing import RequestContext
-from ..serving import encode_chat
+from ..serving import count_chat, encode_chat
 from ..shared.reasoning import Thinking
 from ..shared.structure import SchemaFormat, structure_refused
+from ..shared.tools import Offer
 from ..validation import FIRST_ERROR_ONLY, Ignored, StrictModel, Unsupported
 from .blocks import CacheControl, Messages, System, cache_marks, for_template
 from .tools import AnthropicToolChoice, ThinkingConfig, ToolDefinitions, offer_of, thinking_of
@@ -120,8 +121,16 @@ class ConversationRequest(StrictModel):
 
     async def prompt(self, context: RequestContext, served: ServedModel) -> ChatPrompt:
         """The rendered conversation. Raises `APIError`."""
-        variables, offer = self.wanted_thinking().variables(served), offer_of(self.tools or (), self.tool_choice)
-        return await encode_chat(context, served, for_template(self.system, self.messages), offer, variables)
+        return await encode_chat(context, served, *self._parts(served))
+
+    async def count(self, context: RequestContext, served: ServedModel) -> int:
+        """Tokens of the rendered conversation. Raises `APIError`."""
+        return await count_chat(context, served, *self._parts(served))
+
+    def _parts(self, served: ServedModel) -> tuple[list[dict[str, Any]], Offer, dict[str, Any]]:
+        """Messages, tools and variables for the chat template. Raises `APIError`."""
+        offer = offer_of(self.tools or (), self.tool_choice)
+        return for_template(self.system, self.messages), offer, self.wanted_thinking().variables(served)
 
     @property
     def reports_cached(self) -> bool:

@@ -21,8 +21,10 @@ from mlxinfer.types import SamplingParams
 openai, anthropic, ollama, httpx, httpx2 = needs("openai"), needs("anthropic"), needs("ollama"), needs("httpx"), needs("httpx2")
 
 ONE, OTHER = saved(noise(1)), saved(noise(2))
-TOKENS = 16
+TOKENS = 96
 ASKED = "What is this?"
+SAMPLED: Any = {"temperature": 1, "seed": 7}
+"""Sampled answers show small differences between logits. Greedy ones of a random model may repeat one token."""
 LOOK: dict[str, Any] = {"type": "object", "properties": {}}
 
 
@@ -49,7 +51,7 @@ class Clients:
         return self._chat([*asked, {"role": "tool", "tool_call_id": "x", "content": content}], stream)
 
     def _chat(self, messages: Any, stream: bool) -> str:
-        made = self.gpt.chat.completions.create(model="tiny", messages=messages, max_tokens=TOKENS, temperature=0, stream=stream)
+        made = self.gpt.chat.completions.create(model="tiny", messages=messages, max_tokens=TOKENS, stream=stream, **SAMPLED)
         if not stream:
             return str(made.choices[0].message.content)
         return "".join(choice.delta.content or "" for event in made for choice in event.choices)
@@ -66,7 +68,9 @@ class Clients:
         return self._responses([*asked, {"type": "function_call_output", "call_id": "x", "output": output}], stream)
 
     def _responses(self, items: Any, stream: bool) -> str:
-        made = self.gpt.responses.create(model="tiny", input=items, max_output_tokens=TOKENS, temperature=0, stream=stream)
+        made = self.gpt.responses.create(
+            model="tiny", input=items, max_output_tokens=TOKENS, stream=stream, temperature=1, extra_body={"seed": 7}
+        )
         if not stream:
             return str(made.output_text)
         return "".join(event.delta for event in made if event.type == "response.output_text.delta")
@@ -82,7 +86,7 @@ class Clients:
         return self._messages([*asked, {"role": "user", "content": [result]}], stream)
 
     def _messages(self, turns: Any, stream: bool) -> str:
-        body = {"model": "tiny", "messages": turns, "max_tokens": TOKENS, "extra_body": {"temperature": 0}}
+        body = {"model": "tiny", "messages": turns, "max_tokens": TOKENS, "extra_body": SAMPLED}
         if not stream:
             return str(self.claude.messages.create(**body).content[0].text)
         with self.claude.messages.stream(**body) as events:
@@ -97,11 +101,11 @@ class Clients:
         return self._ollama_chat([*asked, {"role": "tool", "tool_name": "look", "content": "", "images": [picture]}], stream)
 
     def _ollama_chat(self, messages: Any, stream: bool) -> str:
-        made = self.llama.chat(model="tiny", messages=messages, stream=stream, options={"temperature": 0, "num_predict": TOKENS})
+        made = self.llama.chat(model="tiny", messages=messages, stream=stream, options={**SAMPLED, "num_predict": TOKENS})
         return "".join(part.message.content for part in made) if stream else str(made.message.content)
 
     def ollama_generate(self, picture: bytes, stream: bool) -> str:
-        options = {"temperature": 0, "num_predict": TOKENS}
+        options = {**SAMPLED, "num_predict": TOKENS}
         made = self.llama.generate(model="tiny", prompt=ASKED, images=[picture], stream=stream, options=options)
         return "".join(part.response for part in made) if stream else str(made.response)
 
@@ -135,7 +139,7 @@ def test_two_pictures_give_two_answers(clients: Clients, surface: Surface) -> No
 def test_all_surfaces_show_the_model_the_same(clients: Clients) -> None:
     content = [{"type": "image", "image": ONE}, {"type": "text", "text": ASKED}]
     with LLM(GOLDEN / "smolvlm", max_context=1024) as llm:
-        wanted = llm.chat([{"role": "user", "content": content}], SamplingParams(max_tokens=TOKENS, temperature=0)).text
+        wanted = llm.chat([{"role": "user", "content": content}], SamplingParams(max_tokens=TOKENS, **SAMPLED)).text
     assert {surface.__name__: surface(clients, ONE, False) for surface in _FROM_USERS} == dict.fromkeys(
         [each.__name__ for each in _FROM_USERS], wanted
     )
@@ -174,6 +178,14 @@ def test_usage_and_timings(clients: Clients) -> None:
     text = clients.gpt.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Hi"}], max_tokens=3)
     assert "timings" not in text.model_extra
     assert text.usage.prompt_tokens_details.image_tokens is None
+
+
+def test_counting_decodes_nothing(clients: Clients) -> None:
+    whole, cut = ([{"role": "user", "content": [_block(data)]}] for data in (ONE, ONE[:-400]))
+    counts = [clients.claude.messages.count_tokens(model="tiny", messages=turns).input_tokens for turns in (whole, cut)]
+    assert counts[0] == counts[1] > 40
+    with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]: .* truncated"):
+        clients.claude.messages.create(model="tiny", messages=cut, max_tokens=2)
 
 
 def test_lists_say_that_the_model_sees(clients: Clients) -> None:
