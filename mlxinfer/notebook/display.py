@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from html import escape
 from inspect import isasyncgen
+from io import BytesIO
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Union
 
@@ -18,19 +20,28 @@ if TYPE_CHECKING:
 
 Messages = Sequence[Mapping[str, Any]]
 
+_SIDE = 160
+"""Largest side of a picture's copy in a cell, in pixels."""
 _REDRAW_S = 0.1
 """Seconds between two updates of a cell; the front end draws each update."""
 
 
-def stream(llm: LLM, prompt: Union[str, Messages], params: SamplingParams | None = None, *, markdown: bool = False) -> Completion:
+def stream(
+    llm: LLM, prompt: Union[str, Messages], params: SamplingParams | None = None, *, markdown: bool = False, images: Sequence[Any] = ()
+) -> Completion:
     """Stream the answer to a prompt or messages into the running cell, as text or `markdown`.
+
+    A small copy of each picture in the last message is shown above the answer. With `images`, the prompt is a user's message, and they come
+    first in the last one.
 
     Interrupting the cell stops the generation; the text so far is returned with `finish_reason` "cancelled". Outside of IPython the text is
     printed. Raises as `LLM.stream` does, and `MLXInferError` for an `AsyncLLM`.
     """
-    chunks = llm.stream(prompt, params) if isinstance(prompt, str) else llm.stream_chat(prompt, params)
+    chat = images or not isinstance(prompt, str)
+    chunks = llm.stream_chat(prompt, params, images=images) if chat else llm.stream(prompt, params)  # type: ignore[arg-type]
     if isasyncgen(chunks):
         raise MLXInferError("stream needs an LLM: an AsyncLLM's answer is read with `async for chunk in llm.stream(prompt, params)`")
+    show_pictures([*images, *pictures_of(prompt)])
     collected: list[Chunk] = []
     cell = _Cell(markdown=markdown)
     with closing(chunks):
@@ -93,6 +104,32 @@ class _Cell:
         if footer:
             html += f'<div style="opacity: 0.6; font-size: 85%">{escape(footer)}</div>'
         self._handle.update({"text/plain": self._text, "text/html": html}, raw=True)
+
+
+def pictures_of(prompt: Union[str, Messages]) -> list[Any]:
+    """Return the images of the last message."""
+    content = prompt[-1].get("content") if prompt and not isinstance(prompt, str) else None
+    return [part["image"] for part in content if "image" in part] if isinstance(content, list) else []
+
+
+def show_pictures(images: Sequence[Any]) -> None:
+    """Show a small copy of each image in the running cell; nothing outside of an IPython kernel. Raises `ImageError`."""
+    handle = _display_handle() if images else None
+    if handle is not None:
+        small = "".join(f'<img src="{_small_copy(image)}" style="margin: 0 0.5em 0.5em 0">' for image in images)
+        handle.update({"text/plain": counted(len(images), "picture"), "text/html": f"<div>{small}</div>"}, raw=True)
+
+
+def _small_copy(image: Any) -> str:
+    """Return a `data:` URL of a PNG of at most `_SIDE` pixels a side."""
+    from PIL import Image
+
+    from ..vision.picture import read_picture
+
+    small, out = Image.fromarray(read_picture(image).pixels), BytesIO()
+    small.thumbnail((_SIDE, _SIDE))
+    small.save(out, "PNG")
+    return f"data:image/png;base64,{b64encode(out.getvalue()).decode()}"
 
 
 def _display_handle() -> Any:

@@ -34,6 +34,7 @@ def _options(magic: str) -> _Options:
     parser.add_argument("-s", "--system", help="begin anew with this system prompt")
     parser.add_argument("-n", "--max-tokens", type=int, help="length of the answer in tokens")
     parser.add_argument("-t", "--temperature", type=float, help="0 is greedy")
+    parser.add_argument("-i", "--image", action="append", default=[], help="show this picture file to the model; repeatable")
     parser.add_argument("--new", action="store_true", help="begin a new conversation")
     return parser
 
@@ -65,7 +66,8 @@ class CellConversation:
         if given.system:
             self.messages = [{"role": "system", "content": given.system}]
         if text.strip():
-            self._ask(text.strip(), SamplingParams(max_tokens=given.max_tokens or 1024, temperature=given.temperature))
+            params = SamplingParams(max_tokens=given.max_tokens or 1024, temperature=given.temperature)
+            self._ask(text.strip(), given.image, params)
 
     def use(self, model: str | LLM) -> None:
         """Continue with another model: an `LLM` or a name. Raises `MLXInferError`."""
@@ -76,9 +78,11 @@ class CellConversation:
             self.llm.close()
         self.llm = opened
 
-    def _ask(self, text: str, params: SamplingParams) -> None:
+    def _ask(self, text: str, images: list[str], params: SamplingParams) -> None:
         assert self.llm is not None
-        messages = [*self.messages, {"role": "user", "content": text}]
+        pictures = [{"type": "image", "image": image} for image in images]
+        content = [*pictures, {"type": "text", "text": text}] if pictures else text
+        messages = [*self.messages, {"role": "user", "content": content}]
         completion = stream(self.llm, messages, params, markdown=True)
         self.messages = [*messages, {"role": "assistant", "content": completion.text}]
 
@@ -123,8 +127,8 @@ def load(shell: Any) -> None:
     def chat(line: str, cell: str | None = None) -> None:
         """Ask the model: `%chat How are you?`, or `%%chat --system "Answer in French." --temperature 0` above the text.
 
-        Both accept options. The cells of a notebook are one conversation; `--new` starts another, `--model NAME` changes the model. ■ stops
-        the answer and keeps its text.
+        Both accept options. The cells of a notebook are one conversation; `--new` starts another, `--model NAME` changes the model,
+        `--image FILE` shows a picture to the model. ■ stops the answer and keeps its text.
         """
         try:
             conversation.chat(line, cell)

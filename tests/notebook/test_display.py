@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from support.models.seeing import GOLDEN
 from support.models.tiny_directory import tiny_directory
 from support.processes.notebook_kernel import Cell, notebook_kernel
 from support.processes.optional import needs
@@ -83,3 +84,17 @@ def test_an_async_model_is_told_the_right_call(model):
     with pytest.raises(MLXInferError, match="async for"):
         stream(llm, "hello", PARAMS)
     asyncio.run(llm.close())
+
+
+def test_pictures_are_shown_above_the_answer():
+    with notebook_kernel() as cell:
+        cell.run("import numpy as np\nfrom mlxinfer import LLM, SamplingParams\nfrom mlxinfer.notebook import stream")
+        cell.run(f"llm = LLM({str(GOLDEN / 'smolvlm')!r}); picture = np.zeros((900, 300, 3), np.uint8); p = SamplingParams(max_tokens=2)")
+        shown = "from mlxinfer.notebook.display import show_pictures, pictures_of"
+        cell.run(f"{shown}; show_pictures([picture, picture])")
+        assert cell.last_display["text/plain"] == "2 pictures"
+        assert cell.last_display["text/html"].count('<img src="data:image/png;base64,') == 2
+        told = cell.run("c = stream(llm, 'what?', p, images=[picture]); print(c.usage.stats.images, c.usage.completion_tokens)")
+        assert told == "1 2"
+        part = "[{'role': 'user', 'content': [{'type': 'image', 'image': picture}, {'type': 'text', 'text': 'what?'}]}]"
+        assert cell.run(f"print(len(pictures_of({part})), stream(llm, {part}, p).token_ids == c.token_ids)") == "1 True"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from PIL import Image
+from support.models.seeing import GOLDEN
 from support.models.tiny_directory import tiny_directory
 from support.processes.notebook_kernel import Cell, notebook_kernel
 from support.processes.optional import needs
@@ -91,3 +93,16 @@ def test_a_question_in_a_line_and_what_objects_look_like(cell):
     assert cell.run("print(conversation.messages[0])") == "{'role': 'user', 'content': 'hello'}"
     cell.run("from IPython.display import display; display(conversation.llm, display_id=True)")
     assert "architecture" in cell.last_display["text/html"]
+
+
+def test_a_picture_stays_in_the_conversation(tmp_path):
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "a cat.png")
+    with notebook_kernel() as cell:
+        cell.run(f"%load_ext mlxinfer\nmodel = {str(GOLDEN / 'smolvlm')!r}")
+        cell.run(f"%%chat --model $model --image '{tmp_path / 'a cat.png'}' -n 4\nwhat is this?")
+        cell.run("%chat -n 4 and then?")
+        assert cell.run("print([part['type'] for part in conversation.messages[0]['content']], len(conversation.messages))") == (
+            "['image', 'text'] 4"
+        )
+        told = cell.run("%chat --image /nowhere.png what?")
+        assert told.startswith("mlxinfer: messages[4].content[0]: the image /nowhere.png cannot be read")
