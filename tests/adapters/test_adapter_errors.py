@@ -69,7 +69,7 @@ PEFT = "base_model.model.model."
         ("layers.0.input_layernorm.weight", "no part of a low-rank update"),
         ("layers.7.self_attn.q_proj.lora_A.weight", "layer 7, which the model does not have"),
         ("layers.0.block_sparse_moe.gate.lora_A.weight", "for no projection of attention or of a feed-forward layer"),
-        ("vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", "for no projection of attention"),
+        ("vision_tower.encoder.layers.0.self_attn.q_proj.lora_A.weight", "for the vision tower"),
     ],
 )
 def test_tensors_that_would_not_be_applied(base, changes, tmp_path, tensor, why):
