@@ -303,7 +303,7 @@ class ImageProcessor(ABC):
     """Identity of a tower that has a file of its own, so that cached features and pages of two such files differ."""
 
     def __init__(self, files: ProcessorFiles) -> None:
-        self.image_token_id = files.token_id()
+        self.image_token_id = self.token_id(files)
         """Id of `image_token`. It may exceed the embedding of the model and is never looked up."""
         self.read(files)
         self.ignored_keys = tuple(files.image.ignored(self.unused))
@@ -311,6 +311,15 @@ class ImageProcessor(ABC):
 
     unused: ClassVar[frozenset[str]] = frozenset()
     """Settings of other families that checkpoints of this one also contain."""
+
+    @property
+    def in_text(self) -> str:
+        """Text for an image in a message of text, for templates that take no lists of parts."""
+        return self.placeholder
+
+    def token_id(self, files: ProcessorFiles) -> int:
+        """Return the id of `image_token`. Raises `CheckpointError`."""
+        return files.token_id()
 
     @abstractmethod
     def read(self, files: ProcessorFiles) -> None:

@@ -177,6 +177,6 @@ def _markup(tokenizer: Tokenizer, processor: ImageProcessor) -> str:
     try:
         rendered = tokenizer.render_chat([{"role": "user", "content": content}])
     except TemplateError:
-        return processor.placeholder
+        return processor.in_text
     between = rendered.partition(before)[2].partition(after)[0]
-    return between if between.count(processor.placeholder) == 1 else processor.placeholder
+    return between if between.count(processor.placeholder) == 1 else processor.in_text

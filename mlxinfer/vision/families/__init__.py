@@ -10,7 +10,7 @@ from ..processor import ImageProcessor, ProcessorFiles, read_object
 from .gemma3 import Gemma3Processor
 from .gemma4 import Gemma4Processor, Gemma4UnifiedProcessor
 from .idefics3 import Idefics3Processor
-from .internvl import InternVLProcessor
+from .internvl import InternVLChatProcessor, InternVLProcessor
 from .lfm2_vl import Lfm2VLProcessor
 from .pixtral import PixtralProcessor
 from .qwen import QwenProcessor
@@ -21,6 +21,7 @@ PROCESSORS: dict[str, type[ImageProcessor]] = {
     "gemma4_unified": Gemma4UnifiedProcessor,
     "idefics3": Idefics3Processor,
     "internvl": InternVLProcessor,
+    "internvl_chat": InternVLChatProcessor,
     "lfm2_vl": Lfm2VLProcessor,
     "mistral3": PixtralProcessor,
     "qwen2_5_vl": QwenProcessor,

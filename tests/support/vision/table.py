@@ -24,10 +24,14 @@ from mlxinfer.vision.inputs import ImageInput, PromptImages
 from mlxinfer.vision.picture import read_picture
 
 from ..engines.tiny_engine import run
+from ..models.models_page import Table
 from ..models.seeing import GOLDEN, Picture, cases, images_of, prompt_of, seeing
 from ..oracles.plain_step import PlainCache, PlainStep
 
 NAMES = sorted(folder.name for folder in GOLDEN.iterdir() if (folder / "tokenizer.json").is_file())
+TABLE = Table(
+    "python -m pytest tests/vision/table --write-vision-table", "<!-- end of the table of images -->\n", "sees", NAMES, lambda name: name
+)
 STRIDE = 5
 """Every how manieth logit `reference.npz` has."""
 FILLER = [40, 73, 65, 82, 77]

@@ -83,7 +83,7 @@ def test_answers_of_a_schema(name: str) -> None:
     schema = {"type": "object", "properties": {"shape": {"enum": ["circle", "square", "line"]}}, "required": ["shape"]}
     with LLM(GOLDEN / name, dtype="float32", memory_gb=1, max_context=512) as llm:
         answer = llm.chat(
-            messages_with_pictures(name, "two"), temperature=0, max_tokens=128, structure=Schema({**schema, "additionalProperties": False})
+            messages_with_pictures(name, "two"), temperature=0, max_tokens=256, structure=Schema({**schema, "additionalProperties": False})
         )
     assert json.loads(answer.text)["shape"] in ("circle", "square", "line")
     assert answer.usage.stats.images == 2
