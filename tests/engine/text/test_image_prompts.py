@@ -25,7 +25,7 @@ from mlxinfer.vision.picture import read_picture
 from mlxinfer.vision.processor import Budget
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "vision"
-FAMILIES = ("gemma3", "mistral3", "qwen3_vl", "smolvlm")
+FAMILIES = tuple(sorted(path.parent.name for path in GOLDEN.glob("*/reference.npz")))
 REASON = "the model cannot see images: it is a text model"
 
 
@@ -46,7 +46,8 @@ def _case(family: str, case: str) -> dict[str, Any]:
 def inputs(family: str, *, blind: bool = False, context: int = 100_000, budget: Budget = Budget()) -> InputProcessor:  # noqa: B008
     tokenizer = from_directory(GOLDEN / family)
     vision = REASON if blind else open_processor(GOLDEN / family)
-    vocab = json.loads((GOLDEN / family / "config.json").read_text())["text_config"]["vocab_size"]
+    config = json.loads((GOLDEN / family / "config.json").read_text())
+    vocab = config.get("text_config", config)["vocab_size"]
     params = SamplingParams(temperature=0.0).resolved()
     return InputProcessor(tokenizer, vocab, context, params, GrammarCompiler(tokenizer, vocab), vision=vision, budget=budget)
 
