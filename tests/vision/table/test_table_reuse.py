@@ -77,11 +77,17 @@ def test_a_second_picture_keeps_the_first_turn(name: str) -> None:
 @pytest.mark.long
 @sees("disk")
 def test_pages_come_back_from_disk(name: str, tmp_path: Path) -> None:
-    """A new process finds the prompt's pages by the pixels, and needs no tower for an image within them."""
-    options = {"dtype": "float32", "memory_gb": 1, "max_context": 512, "prefix_disk_gb": 0.1, "prefix_dir": tmp_path}
+    """A new process finds the prompt's pages by the pixels, and needs no tower for an image within them.
+
+    Text of more than a page follows the images, so that a page ends outside all spans.
+    """
+    options = {"dtype": "float32", "memory_gb": 1, "max_context": 768, "prefix_disk_gb": 0.1, "prefix_dir": tmp_path}
+    messages = messages_with_pictures(name, "two")
+    messages[-1]["content"].append({"type": "text", "text": " and then" * 2 * PAGE})
+    answers = []
     for turn in range(2):
         with LLM(GOLDEN / name, **options) as llm:
-            answer = llm.chat(messages_with_pictures(name, "two"), temperature=0, max_tokens=16, ignore_eos=True)
-            assert answer.token_ids == cases(name)["two"].greedy
-            assert (answer.usage.stats.reused_tokens >= PAGE) == bool(turn)
-            assert (answer.usage.stats.images_cached > 0) == bool(turn)
+            answers.append(llm.chat(messages, temperature=0, max_tokens=16, ignore_eos=True))
+            assert (answers[-1].usage.stats.reused_tokens >= PAGE) == bool(turn)
+            assert (answers[-1].usage.stats.images_cached > 0) == bool(turn)
+    assert answers[0].token_ids == answers[1].token_ids
