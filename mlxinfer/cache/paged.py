@@ -11,7 +11,7 @@ import mlx.core as mx
 
 from .attention.apart import ApartStep
 from .attention.native import AttentionBackend, NativeStep, StepAttention
-from .attention.reference import PlainStep
+from .attention.reference import PlainAttention, PlainStep
 from .attention.select import attention_backend
 from .base import PAGE, AttentionSpec, BidirectionalSpec, LayerSpec, OpaqueSpec, OpaqueState, RecurrentSpec, Segment, whole_spec
 from .kv_events import AllBlocksCleared, KVEventSink, PrefixEvents
@@ -320,9 +320,11 @@ class PagedCache:
         attention: dict[int, tuple[LayerStore, StepAttention]] = {}
         native, spans = True, False
         for segment in segments:
-            spans = spans or bool(segment.spans)
+            if segment.spans:
+                spans = True
         for (group, backend, sees_spans), layers in self._backends.items():
-            attend = ApartStep(backend, segments, group) if spans and sees_spans else backend.begin(segments, group)
+            apart = spans and sees_spans and not isinstance(backend, PlainAttention)
+            attend = ApartStep(backend, segments, group) if apart else backend.begin(segments, group)
             # Layers that skip the first token are not in a run of blocks; they attend separately.
             native = native and (isinstance(attend, NativeStep) or all(self._stores[layer].spec.skips_first for layer in layers))
             for layer in layers:

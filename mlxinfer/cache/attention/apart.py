@@ -19,12 +19,14 @@ from .reference import PlainStep, separate
 class ApartStep:
     """Implements `StepAttention` for a step with `Segment.spans`: their segments in plain MLX, the others with the layers' backend.
 
+    On a CPU, a span that sees all of its past attends with the kernel of vision towers.
+
     The others get the same arguments as in a step of their own, so their numbers do not depend on images beside them.
     """
 
     def __init__(self, backend: AttentionBackend, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
         apart, others = [s for s in segments if s.spans], [s for s in segments if not s.spans]
-        self._plain = PlainStep(tuple(apart), group)
+        self._plain = PlainStep(tuple(apart), group, kernels=True)
         self._others = backend.begin(tuple(renumbered_segments(others)), group) if others else None
         self._part = _Part(segments, others)
         self._rotation: tuple[Rotation | None, Rotation | None] = None, None

@@ -10,6 +10,7 @@ from typing import Union
 import mlx.core as mx
 import numpy as np
 
+from ... import kernels_cpu
 from ...kernels_metal.paged_attention.reference import attention
 from ...util.dataclass import dataclass
 from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
@@ -81,6 +82,8 @@ class PlainStep:
     segments: tuple[Segment, ...]
     group: AttentionGroup
     """Page tables of the layers with one window size."""
+    kernels: bool = False
+    """True if the CPU kernels may attend within spans."""
     _masks: dict[tuple[int, bool, bool], mx.array] = field(default_factory=dict)
     """By slot, `AttentionSpec.sees_spans` and `whole_spans`, shared by layers with one window."""
     _seen: dict[LayerStore, list[Attended]] = field(default_factory=dict)
@@ -127,10 +130,12 @@ class PlainStep:
         window, last = self.group.window, segment.past + segment.count
         oldest = 0 if window is None else max(segment.past - window + 1, 0)
         start, pages = self.group.tables[segment.slot].from_position(oldest)
+        sees = store.spec.sees_spans and segment.spans != ()
         masked = store.format.quantized and segment.past // PAGE != (last - 1) // PAGE
+        if masked and sees and segment.spans[0] == (segment.past, last):
+            masked = False  # all rows see the same pages
         count = (len(pages) + (segment.filled if masked else 0)) * PAGE + last - segment.past // PAGE * PAGE
         hidden = int(store.spec.skips_first and not start)
-        sees = store.spec.sees_spans and bool(segment.spans)
         mask = _after_first(last) if hidden and not segment.past else None
         if masked:
             mask = self.mask(segment, start, spans=sees, whole=store.spec.whole_spans)
@@ -143,6 +148,7 @@ class PlainStep:
             window=window,
             mask=_without_first(mask, segment.past) if masked and hidden and mask is not None else mask,
             spans=[(first - segment.past, end - segment.past) for first, end in segment.spans] if sees else [],
+            kernels=self.kernels,
         )
 
     def _past(self, store: LayerStore, segment: Segment) -> Attended:
@@ -218,6 +224,8 @@ class Attended:
     """bool `[L, S]`; None: causal, but for `spans`."""
     spans: list[tuple[int, int]]
     """Ranges [first, end) of queries that see one another. The window limits only their past."""
+    kernels: bool = False
+    """See `PlainStep`."""
 
     @property
     def count(self) -> int:
@@ -281,6 +289,9 @@ class Attended:
                 newest -= rows - span[1]
                 oldest, mask = self._past_of_span(keys - rows + start, keys - rows + end, keys - rows + span[0], newest)
             own = (k, v) if newest - oldest == keys else (k[:, oldest:newest], v[:, oldest:newest])
+            if self.kernels and span is not None and mask is None and _runs_natively(part, *own, params):
+                outputs.append(_native(part, *own, params.scale))
+                continue
             how = partial(attention, scale=params.scale, window=self.window, softcap=params.softcap, sinks=params.sinks, mask=mask)
             outputs.append(how(part, *own, causal=span is None))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs, axis=1)
@@ -308,6 +319,24 @@ def _parts(rows: int, most: int, spans: Sequence[tuple[int, int]]) -> Iterable[_
         yield from ((start, min(start + most, first), None) for start in range(past, first, most))
         yield from ((start, min(start + most, last), (first, last)) for start in range(first, last, most))
         past = last
+
+
+_MOST_PADDING = 16
+"""Maximum ratio of keys to queries for the CPU kernel, which has as many queries as keys: MLX is some hundred times slower per score."""
+
+
+def _runs_natively(q: mx.array, k: mx.array, v: mx.array, params: AttentionParams) -> bool:
+    """True if the CPU kernels' attention without a mask answers queries `[Hq, L, D]` over keys and values `[Hkv, S, D]`."""
+    plain = params.softcap is None and params.sinks is None and k.shape == v.shape and q.dtype == k.dtype
+    return plain and k.shape[1] <= _MOST_PADDING * q.shape[1] and kernels_cpu.can_compute_towers()
+
+
+def _native(q: mx.array, k: mx.array, v: mx.array, scale: float) -> mx.array:
+    heads, rows, dim = q.shape
+    missing = k.shape[1] - rows
+    padded = mx.pad(q, [(0, 0), (0, missing), (0, 0)]) if missing else q
+    queries, keys, values = (x.swapaxes(0, 1)[None] for x in (padded, k, v))
+    return kernels_cpu.patch_attention(queries, keys, values, scale)[:rows].reshape(rows, heads, dim).swapaxes(0, 1)
 
 
 def _joined(pages: Sequence[mx.array]) -> mx.array:
