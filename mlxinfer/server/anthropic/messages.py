@@ -189,8 +189,9 @@ async def create(context: RequestContext, body: MessageRequest) -> ASGIApp:
     params, prompt = body.params(served), await body.prompt(context, served)
     params = body.wanted_thinking().held(params, served, prompt)
     request = GenerateRequest(served, prompt, params, client_id=body.client_id, structure_field=FORMAT)
-    answer = MessageAnswer(request, reports_cached=body.reports_cached, omits_thinking=body.omits_thinking)
-    if body.stream:
+    answer, streams = MessageAnswer(request, reports_cached=body.reports_cached, omits_thinking=body.omits_thinking), body.stream
+    del body  # images have megabytes
+    if streams:
         pieces = stream(context, request, answer.render)
         return sse.Stream(pieces, begin=answer.begin(), failed=error_event, limits=context.limits, keep_alive=PING)
     (completion,) = await sse.unless_gone(context.receive, complete(context, request))

@@ -60,11 +60,13 @@ async def generate(context: RequestContext, body: OllamaGenerateRequest) -> ASGI
     params = (body.options or OllamaOptions()).params(served, len(ids), logprobs, body.structure())
     if not isinstance(prompt, list):
         params = _with_thinking_budget(thinking, params, served, prompt)
+    stateless = bool(body.raw or body.images)
 
     def last_fields(answer: list[int]) -> dict[str, Any]:
-        return {} if body.raw or body.images else {"context": ids + answer}
+        return {} if stateless else {"context": ids + answer}
 
     request = GenerateRequest(served, prompt, params, structure_field="format")
+    body = body.model_copy(update={"images": None})  # images have megabytes
     return await Lines(context, body, request, as_response, last_fields).response()
 
 
@@ -78,6 +80,8 @@ async def chat(context: RequestContext, body: OllamaChatRequest) -> ASGIApp:
     prompt = await encode_chat(context, served, messages, offer, thinking.variables(served))
     params = (body.options or OllamaOptions()).params(served, len(prompt.token_ids), logprobs, body.structure())
     params = _with_thinking_budget(thinking, params, served, prompt)
+    del messages
+    body = body.model_copy(update={"messages": None})  # images have megabytes
     return await Lines(context, body, GenerateRequest(served, prompt, params, structure_field="format"), as_message).response()
 
 

@@ -132,8 +132,9 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     request = GenerateRequest(
         served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
     )
-    form = AnswerForm(served, body.reasoning_field(context.server.settings), body.has_older_form)
-    if body.stream:
+    form, streams = AnswerForm(served, body.reasoning_field(context.server.settings), body.has_older_form), body.stream
+    del body  # images have megabytes
+    if streams:
         events = ChatEvents(form, wants_usage)
         return sse.Stream(stream(context, request, events.render), end=events.end, failed=error_event, limits=context.limits)
     answers = await sse.unless_gone(context.receive, complete(context, request))

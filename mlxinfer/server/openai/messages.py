@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import Discriminator, Field, Tag
 
 from ..errors import APIError, invalid
-from ..shared.images import Content, Detail, content_of, image_of_url
+from ..shared.images import Content, Detail, ImageSettings, SentImage, content_of, image_of_url
 from ..shared.tools import CallId, EarlierCalls, Name
 from ..validation import FIRST_ERROR_ONLY, OneOf, PartType, StrictModel, Unsupported, text_or_list, type_of
 
@@ -37,15 +37,17 @@ def _url_or_object(value: Any) -> str:
     return "<url>" if isinstance(value, str) else "<object>"
 
 
-class ImagePart(StrictModel):
-    """An image. Some clients send the URL without the object around it."""
+class ImagePart(ImageSettings):
+    """An image. Some clients send the URL without the object around it, or `detail` beside it."""
 
     type: Literal["image_url"]
     image_url: Annotated[Union[Annotated[str, Tag("<url>")], Annotated[ImageURL, Tag("<object>")]], Discriminator(_url_or_object)]
 
-    @property
-    def given(self) -> ImageURL:
-        return ImageURL(url=self.image_url) if isinstance(self.image_url, str) else self.image_url
+    def sent(self, where: str) -> SentImage:
+        """The image, which is the request's field `where`. Raises `APIError`."""
+        if isinstance(self.image_url, str):
+            return image_of_url(self.image_url, where, self)
+        return image_of_url(self.image_url.url, where, self.model_copy(update={"detail": self.image_url.detail or self.detail}))
 
 
 def _part_tag(value: Any) -> str:
@@ -152,6 +154,5 @@ def _content(message: ChatMessage, where: str) -> Content:
         field = f"{where}.content[{images[0]}]"
         raise invalid(f"{field}: only messages of users and results of tools can have images", field, "invalid_value")
     return content_of(
-        image_of_url(part.given.url, f"{where}.content[{number}]", part.given.detail) if isinstance(part, ImagePart) else part.text
-        for number, part in enumerate(message.content)
+        part.sent(f"{where}.content[{number}]") if isinstance(part, ImagePart) else part.text for number, part in enumerate(message.content)
     )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from ..errors import invalid
-from ..shared.images import Content, Detail, SentImage, content_of, image_of_url, image_refused
+from ..shared.images import Content, ImageSettings, SentImage, content_of, image_of_url, image_refused
 from ..shared.tools import CallId, EarlierCalls, Name, Offer, make_offer, tools_field
 from ..validation import FIRST_ERROR_ONLY, Ignored, OneOf, PartType, StrictModel, Unsupported, text_or_list, type_of
 from .messages import MAX_MESSAGES
@@ -27,12 +27,11 @@ class InputPart(StrictModel):
     logprobs: list[Any] | None = None
 
 
-class InputImage(StrictModel):
+class InputImage(ImageSettings):
     """An image as a `data:` URL with base64. Other URLs are refused: the server fetches nothing."""
 
     type: Literal["input_image"]
     image_url: str | None = None
-    detail: Detail | None = None
     file_id: Annotated[Any, Unsupported(why="not possible: files are not kept, send image_url with a data: URL")] = None
 
 
@@ -69,7 +68,7 @@ def _with_images(content: str | Sequence[InputPart | InputImage], where: str) ->
 def _image(part: InputImage, where: str) -> SentImage:
     if part.image_url is None:
         raise image_refused("image_url is missing: send a data: URL", where)
-    return image_of_url(part.image_url, where, part.detail)
+    return image_of_url(part.image_url, where, part)
 
 
 class MessageItem(StrictModel):

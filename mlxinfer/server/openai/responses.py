@@ -157,6 +157,7 @@ async def create(context: RequestContext, body: ResponseRequest) -> ASGIApp:
     request = GenerateRequest(
         served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
     )
+    body = body.model_copy(update={"input": ""})  # images have megabytes
     response = _Response(served, params, body)
     events = ResponseEvents(served.llm.tokenizer, response.render, sums_up=bool(body.reasoning and body.reasoning.sums_up))
     if body.stream:

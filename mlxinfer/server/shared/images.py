@@ -10,23 +10,36 @@ import asyncio
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, Union
+from typing import Annotated, Any, Literal, TypeVar, Union
 
+from pydantic import Field
 from typing_extensions import NotRequired, TypedDict
 
 from ...errors import ImageError, MLXInferError
 from ...types import Usage
 from ...vision.picture import bytes_of_base64, bytes_of_url, picture_size
 from ..errors import APIError, from_engine_error, invalid
+from ..validation import StrictModel
 
 T = TypeVar("T")
 Detail = Literal["auto", "low", "high", "original"]
-"""Share of the picture's pixels that the model gets; "original" is the newer name of "high"."""
+"""Share of the picture's pixels that the model gets; "original" means "high"."""
 Content = Union[str, list[dict[str, Any]]]
 """Text, or text parts and image parts in their order."""
 MAX_IMAGES = 64
 """Images of one request."""
 _PLACE = re.compile(r"messages\[(\d+)\]\.content\[(\d+)\](?:: )?")
+
+
+class ImageSettings(StrictModel):
+    """Limits of one image. `max_pixels` and `min_pixels` are areas, and not OpenAI's: Qwen's API has them in the same place."""
+
+    detail: Detail | None = None
+    max_pixels: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    min_pixels: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+
+_SETTINGS = set(ImageSettings.model_fields)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,7 +50,7 @@ class SentImage:
     """Name of its part in the request, such as `messages[2].content[0]`."""
     text: str = field(repr=False)
     """Base64 or, if it starts with `data:`, a URL."""
-    detail: Detail | None = None
+    settings: ImageSettings | None = None
 
     def decoded(self) -> bytes:
         """The bytes of the file, after a check of its header. Raises `APIError`."""
@@ -50,16 +63,18 @@ class SentImage:
 
     def part(self, image: object) -> dict[str, Any]:
         """A part of a message with this value of `image`."""
-        detail = {"detail": "high" if self.detail == "original" else self.detail} if self.detail else {}
-        return {"type": "image", "image": image, **detail}
+        given = {} if self.settings is None else self.settings.model_dump(include=_SETTINGS, exclude_none=True)
+        if given.get("detail") == "original":
+            given["detail"] = "high"
+        return {"type": "image", "image": image, **given}
 
 
 def _is_data_url(text: str) -> bool:
     return text[:5].lower() == "data:"
 
 
-def image_of_url(url: str, where: str, detail: Detail | None = None) -> SentImage:
-    """The image in a `data:` URL with base64. Raises `APIError` for any other URL."""
+def image_of_url(url: str, where: str, settings: ImageSettings | None = None) -> SentImage:
+    """The image in a `data:` URL with base64, with these settings. Raises `APIError` for any other URL."""
     if not _is_data_url(url):
         try:
             bytes_of_url(url)
@@ -67,7 +82,7 @@ def image_of_url(url: str, where: str, detail: Detail | None = None) -> SentImag
             raise image_refused(str(error), where) from None
     if not url[:200].partition(",")[0].rstrip().lower().endswith(";base64"):
         raise image_refused("the data: URL must have base64: write data:image/png;base64,...", where)
-    return SentImage(where, url, detail)
+    return SentImage(where, url, settings)
 
 
 def sent_image(text: str, where: str) -> SentImage:

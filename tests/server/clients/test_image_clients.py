@@ -180,6 +180,27 @@ def test_usage_and_timings(clients: Clients) -> None:
     assert text.usage.prompt_tokens_details.image_tokens is None
 
 
+def test_settings_of_an_image(clients: Clients) -> None:
+    url = data_url(saved(noise(7, (300, 200))))
+
+    def tokens(**part: Any) -> int:
+        content: Any = [{"type": "image_url", **part}]
+        answer = clients.gpt.chat.completions.create(model="tiny", messages=[{"role": "user", "content": content}], max_tokens=1)
+        return int(answer.usage.prompt_tokens_details.image_tokens)
+
+    def of_responses(**part: Any) -> int:
+        items: Any = [{"role": "user", "content": [{"type": "input_image", "image_url": url, **part}]}]
+        answer = clients.gpt.responses.create(model="tiny", input=items, max_output_tokens=1)
+        return int(answer.usage.input_tokens_details.model_extra["image_tokens"])
+
+    whole, low = tokens(image_url={"url": url}), tokens(image_url={"url": url, "detail": "low"})
+    assert low < whole
+    assert tokens(image_url={"url": url, "detail": "auto"}) == tokens(image_url=url) == of_responses() == whole
+    assert tokens(image_url=url, detail="low") == of_responses(detail="low") == low
+    assert tokens(image_url=url, detail="original") == tokens(image_url=url, detail="high")
+    assert tokens(image_url=url, max_pixels=1000) == of_responses(max_pixels=1000) < whole
+
+
 def test_counting_decodes_nothing(clients: Clients) -> None:
     whole, cut = ([{"role": "user", "content": [_block(data)]}] for data in (ONE, ONE[:-400]))
     counts = [clients.claude.messages.count_tokens(model="tiny", messages=turns).input_tokens for turns in (whole, cut)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import json
 import logging
@@ -21,6 +22,12 @@ from support.http.pictures import HOSTILE, ODD, base64_of, data_url, noise, save
 from support.models.seeing import GOLDEN
 
 from mlxinfer.engine.async_llm import AsyncLLM
+from mlxinfer.server import serving
+from mlxinfer.server.anthropic.blocks import ImageBlock
+from mlxinfer.server.ollama.generate import OllamaGenerateRequest
+from mlxinfer.server.ollama.messages import OllamaMessage
+from mlxinfer.server.openai.messages import ImagePart
+from mlxinfer.server.openai.response_items import InputImage
 from mlxinfer.server.settings import Limits
 from mlxinfer.server.shared.images import SentImage
 
@@ -160,6 +167,27 @@ def test_bodies_are_longer_for_models_that_see(tiny_path: Path) -> None:
         assert sent(server, "/v1/completions", {"prompt": "A" * 50_000})[0] == 413
     with live_server({"tiny": lambda: AsyncLLM(tiny_path)}, limits=limits) as server:
         assert sent(server, CHAT, long)[0] == 413
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/api/generate"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_picture_stays_while_its_answer_is_written(live: LiveServer, path: str, stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[object] = []
+    begin, calls = serving.begin, []
+
+    def looking(*given: Any) -> Any:
+        gc.collect()
+        calls.append(path)
+        kinds = (ImagePart, InputImage, ImageBlock, SentImage)
+        held.extend(found for found in gc.get_objects() if isinstance(found, kinds))
+        held.extend(found for found in gc.get_objects() if isinstance(found, (OllamaMessage, OllamaGenerateRequest)) and found.images)
+        return begin(*given)
+
+    monkeypatch.setattr(serving, "begin", looking)
+    fields = {"prompt": "A", "images": [base64_of(ODD["BMP"])]} if path == "/api/generate" else body(path, ODD["BMP"])
+    raw = json.dumps({"model": "tiny", **fields, "stream": stream}).encode()
+    assert live.exchange(request(path, raw, "Content-Type: application/json"))[0] == 200
+    assert (calls, held) == ([path], [])
 
 
 def test_logs_have_no_picture(live: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
