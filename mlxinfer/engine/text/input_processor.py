@@ -340,9 +340,9 @@ def as_prompts(prompts: AnyPrompt | Many[AnyPrompt]) -> list[AnyPrompt]:
 
 
 def check_text_only(prompts: Iterable[Any]) -> None:
-    """Raise `PromptError` for prompts that may have images: logits, scores, traces and vectors are those of texts."""
+    """Raise `PromptError` for prompts that may have images: logits, scores and vectors are those of texts."""
     if any(isinstance(prompt, (Mapping, ChatPrompt, TokensWithImages)) for prompt in prompts):
-        raise PromptError("only text or token ids can be read here: prompts with images are for generate, stream and chat")
+        raise PromptError("only text or token ids can be read here: prompts with images are for generate, stream, chat and trace")
 
 
 def prompt_and_images(prompt: PromptWithImages) -> tuple[Prompt, list[Any]]:

@@ -110,7 +110,7 @@ def test_a_conversation_goes_on_with_cached_pictures(llm: LLM) -> None:
 
 def test_only_texts_are_scored_and_embedded(llm: LLM) -> None:
     given: Any = {"prompt": "<image>", "images": [np.zeros((4, 4, 3), np.uint8)]}
-    for read in (llm.score, llm.logits, llm.trace):
+    for read in (llm.score, llm.logits):
         with pytest.raises(PromptError, match="only text or token ids can be read here"):
             read(given)
     ids = llm.chat_prompt("hello", images=given["images"]).token_ids

@@ -193,7 +193,7 @@ def test_placeholders_of_plain_prompts(family: str) -> None:
             inputs(family).prepared({"prompt": text, "images": images})
         with pytest.raises(PromptError, match="image rows"):
             inputs(family).prepared({"prompt": found.token_ids, "images": images})
-    with pytest.raises(PromptError, match="for generate, stream and chat"):
+    with pytest.raises(PromptError, match="for generate, stream, chat and trace"):
         inputs(family).scored_ids({"prompt": text, "images": [_picture()]})  # type: ignore[arg-type]
     with pytest.raises(PromptError, match="a prompt with images is"):
         inputs(family).prepared({"prompt": text, "image": [_picture()]})  # type: ignore[typeddict-unknown-key, typeddict-item]
