@@ -1,5 +1,6 @@
 #include "attention/heads.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "op/refuse.h"
@@ -7,6 +8,11 @@
 namespace mlxinfer::cpu {
 
 Rotation::Rotation(const std::vector<Part>& parts) {
+  size_t values = 0;
+  for (const auto& [frequencies, first, count] : parts) {
+    values += 2 * frequencies.size() * static_cast<size_t>(std::max<int64_t>(count, 0));
+  }
+  data_.reserve(values); // once: image rows are parts of one row each
   for (const auto& [frequencies, first, count] : parts) {
     const auto size = static_cast<int64_t>(frequencies.size());
     if (size == 0 || count < 1 || (half != 0 && size != half)) {
@@ -14,7 +20,6 @@ Rotation::Rotation(const std::vector<Part>& parts) {
     }
     half = size;
     rows += count;
-    data_.reserve(static_cast<size_t>(rows * 2 * half));
     for (int64_t position = first; position < first + count; ++position) {
       const size_t start = data_.size();
       data_.resize(start + static_cast<size_t>(2 * half));
