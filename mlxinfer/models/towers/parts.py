@@ -15,7 +15,7 @@ import numpy as np
 
 from ... import kernels_cpu
 from ...cache.attention.reference_chunks import FUSED_DIMS
-from ...nn.activations import elementwise, fused
+from ...nn.activations import Activated, elementwise, fused, gated
 from ...nn.linear import JoinedLinear, Linear
 from ...nn.norms import RMSNorm
 from ...nn.weights import Matrix, Recipe, Weights, map_rows, numbers
@@ -69,6 +69,15 @@ def activation(name: str) -> Callable[[mx.array], mx.array]:
     if function.__name__ in kernels_cpu.ACTIVATIONS and kernels_cpu.can_compute_towers():
         return partial(kernels_cpu.activate, activation=function.__name__)
     return fused(lambda x: function(x.astype(mx.float32)).astype(x.dtype))
+
+
+def gate(name: str) -> Activated:
+    """Return `activation(gate) * up`. Raises `UnsupportedModelError`."""
+    known = gated(name)
+    if known.activation not in kernels_cpu.ACTIVATIONS or not kernels_cpu.can_compute_towers():
+        return known
+    function = activation(name)
+    return Activated(known.activation, lambda gate, up: function(gate) * up)
 
 
 def merge_squares(x: mx.array, rows: int, columns: int, side: int) -> mx.array:

@@ -12,7 +12,6 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...nn.activations import gated
 from ...nn.linear import Linear
 from ...nn.mlp import GatedMLP
 from ...nn.norms import RMSNorm
@@ -23,6 +22,7 @@ from .parts import (
     PatchRotation,
     VisionBlock,
     activation,
+    gate,
     grid_positions,
     inverse_frequencies,
     load_attention,
@@ -100,7 +100,7 @@ def load(config: Mapping[str, Any], weights: Weights) -> PixtralTower:
     layers, heads = reader.count("num_hidden_layers", 24), reader.count("num_attention_heads", 16)
     dim = reader.optional_integer("head_dim") or hidden // heads
     patch, theta = reader.side("patch_size", 16), reader.rope_theta(10000.0)
-    gate = gated(reader.text("hidden_act", "gelu"))
+    act = gate(reader.text("hidden_act", "gelu"))
     reader.skip("image_size")
     reader.finish()
     name = prefix_of(weights, "ln_pre.weight", "vision_tower.", "model.vision_tower.", "vision_tower.vision_model.")
@@ -112,7 +112,7 @@ def load(config: Mapping[str, Any], weights: Weights) -> PixtralTower:
         parts = [f"{place}.attention.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj")]
         before, after = (RMSNorm.load(weights, f"{place}.{part}", hidden, _EPS) for part in ("attention_norm", "ffn_norm"))
         attention = load_attention(weights, parts, sizes, dim, bias=False)
-        blocks.append(VisionBlock(attention, GatedMLP.load(weights, f"{place}.feed_forward", hidden, inner, gate), (before, after)))
+        blocks.append(VisionBlock(attention, GatedMLP.load(weights, f"{place}.feed_forward", hidden, inner, act), (before, after)))
     return PixtralTower(
         load_patches(weights, f"{name}patch_conv", hidden, patch, bias=False),
         RMSNorm.load(weights, f"{name}ln_pre", hidden, _EPS),

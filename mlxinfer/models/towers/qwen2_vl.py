@@ -12,12 +12,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from ...nn.activations import gated
 from ...nn.linear import Linear
 from ...nn.mlp import GatedMLP, PlainMLP
 from ...nn.norms import LayerNorm, RMSNorm
 from ...nn.weights import Weights
-from .parts import Ints, PatchRotation, VisionBlock, activation, load_patches
+from .parts import Ints, PatchRotation, VisionBlock, activation, gate, load_patches
 from .qwen_parts import Merger, QwenSizes, axial_angles, find_prefix, load_joined_attention
 from .tower import Encoded, PartStages, Size, Stages, Tower, VisionReader
 
@@ -125,7 +124,7 @@ def _load_2_5(config: Mapping[str, Any], weights: Weights) -> Qwen2VLTower:
     reader = VisionReader(config, "qwen2_5_vl", "qwen2_5_vl_vision")
     hidden, inner = reader.integer("hidden_size", 3584), reader.integer("intermediate_size", 3420)
     sizes = QwenSizes.read(reader, hidden=hidden, inner=inner, layers=32, patch=14, text=reader.integer("out_hidden_size", 3584))
-    gate = gated(reader.text("hidden_act", "silu"))
+    act = gate(reader.text("hidden_act", "silu"))
     unit = sizes.merge * sizes.patch
     window, full = reader.integer("window_size", 112) // unit, reader.integers("fullatt_block_indexes")
     if not window:
@@ -134,7 +133,7 @@ def _load_2_5(config: Mapping[str, Any], weights: Weights) -> Qwen2VLTower:
     reader.finish()
 
     def block(name: str) -> VisionBlock:
-        mlp = GatedMLP.load(weights, f"{name}.mlp", hidden, inner, gate, bias=True)
+        mlp = GatedMLP.load(weights, f"{name}.mlp", hidden, inner, act, bias=True)
         norms = [RMSNorm.load(weights, f"{name}.norm{k}", hidden, _EPS) for k in (1, 2)]
         return VisionBlock(load_joined_attention(weights, name, sizes), mlp, (norms[0], norms[1]))
 
