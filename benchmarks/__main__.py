@@ -19,6 +19,7 @@ from .launches.command import show as show_launches
 from .serving.command import serving
 from .serving.command import show as show_serving
 from .structure import structure
+from .vision.command import vision
 
 SHOW = {"compare": show_compare, "batch": show_batch, "serving": show_serving, "launches": show_launches}
 
@@ -43,7 +44,7 @@ def report(name: str) -> None:
         raise click.ClickException(str(error)) from error
 
 
-for command in (attention_gpu, batch, compare, kv_quality, launches, products_gpu, serving, step, structure):
+for command in (attention_gpu, batch, compare, kv_quality, launches, products_gpu, serving, step, structure, vision):
     main.add_command(command)
 
 if __name__ == "__main__":
