@@ -105,6 +105,11 @@ def whole_spec(spec: LayerSpec) -> Union[AttentionSpec, BidirectionalSpec, Recur
     return spec.spec if isinstance(spec, Elsewhere) else spec
 
 
+def sees_spans(layers: Sequence[LayerSpec]) -> bool:
+    """Return True if rows of an image see one another in some layer, here or elsewhere, so that an image is never divided."""
+    return any(isinstance(spec, AttentionSpec) and spec.sees_spans for spec in map(whole_spec, layers))
+
+
 @dataclass(frozen=True, slots=True)
 class Segment:
     """One sequence's part of a step: rows `start` to `start + count` are its tokens `past` to `past + count`."""

@@ -11,7 +11,7 @@ from operator import index
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypedDict, Union
 
-from ...cache.base import AttentionSpec, BidirectionalSpec
+from ...cache.base import BidirectionalSpec, sees_spans
 from ...errors import ContextLengthError, ImageError, PromptError, SamplingError, UnsupportedModelError
 from ...sampling.sampler import sample_seed
 from ...structured_output.constraint import Constraint
@@ -189,9 +189,8 @@ class InputProcessor:
 
         began = perf_counter()
         images = [prepare(each, self.vision, self.image_cache) for each in planned]
-        layers = self.model.layers if self.model is not None else ()
-        spans = any(isinstance(spec, AttentionSpec) and spec.sees_spans for spec in layers)
-        found = PromptImages.of(ids, images, self.vision.image_token_id, mrope=getattr(self.model, "mrope", False), spans=spans)
+        mrope, spans = (self.model.mrope, sees_spans(self.model.layers)) if self.model is not None else (False, False)
+        found = PromptImages.of(ids, images, self.vision.image_token_id, mrope=mrope, spans=spans)
         return replace(found, prepare_s=perf_counter() - began)
 
     def check(self, ids: Many[int], images: Many[PlannedImage] = ()) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from math import isqrt
 
@@ -10,7 +10,6 @@ import mlx.core as mx
 
 from ... import kernels_cpu
 from ...cache.attention.reference_chunks import FUSED_DIMS
-from ...cache.base import AttentionSpec, LayerSpec
 from ...models.towers import Tower
 from ...models.towers.parts import PatchAttention, VisionBlock
 from ...nn.linear import Linear
@@ -138,11 +137,6 @@ def image_memory(vision: PreparedVision | Vision | str, max_pixels: int | None =
         image_budget(vision, max_pixels, min_pixels)
         return None
     return ImageMemory(vision, max_pixels, min_pixels)
-
-
-def spans_of(layers: Sequence[LayerSpec]) -> bool:
-    """True if rows of an image see one another in some layer, so that an image is never divided between steps."""
-    return any(isinstance(spec, AttentionSpec) and spec.sees_spans for spec in layers)
 
 
 class TowerSize:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ...cache.base import PAGE, BidirectionalSpec
+from ...cache.base import PAGE, BidirectionalSpec, sees_spans
 from ...cache.kv_format import KVFormat
 from ...cache.state import LEAST_BYTES
 from ...config import MAX_DRAFT, MAX_NUM_SEQS
@@ -14,7 +14,7 @@ from ...errors import MemoryPlanError, PromptError
 from ...models.decoder import Model
 from ...util.dataclass import dataclass
 from ...util.device import DeviceMemory, device_memory, is_gpu
-from .images import ImageMemory, ImagePlan, spans_of
+from .images import ImageMemory, ImagePlan
 from .step import Demands, Planned, StepRows, demands_of, with_scored
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def plan_memory(
     weights = planned.weight_bytes + adapter_bytes
     seen = _planned_images(images, whole, weights + (draft.weight_bytes if draft else 0))
     limit = max(whole - (seen.used if seen else 0), 0)
-    span = images.span() if images and spans_of(model.layers) else 0
+    span = images.span() if images and sees_spans(model.layers) else 0
     wanted, whole_texts = _checked_context(model, max_context), _looks_both_ways(model)
     scored_bytes, least_scored = int((limit - weights) * _SCORED_SHARE), PAGE if deterministic else _LEAST_SCORED
 
