@@ -38,8 +38,11 @@ class ImageSettings(StrictModel):
     max_pixels: Annotated[int, Field(ge=1, lt=2**31)] | None = None
     min_pixels: Annotated[int, Field(ge=1, lt=2**31)] | None = None
 
-
-_SETTINGS = set(ImageSettings.model_fields)
+    @property
+    def given(self) -> dict[str, Any]:
+        """The settings in the engine's words."""
+        values = {"detail": self.detail, "max_pixels": self.max_pixels, "min_pixels": self.min_pixels}
+        return {name: "high" if value == "original" else value for name, value in values.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +53,8 @@ class SentImage:
     """Name of its part in the request, such as `messages[2].content[0]`."""
     text: str = field(repr=False)
     """Base64 or, if it starts with `data:`, a URL."""
-    settings: ImageSettings | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """`detail`, `max_pixels` and `min_pixels`, as far as given."""
 
     def decoded(self) -> bytes:
         """The bytes of the file, after a check of its header. Raises `APIError`."""
@@ -63,10 +67,7 @@ class SentImage:
 
     def part(self, image: object) -> dict[str, Any]:
         """A part of a message with this value of `image`."""
-        given = {} if self.settings is None else self.settings.model_dump(include=_SETTINGS, exclude_none=True)
-        if given.get("detail") == "original":
-            given["detail"] = "high"
-        return {"type": "image", "image": image, **given}
+        return {"type": "image", "image": image, **self.settings}
 
 
 def _is_data_url(text: str) -> bool:
@@ -82,7 +83,7 @@ def image_of_url(url: str, where: str, settings: ImageSettings | None = None) ->
             raise image_refused(str(error), where) from None
     if not url[:200].partition(",")[0].rstrip().lower().endswith(";base64"):
         raise image_refused("the data: URL must have base64: write data:image/png;base64,...", where)
-    return SentImage(where, url, settings)
+    return SentImage(where, url, {} if settings is None else settings.given)
 
 
 def sent_image(text: str, where: str) -> SentImage:
