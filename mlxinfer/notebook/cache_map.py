@@ -186,7 +186,7 @@ def _group(cache: PagedCache, index: int, nodes: list[Node], slots: list[int], k
 
 
 def _tokens(node: Node | None) -> tuple[int, ...]:
-    return tuple(array("i", node.block)) if node else ()
+    return tuple(array("q", node.block)) if node else ()
 
 
 def _sequence(groups: list[AttentionGroup], sequence: Sequence) -> CachedSequence:
