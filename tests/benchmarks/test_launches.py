@@ -204,3 +204,16 @@ def test_seconds_by_hand() -> None:
 def test_every_chip_has_a_bandwidth_that_its_maker_states() -> None:
     assert len({chip.name for chip in chips.CHIPS}) == len(chips.CHIPS) == 18
     assert all(60e9 < chip.bandwidth < 1e12 for chip in chips.CHIPS)
+
+
+@pytest.mark.long
+@needs_gcc
+def test_blocks_of_vision_towers() -> None:
+    """SigLIP: norm, joined product, attention, product, sum; norm, product, GELU, product, sum. Qwen3-VL turns queries and keys as well:
+    two halves each, joined."""
+    command = [sys.executable, "-m", "benchmarks.launches.towers", "smolvlm-256m", "qwen3-vl-2b"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(each["block"], each["block_stages"]) for each in found] == [(10, 10), (18, 12)]
+    assert found[0]["names"] == {"LayerNorm": 2, "AddMM": 4, "SDPA": 1, "Compiled": 1, "Add": 2}
