@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from .recipes.embedding import EmbeddingRecipe, read_recipe
 from .recipes.rerank import RerankRecipe, read_reranking
 from .repack_cache import RepackCache
 from .summary import Summary, summarize
-from .vision import PreparedVision, Vision, prepare_vision, unseen, vision_notes
+from .vision import PreparedVision, Vision, prepare_vision, unseen, vision_bytes, vision_notes
 from .weights import CheckpointWeights, MetaWeights, Progress, TensorIndex
 
 if TYPE_CHECKING:
@@ -144,7 +145,11 @@ class PreparedModel:
             notes=(*model.notes, *vision_notes(checkpoint, vision), *notes),
             embedding=read_recipe(checkpoint),
             reranking=read_reranking(checkpoint, self.name, tokenizer),
-            summary=summarize(checkpoint, self.name, self.model_type, model.max_context, self.quantize),
+            summary=replace(
+                summarize(checkpoint, self.name, self.model_type, model.max_context, self.quantize),
+                tower_bytes=vision_bytes(self.vision),
+                blind=self.vision if isinstance(self.vision, str) else "",
+            ),
             vision=vision,
         )
 

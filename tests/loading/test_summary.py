@@ -20,6 +20,14 @@ def test_what_is_loaded_is_what_the_headers_say(tmp_path: Path) -> None:
     assert summary.nbytes == 4 * summary.parameters
 
 
+def test_what_is_loaded_with_a_tower_is_what_the_headers_say() -> None:
+    golden = Path(__file__).parents[1] / "golden" / "vision" / "smolvlm"
+    loaded = load(golden, dtype="bfloat16")
+    assert loaded.summary == describe(golden)
+    assert loaded.summary.tower_bytes > 0
+    assert loaded.summary.blind == ""
+
+
 def test_quantized_files(tmp_path: Path) -> None:
     random_checkpoint(tmp_path / "plain", config_of("llama"))
     convert(tmp_path / "plain", tmp_path / "packed", bits=8, group_size=32)
