@@ -38,6 +38,8 @@ MAX_BYTES = 20_000_000
 """Maximum bytes of an encoded picture."""
 MAX_PIXELS = 64_000_000
 """Maximum pixels of a picture."""
+MAX_SIDE = 65_535
+"""Maximum width and height, as in JPEG. Resizing takes about 50 bytes for each pixel of a side."""
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 """Formats that are decoded, by Pillow's names."""
 
@@ -205,6 +207,8 @@ def _check_size(width: int, height: int) -> None:
         raise ImageError(f"the image is empty: {width} x {height} pixels")
     if width * height > MAX_PIXELS:
         raise ImageError(f"the image has {width} x {height} pixels, more than {MAX_PIXELS // 1_000_000} million: scale it down")
+    if max(width, height) > MAX_SIDE:
+        raise ImageError(f"the image has {width} x {height} pixels, and a side has at most {MAX_SIDE}: cut it into parts")
 
 
 @contextmanager

@@ -49,14 +49,17 @@ def joined_text_parts(parts: Sequence[Mapping[str, Any]]) -> list[Mapping[str, A
     return joined
 
 
-def expanded(text: str, processor: ImageProcessor, layouts: Sequence[Layout]) -> str:
-    """Return the rendered text with each placeholder expanded. Raises `PromptError` unless there is one for each image."""
+def expanded(text: str, processor: ImageProcessor, layouts: Sequence[Layout], *, chat: bool = True) -> str:
+    """Return the text with each placeholder expanded. Raises `PromptError` unless there is one for each image.
+
+    `chat`: the text is a rendered conversation, and not a prompt that the user wrote.
+    """
     pieces = text.split(processor.placeholder)
     if len(pieces) - 1 != len(layouts):
-        raise PromptError(
-            f"the chat template rendered {len(pieces) - 1} image placeholders ({processor.placeholder}) for {len(layouts)} images: "
-            "every image must be a part of a message that the template shows"
-        )
+        found = f"{len(pieces) - 1} image placeholders ({processor.placeholder}) for {len(layouts)} images"
+        if not chat:
+            raise PromptError(f"the prompt has {found}: write one for each image, in its place")
+        raise PromptError(f"the chat template rendered {found}: every image must be a part of a message that the template shows")
     parts = [pieces[0]]
     for layout, piece in zip(layouts, pieces[1:], strict=True):
         parts += [processor.expansion(layout), piece]

@@ -78,7 +78,13 @@ def test_raw_prompts_have_placeholders(call: Call, picture: Path) -> None:
     assert call("run", MODEL, "<image>what", "--raw", "--image", str(picture), *GREEDY).code == 0
     result = call("run", MODEL, "what", "--raw", "--image", str(picture), *GREEDY)
     assert result.code == 2
-    assert "0 image placeholders" in result.err
+    assert "the prompt has 0 image placeholders" in result.err
+
+
+def test_urls_are_named_as_urls(call: Call) -> None:
+    result = call("run", MODEL, "what", "--image", "https://example.com/cat.png", *GREEDY)
+    assert result.code == 2
+    assert "https://example.com/cat.png is a URL" in result.err
 
 
 def _lines(text: str) -> list[str]:

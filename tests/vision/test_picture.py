@@ -20,7 +20,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from mlxinfer.errors import ImageError
-from mlxinfer.vision.picture import MAX_BYTES, Picture, bytes_of_url, picture_from_url, picture_size, read_picture
+from mlxinfer.vision.picture import MAX_BYTES, MAX_SIDE, Picture, bytes_of_url, picture_from_url, picture_size, read_picture
 
 SIZE = 6, 4  # width, height
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -45,6 +45,14 @@ def png(width: int, height: int, *, depth: int = 8, color: int = 2, rows: bytes 
     """A PNG file with further chunks before and after its pixels."""
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, depth, color, 0, 0, 0))
     return b"\x89PNG\r\n\x1a\n" + header + before + chunk(b"IDAT", zlib.compress(rows)) + after + chunk(b"IEND", b"")
+
+
+def test_sides_are_limited() -> None:
+    """Pillow takes 48 bytes for each pixel of a side to resize it: 3 GB for one row of 60 million."""
+    assert picture_size(png(MAX_SIDE, 1)) == (1, MAX_SIDE)
+    for size in ((MAX_SIDE + 1, 1), (1, MAX_SIDE + 1), (1, 60_000_000)):
+        with pytest.raises(ImageError, match="a side has at most 65535: cut it into parts"):
+            picture_size(png(*size))
 
 
 @cache

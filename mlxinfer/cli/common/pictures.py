@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...errors import ImageError
+from ...errors import ImageError, one_line
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
@@ -45,6 +45,8 @@ def read_picture_file(name: str | Path) -> PictureFile:
 
     if name == STDIN:
         shown, data = "standard input", sys.stdin.buffer.read()
+    elif isinstance(name, str) and re.match("(?:https?|ftp)://", name, re.IGNORECASE):
+        raise ImageError(f"{one_line(name, 60)} is a URL, and no picture is fetched: download it, and give the file")
     else:
         shown, data = Path(name).name, read_file(Path(name).expanduser())
     try:

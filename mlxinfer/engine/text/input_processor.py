@@ -164,7 +164,7 @@ class InputProcessor:
         text, sources = prompt_and_images(prompt)
         planned = self._planned([ImagePart(f"images[{number}]", source, {}) for number, source in enumerate(sources)])
         if planned and isinstance(text, str) and not isinstance(self.vision, str):
-            text = expanded(text, self.vision, [each.layout for each in planned])
+            text = expanded(text, self.vision, [each.layout for each in planned], chat=False)
         ids = self.token_ids(text, planned)
         images = self._read_images(ids, planned)
         return TokensWithImages(ids, images) if images else ids
@@ -205,7 +205,7 @@ class InputProcessor:
         if image is not None and not images and image in ids:
             raise PromptError(
                 f"token {ids.index(image)} of the prompt ({image}) stands for an image: give the images with it, as "
-                '{"prompt": ..., "images": [...]}'
+                '{"prompt": ..., "images": [...]} in Python, or as parts of chat messages over HTTP'
             )
         known = [token for token in ids if token != image] if images else ids
         if all(type(token) is int for token in ids) and min(known, default=0) >= 0 and max(known, default=0) < self.vocab_size:

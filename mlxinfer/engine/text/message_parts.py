@@ -66,6 +66,10 @@ def read_messages(messages: Messages, images: Iterable[Any] = ()) -> tuple[list[
     plain = [_read(message, f"messages[{number}]", found) for number, message in enumerate(messages)]
     empty = [number for number, part in enumerate(found) if part.source is _MISSING]
     if empty and len(empty) != len(more):
+        if more:
+            raise ImageError(
+                f'{found[empty[0]].where}: {len(more)} images are given for {len(empty)} parts {{"type": "image"}}: one for each'
+            )
         raise ImageError(f'{found[empty[0]].where}: "image" is missing: write {_EXAMPLE}')
     for number, part in zip(empty, more, strict=False):
         found[number] = replace(part, limits=found[number].limits)

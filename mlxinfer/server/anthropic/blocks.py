@@ -34,6 +34,12 @@ class TextBlock(StrictModel):
     citations: Annotated[Any, Unsupported([])] = None
 
 
+class SystemBlock(TextBlock):
+    """A block of the system message, which has text only."""
+
+    type: Annotated[str, PartType("text")]
+
+
 class ImageSource(StrictModel):
     """The base64 of an image. The format is read from its bytes, whatever `media_type` says."""
 
@@ -139,7 +145,7 @@ TurnContent = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[Block], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
 ]
 System = Annotated[
-    Union[Annotated[str, Tag("<text>")], Annotated[list[TextBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
+    Union[Annotated[str, Tag("<text>")], Annotated[list[SystemBlock], FIRST_ERROR_ONLY, Tag("<items>")]], Discriminator(text_or_list)
 ]
 
 
@@ -157,7 +163,7 @@ class Turn(StrictModel):
 Messages = Annotated[list[Turn], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
-def for_template(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
+def for_template(system: str | Sequence[TextBlock] | None, messages: Sequence[Turn]) -> list[dict[str, Any]]:
     """The conversation in the form of chat templates. Consecutive turns of the same role are merged, as in Anthropic's API, and each
     result of a tool becomes a message. Raises `APIError`."""
     if messages[-1].role == "assistant":

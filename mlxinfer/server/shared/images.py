@@ -81,7 +81,7 @@ def image_of_url(url: str, where: str, settings: ImageSettings | None = None) ->
             bytes_of_url(url)
         except ImageError as error:
             raise image_refused(str(error), where) from None
-    if not url[:200].partition(",")[0].rstrip().lower().endswith(";base64"):
+    if not url[:2000].partition(",")[0].rstrip().lower().endswith(";base64"):
         raise image_refused("the data: URL must have base64: write data:image/png;base64,...", where)
     return SentImage(where, url, {} if settings is None else settings.given)
 

@@ -187,6 +187,12 @@ def test_a_directory_of_a_model_and_its_tower_is_a_model(tmp_path: Path) -> None
         assert llm.sees_images
 
 
+def test_mmproj_as_a_model_is_refused_by_name(tmp_path: Path) -> None:
+    write_mmproj(tmp_path / "mmproj.gguf", config_of("smolvlm"), {name: np.array(values) for name, values in tensors_of("smolvlm").items()})
+    with pytest.raises(UnsupportedModelError, match=r"holds a vision tower only .* give the file of the language model"):
+        LLM(tmp_path / "mmproj.gguf")
+
+
 def test_mmproj_of_a_directory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="belongs to a GGUF model"):
         LLM(GOLDEN.parent / "smolvlm", mmproj=tmp_path / "mmproj.gguf")

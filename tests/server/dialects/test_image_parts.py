@@ -18,7 +18,17 @@ from mlxinfer.server.errors import APIError
 from mlxinfer.server.ollama import messages as ollama
 from mlxinfer.server.openai import messages as chat
 from mlxinfer.server.openai import response_items as responses
-from mlxinfer.server.shared.images import MAX_IMAGES, PictureQueue, SentImage, content_of, joined, parts_of, sent_images, with_places
+from mlxinfer.server.shared.images import (
+    MAX_IMAGES,
+    PictureQueue,
+    SentImage,
+    content_of,
+    image_of_url,
+    joined,
+    parts_of,
+    sent_images,
+    with_places,
+)
 
 PIXEL = base64.b64encode(
     base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
@@ -252,3 +262,15 @@ def refused(live: LiveServer, path: str, fields: dict[str, Any]) -> tuple[int, s
     status, _, raw = live.exchange(request(path, json.dumps(body).encode(), "Content-Type: application/json"))
     error = json.loads(raw)["error"]
     return status, error if isinstance(error, str) else error["message"]
+
+
+def test_the_media_type_may_have_long_parameters() -> None:
+    assert image_of_url(f"data:image/png;name={'a' * 300};base64,{PIXEL}", "here").decoded() == base64.b64decode(PIXEL)
+
+
+def test_a_system_message_of_anthropic_does_not_ask_for_images(live: LiveServer) -> None:
+    image = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PIXEL}}
+    turns = [{"role": "user", "content": "A"}]
+    raw = json.dumps({"model": "tiny", "max_tokens": 1, "system": [image], "messages": turns}).encode()
+    status, _, found = live.exchange(request("/v1/messages", raw, "Content-Type: application/json"))
+    assert (status, json.loads(found)["error"]["message"]) == (400, "system[0].type: not supported yet: only text")

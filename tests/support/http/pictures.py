@@ -53,6 +53,7 @@ ZIPPED = _zipped()
 HOSTILE: dict[str, bytes] = {
     "header of 20,000 x 20,000": png(20_000, 20_000),
     "rows of 8000 x 8001": png(8000, 8001, rows=bytes(8001 * 8001)),
+    "a side of 70,000": png(70_000, 1, rows=bytes(70_001)),
     "zTXt bomb": png(4, 4, chunk(b"zTXt", b"x\0\0" + ZIPPED), rows=bytes(20)),
     "iTXt bomb": png(4, 4, chunk(b"iTXt", b"x\0\1\0\0\0" + ZIPPED), rows=bytes(20)),
     "iCCP bomb": png(60, 40, chunk(b"iCCP", b"x\0\0" + ZIPPED), rows=bytes(61 * 40)),

@@ -77,6 +77,10 @@ def architecture_name(files: GGUFFiles) -> str:
     name = files.metadata.get("general.architecture")
     if not isinstance(name, str):
         raise CheckpointError(f"{files.path}: general.architecture is missing from the metadata; convert the model again")
+    if name == "clip":
+        raise UnsupportedModelError(
+            f"{files.path}: holds a vision tower only (an mmproj file); give the file of the language model, and this one as --mmproj"
+        )
     if name not in FAMILIES:
         known = ", ".join(FAMILIES)
         raise UnsupportedModelError(
