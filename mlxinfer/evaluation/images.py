@@ -11,7 +11,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from ..engine.llm import LLM
-from ..errors import EvaluationError, TextError
+from ..engine.text.chat_prompt import ChatPrompt
+from ..errors import EvaluationError, ImageError, TextError
 from ..types import SamplingParams
 from .figures import Estimate
 
@@ -20,6 +21,7 @@ _AT_ONCE = 8
 _LEAST_SIMILARITY = 0.5
 """Similarity below which an answer counts as wrong in ANLS."""
 _MARKS = re.compile(r"[^\w\s.%$€£-]|(?<!\d)\.|\.(?!\d)")
+_PART = re.compile(r"^messages\[\d+\]\.content\[(\d+)\]: ")
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
@@ -140,11 +142,22 @@ def evaluate_images(
             raise EvaluationError(f"{model} cannot see images: eval images needs a model that can")
         for first in range(0, len(questions), _AT_ONCE):
             group = questions[first : first + _AT_ONCE]
-            answers = llm.generate([llm.chat_prompt(_messages(each, prompt)) for each in group], params)
+            answers = llm.generate([_prompt(llm, each, prompt) for each in group], params)
             for question, answer in zip(group, answers, strict=True):
                 found.append(_compared(question, answer.text, answer.usage.stats.image_tokens))
             done(len(found))
         return ImageFigures(str(model), tuple(found))
+
+
+def _prompt(llm: LLM, question: Question, prompt: str) -> ChatPrompt:
+    """Return the question as a prompt. Raises `ImageError` that names the file."""
+    try:
+        return llm.chat_prompt(_messages(question, prompt))
+    except ImageError as error:
+        part = _PART.match(str(error))
+        if part is None:
+            raise
+        raise ImageError(f"{question.images[int(part[1])]}: {str(error)[part.end() :]}") from None
 
 
 def _messages(question: Question, prompt: str) -> list[dict[str, Any]]:

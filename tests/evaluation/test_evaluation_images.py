@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mlxinfer.errors import EvaluationError, TextError
+from mlxinfer.errors import EvaluationError, ImageError, TextError
 from mlxinfer.evaluation.images import _compared, evaluate_images, plain, read_questions
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "vision" / "smolvlm"
@@ -86,6 +87,13 @@ def test_a_model_is_asked(file: Path) -> None:
     assert found.answered[0].answer != found.answered[2].answer
     assert found.answered[1].image_tokens == 2 * found.answered[0].image_tokens > 0
     assert found.exact.mean == 0.0
+
+
+def test_a_damaged_picture_is_named_by_its_file(file: Path) -> None:
+    damaged = file.parent / "b.png"
+    damaged.write_bytes(damaged.read_bytes()[:-100])
+    with pytest.raises(ImageError, match=rf"^{re.escape(str(damaged))}: the image cannot be decoded"):
+        evaluate_images(GOLDEN, read_questions(file), max_tokens=4, settings={"dtype": "float32"})
 
 
 def test_a_model_without_a_tower_is_refused(file: Path) -> None:

@@ -163,7 +163,8 @@ def _load(session: Session, argument: str) -> Shown:
     saved = read(path)
     shown = session.restore(saved)
     session.file = path
-    return replace(shown, told=f"{shown.told} from {path}")
+    first, *notes = shown.told.split("\n")
+    return replace(shown, told="\n".join([f"{first} from {path}", *notes]))
 
 
 def _path(argument: str) -> Path | None:

@@ -225,7 +225,7 @@ def _merge_turns(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     return {"role": one["role"], **texts, **({"tool_calls": asked} if asked else {})}
 
 
-def cache_marks(system: str | list[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
+def cache_marks(system: str | Sequence[TextBlock] | None, messages: Sequence[Turn]) -> Iterator[CacheControl]:
     """The cache marks of a conversation."""
-    marked = [*(system if isinstance(system, list) else ()), *(block for message in messages for block in message.blocks)]
+    marked = [*(() if isinstance(system, str) else system or ()), *(block for message in messages for block in message.blocks)]
     return (found for block in marked if (found := getattr(block, "cache_control", None)))

@@ -143,7 +143,8 @@ def test_a_saved_conversation_has_the_paths_of_its_pictures(
     pictures[0].unlink()
     Image.new("RGB", (8, 8)).save(pictures[1])
     later = Session(Conversation(llm, PARAMS))
-    told = later.restore(read(tmp_path / "talk.json")).told
+    told = obey(later, f"/load {tmp_path / 'talk.json'}").told
+    assert told.splitlines()[0] == f"2 messages from {tmp_path / 'talk.json'}"
     assert "a cat.png cannot be read: No such file or directory: the model does not see it any more" in told
     assert "dog.bmp has changed, so the model does not see it any more" in told
     (message,) = (each for each in later.conversation.messages if each["role"] == "user")
