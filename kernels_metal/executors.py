@@ -16,6 +16,7 @@ from typing import Any, Protocol, Union, cast
 import mlx.core as mx
 
 from ..util.dataclass import dataclass
+from ..util.device import device_info, has_metal
 from .source import load
 
 Template = Sequence[tuple[str, Union[bool, int, mx.Dtype]]]
@@ -111,7 +112,7 @@ def _chosen() -> Maker | None:
     maker = _maker.get()
     if maker is not None:
         return maker
-    if mx.metal.is_available():
+    if has_metal():
         return cast(Maker, mx.fast.metal_kernel)
     if os.environ.get("MLXINFER_KERNELS") == "emulator":
         return _emulated()
@@ -150,5 +151,5 @@ def gpu_cores() -> int:
     """Approximate number of GPU cores. It decides the number of parts of a long sequence."""
     if mx.cuda.is_available():
         return _MULTIPROCESSORS
-    information: dict[str, Any] = mx.device_info() if mx.metal.is_available() else {}
+    information: dict[str, Any] = device_info()
     return _CORES.get(str(information.get("architecture", "g"))[-1], 10)

@@ -15,7 +15,7 @@ from time import perf_counter
 import mlx.core as mx
 import numpy as np
 
-from ..util.device import allowed_threads, is_gpu, processor_name
+from ..util.device import allowed_threads, device_info, is_gpu, processor_name
 
 _LEAST_BYTES, _MOST_BYTES = 1 << 24, 1 << 30
 _LEAST_PASSES, _LEAST_SECONDS = 5, 0.3
@@ -84,4 +84,4 @@ def _best(once: Callable[[], object]) -> float:
 
 
 def _device_name() -> str:
-    return str(mx.device_info().get("device_name", "GPU")) if is_gpu() else processor_name() or platform.processor() or platform.machine()
+    return str(device_info().get("device_name", "GPU")) if is_gpu() else processor_name() or platform.processor() or platform.machine()

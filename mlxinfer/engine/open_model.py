@@ -32,7 +32,7 @@ from ..nn import small_batch_matmul
 from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..util.dataclass import dataclass
-from ..util.device import DeviceMemory
+from ..util.device import DeviceMemory, no_device_lines
 from ..vision.processor import DEFAULT_BUDGET
 from .adapter_set import AdapterSet
 from .core.engine import Engine
@@ -361,4 +361,4 @@ def _blind_drafts(loaded: LoadedModel, drafter: Drafter | None) -> list[str]:
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
     slower = (*fallback_lines(layers, kv, dtype), *small_batch_matmul.TRIAL.lost(), *cuts.fallback_lines(loaded.model.vocab_size))
-    return (*loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))
+    return (*no_device_lines(), *loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))

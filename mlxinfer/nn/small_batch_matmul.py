@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import mlx.core as mx
 
 from ..kernels_metal.kernel_trial import KernelTrial, Kind, Speed, Verdict, kernels_in_use
-from ..util.device import is_gpu
+from ..util.device import device_info, is_gpu
 from .activations import Activated
 from .mixed_scales import is_mixed, narrowed, restored
 from .weights import Blocks, Format, Quantized
@@ -292,5 +292,5 @@ def machine() -> str:
     codes, blocks = (f"quantized_matmul/{name}.metal" for name in ("quantized_matmul", "block_matmul"))
     sources = [load(codes, "affine_matmul"), load(codes, "mxfp4_matmul"), load(blocks, "block_matmul")]
     digest = hashlib.sha256("".join(s.header + s.body for s in sources).encode()).hexdigest()[:12]
-    device = str(mx.device_info().get("device_name") or platform.machine())
+    device = str(device_info().get("device_name") or platform.machine())
     return f"{device}, {platform.system()} {platform.release()}, mlx {version('mlx')}, kernels {digest}"

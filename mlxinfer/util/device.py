@@ -37,7 +37,38 @@ class DeviceMemory:
 
 
 def is_gpu() -> bool:
-    return mx.default_device().type == mx.DeviceType.gpu
+    """Return True if models compute on a GPU."""
+    return mx.default_device().type == mx.DeviceType.gpu and (not mx.metal.is_available() or _has_device())
+
+
+def has_metal() -> bool:
+    """Return True if there is a Metal device. MLX only says whether it was built with Metal."""
+    return mx.metal.is_available() and _has_device()
+
+
+@cache
+def _has_device() -> bool:
+    """Return False on a Mac without a Metal device, such as a virtual machine, where the CPU becomes MLX's default device."""
+    try:
+        mx.device_info()
+    except RuntimeError:
+        mx.set_default_device(mx.cpu)
+        return False
+    return True
+
+
+def device_info() -> dict[str, str | int]:
+    """Return MLX's description of the device; {} on a Mac without a Metal device."""
+    return mx.device_info() if not mx.metal.is_available() or _has_device() else {}
+
+
+def no_device_lines() -> list[str]:
+    """Return a note for the user of a Mac without a Metal device."""
+    return (
+        ["there is no Metal device (a virtual machine?): models run on the CPU, slowly"]
+        if mx.metal.is_available() and not has_metal()
+        else []
+    )
 
 
 def device_memory() -> DeviceMemory:
@@ -45,7 +76,7 @@ def device_memory() -> DeviceMemory:
     total, source = memory_limit()
     if not is_gpu():
         return DeviceMemory(total, total * 4 // 5, source)
-    info = mx.device_info()
+    info = device_info()
     buffers = info.get("resource_limit")
     limit = int(buffers) if isinstance(buffers, int) and buffers > 0 else None
     if isinstance(own := info.get("total_memory"), int):  # an NVIDIA GPU has separate memory
@@ -67,7 +98,7 @@ def limit_memory(*, wired: int, spare: int, most: int) -> None:
     bytes in use, MLX waits for running operations before it starts more; otherwise it runs ten layers ahead, with the copies of each.
     """
     _before.setdefault("cache", mx.set_cache_limit(spare))
-    if mx.metal.is_available():
+    if has_metal():
         mx.set_wired_limit(min(wired, wired_limit()))
         _before.setdefault("memory", mx.set_memory_limit(most))
 
@@ -89,7 +120,7 @@ def command_buffer_numbers() -> int:
 
 def wired_limit() -> int:
     """Return the maximum bytes to wire."""
-    recommended = mx.device_info().get("max_recommended_working_set_size", 0)
+    recommended = device_info().get("max_recommended_working_set_size", 0)
     return min(int(memory_limit()[0] * _WIRED_SHARE), int(recommended))
 
 
@@ -121,9 +152,9 @@ def rounds_float32() -> bool:
     """
     if os.environ.get("MLX_ENABLE_TF32", "1") == "0":
         return False
-    if not mx.metal.is_available():
+    if not has_metal():
         return mx.cuda.is_available() and is_gpu()
-    generation = re.fullmatch(r"applegpu_g(\d+).", str(mx.device_info().get("architecture", "")))
+    generation = re.fullmatch(r"applegpu_g(\d+).", str(device_info().get("architecture", "")))
     return generation is not None and int(generation[1]) >= _WITH_MATRIX_UNITS
 
 

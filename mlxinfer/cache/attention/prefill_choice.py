@@ -20,7 +20,7 @@ from ...kernels_metal.paged_attention.tiles import Shape
 from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_prefill
 from ...kernels_metal.paged_attention_prefill.plan import plan_prefill
 from ...kernels_metal.unseal_pages.launcher import RAW, SEALED, plan_unseal, unseal_pages
-from ...util.device import device_memory
+from ...util.device import device_memory, has_metal
 from ..base import PAGE
 from .reference_chunks import FUSED_DIMS
 
@@ -53,7 +53,7 @@ def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None) -
 def unsealing_is_faster(shape: Shape) -> bool:
     """Compare both ways on this device, once for all layers that differ only in the number of KV heads. False unless the device is an Apple
     GPU."""
-    return mx.metal.is_available() and _measured(replace(shape, heads=_KV_HEADS * shape.group, kv_heads=_KV_HEADS))
+    return has_metal() and _measured(replace(shape, heads=_KV_HEADS * shape.group, kv_heads=_KV_HEADS))
 
 
 @cache

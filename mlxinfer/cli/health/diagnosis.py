@@ -11,8 +11,6 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-import mlx.core as mx
-
 from ... import kernels_cpu
 from ..._version import __version__
 from ...cache.attention.select import attention_lines, gpu_status
@@ -30,7 +28,7 @@ from ...loading.repack_cache import cache_usage, directory, limit_bytes
 from ...loading.vision import vision_notes
 from ...models.config_reader import check_ignored
 from ...nn.small_batch_matmul import product_status
-from ...util.device import default_dtype, device_memory, is_gpu, rounds_float32, wired_limit
+from ...util.device import default_dtype, device_info, device_memory, has_metal, is_gpu, no_device_lines, rounds_float32, wired_limit
 from ...util.installing import install_line
 from ..common.console import human_bytes
 
@@ -143,7 +141,7 @@ def _packed_copies() -> str:
 
 
 def _device() -> str:
-    name = str(mx.device_info().get("device_name") or platform.processor() or platform.machine())
+    name = str(device_info().get("device_name") or platform.processor() or platform.machine())
     return f"{name}, {'GPU' if is_gpu() else 'CPU'}"
 
 
@@ -157,7 +155,8 @@ def _version(package: str) -> str | None:
 def _missing(models_here: set[str]) -> list[str]:
     """Return missing parts, each with its cost or installation command."""
     lines = []
-    if not mx.metal.is_available() and not is_gpu():
+    lines += no_device_lines()
+    if not lines and not has_metal() and not is_gpu():
         lines.append("no Apple GPU: models run on the CPU")
     if not is_gpu() and not kernels_cpu.available():
         lines.append(kernels_cpu.status())

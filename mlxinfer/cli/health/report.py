@@ -29,7 +29,7 @@ from ...cache.kv_format import KVFormat
 from ...errors import MLXInferError
 from ...loading.find.catalog import local_models
 from ...loading.load import meta_model
-from ...util.device import is_gpu, memory_limit, wired_limit
+from ...util.device import device_info, is_gpu, memory_limit, no_device_lines, wired_limit
 from ..common.console import human_bytes
 from .diagnosis import WIDTHS, Diagnosis, diagnose, diagnose_model
 
@@ -90,6 +90,7 @@ def _safely(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
 
 def _machine(found: Diagnosis) -> Iterator[str]:
     yield f"device: {found.device}"
+    yield from no_device_lines()
     yield f"processors: {os.cpu_count()}"
     yield f"GPU cores: {_gpu_cores()}"
     yield f"kernels: {found.gpu_kernels or found.cpu_kernels}"
@@ -97,7 +98,7 @@ def _machine(found: Diagnosis) -> Iterator[str]:
     yield f"computes in: {found.compute_dtype}"
     if found.float32:
         yield found.float32
-    for name, value in sorted(mx.device_info().items()):
+    for name, value in sorted(device_info().items()):
         yield f"MLX, {name}: {value}"
 
 
