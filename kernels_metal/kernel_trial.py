@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field
 from threading import Lock
@@ -85,7 +86,9 @@ class KernelTrial:
         except UnsupportedShapeError as error:
             return Verdict(one_line(error))
         except (RuntimeError, ValueError) as error:
-            fault = one_line(error)
+            fault = fault_line(error)
+            if len(_ERRORS) < _MOST_ERRORS:
+                _ERRORS.append((f"{self.name} {kind}", str(error)[:_ERROR_CHARACTERS]))
         return Verdict(f"{self._failure}: {fault}") if fault else None
 
     def disable(self, error: BaseException, *, guilty: bool, kinds: Iterable[Kind] | None = None) -> bool:
@@ -94,7 +97,7 @@ class KernelTrial:
         with self.lock:
             used = [kind for kind, verdict in self.verdicts.items() if verdict.obstacle is None] if kinds is None else list(kinds)
             used = [kind for kind in used if self.problem(kind)] if guilty else used
-            self.verdicts.update((kind, Verdict(f"a Metal kernel failed: {one_line(error)}")) for kind in used)
+            self.verdicts.update((kind, Verdict(f"a Metal kernel failed: {fault_line(error)}")) for kind in used)
             self.age += 1
         return bool(used)
 
@@ -118,6 +121,23 @@ class KernelTrial:
     def _described(self, kinds: Iterable[Kind]) -> list[str]:
         return sorted({self.name + self._describe(kind, self.verdicts[kind]) for kind in kinds})
 
+
+_ERRORS: list[tuple[str, str]] = []
+_MOST_ERRORS, _ERROR_CHARACTERS = 32, 1 << 16
+
+
+def failed_trials() -> list[tuple[str, str]]:
+    """Return (kernel and kind, whole error) of each trial that raised in this process, such as a compiler's messages."""
+    return list(_ERRORS)
+
+
+def fault_line(error: BaseException) -> str:
+    """Return an error in one line. Of a compiler's messages, the first error: warnings may come before."""
+    first = next((line for line in str(error).splitlines() if _COMPILE_ERROR.search(line)), None)
+    return one_line(error if first is None else first)
+
+
+_COMPILE_ERROR = re.compile(r"(^|[:\s])(fatal )?error: ")
 
 TRIALS: list[KernelTrial] = []
 """All kernels except attention, which is disabled and reported by layer."""

@@ -103,3 +103,24 @@ def test_differences_are_relative_to_the_largest_number() -> None:
     assert difference(right + 0.9, right, 0.01, 0.005) is not None
     assert difference(right.astype(mx.bfloat16) + 0.5, right, 0.01, 0.01) is None
     assert difference(right * float("nan"), right, 0.01) is not None
+
+
+def test_a_compilers_first_error_is_told_and_its_whole_text_kept(trial: KernelTrial, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Apple's compiler prints warnings and errors in the order of the source."""
+    monkeypatch.setattr(kernel_trial, "_ERRORS", [])
+    warnings = "".join(f"program_source:{line}:9: warning: unused variable 'x{line}'\n{'x' * 400}\n" for line in range(10))
+    text = f"[metal::Device] Unable to build metal library from source\n{warnings}program_source:97:3: error: no matching constructor"
+    check.faults["a"] = RuntimeError(text + "\n12 warnings and 1 error generated.")
+    obstacle = trial.obstacle("a")
+    assert obstacle is not None
+    assert obstacle.endswith("program_source:97:3: error: no matching constructor")
+    ((kernel, whole),) = kernel_trial.failed_trials()
+    assert kernel == "sums ('a',)"
+    assert whole.startswith(text)
+    check.faults["b"] = RuntimeError("gone")
+    assert trial.obstacle("b") == "a Metal kernel failed its trial: gone"
+    from mlxinfer.cli.health.report import _kernel_errors
+
+    first, second = _kernel_errors()
+    assert "12 warnings and 1 error generated." in first
+    assert second == "sums ('b',):\n\n  ```\n  gone\n  ```"

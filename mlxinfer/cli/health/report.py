@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import mlx.core as mx
@@ -27,6 +28,7 @@ import mlx.core as mx
 from ...cache.attention.select import attention_lines
 from ...cache.kv_format import KVFormat
 from ...errors import MLXInferError
+from ...kernels_metal.kernel_trial import failed_trials
 from ...loading.find.catalog import local_models
 from ...loading.load import meta_model
 from ...util.device import device_info, is_gpu, memory_limit, no_device_lines, wired_limit
@@ -73,6 +75,7 @@ def report(model: str | None) -> str:
         "attention": lambda: _attention(chosen) if chosen else iter([f"no model: install {_DEMO}, or name one"]),
         "plan": lambda: diagnose_model(chosen, "16", False).memory_lines() if chosen else iter(()),
         "speed": lambda: _speed(chosen) if chosen else iter(()),
+        "errors of kernels": _kernel_errors,
     }
     text = _TITLE
     for title, lines in parts.items():
@@ -207,6 +210,12 @@ def _speed(model: str) -> Iterator[str]:
         machine = measure_machine(llm.weight_bytes)
     yield f"reads {human_bytes(machine.read_bytes)}/s, copies {human_bytes(machine.copy_bytes)}/s"
     yield f"{machine.operations / 1e9:.0f} GFLOP/s in {machine.operations_dtype}"
+
+
+def _kernel_errors() -> Iterator[str]:
+    """Yield the whole text of what the trials of kernels raised so far."""
+    for kernel, error in failed_trials():
+        yield f"{kernel}:\n\n" + indent(f"```\n{error.strip()}\n```", "  ")
 
 
 def _public(model: str) -> str:

@@ -13,7 +13,7 @@ from mlxinfer import __version__
 from mlxinfer.cli.health import report
 from mlxinfer.cli.health.report import settings_of, without_private
 
-SECTIONS = ["machine", "versions", "memory", "settings", "server", "attention", "plan", "speed"]
+SECTIONS = ["machine", "versions", "memory", "settings", "server", "attention", "plan", "speed", "errors of kernels"]
 
 
 @pytest.fixture
