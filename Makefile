@@ -49,7 +49,7 @@ $(bin)/ruff check .
 $(bin)/ruff format --check .
 endef
 
-.PHONY: help demo chat smoke quick test test-swift plain mac-like bench lint fix sanitize torch notebooks docs clean
+.PHONY: help demo chat smoke quick kernels test test-swift plain mac-like bench lint fix sanitize torch notebooks docs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -65,6 +65,9 @@ smoke: $(small)  ## one test of each layer (seconds)
 
 quick: $(small)  ## the tests that need no real model and no emulator of Metal, without the long ones (three minutes)
 	HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest $(parallel) -m "$(quickest)" $(ARGS)
+
+kernels: $(small)  ## the tests that launch Metal kernels: on an Apple GPU, elsewhere in the emulator (minutes)
+	$(bin)/python -m pytest $(parallel) -m emulator tests $(ARGS)
 
 # Types are checked meanwhile; what is wrong with them is said last, and otherwise nothing.
 test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (minutes)

@@ -8,6 +8,8 @@ import importlib.util
 import inspect
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import click
@@ -187,3 +189,19 @@ def test_a_name_that_nothing_resolves_is_found():
         assert not _is_a_model(name), name
     for name in ("smollm2", "MODEL", "Qwen/Qwen3-4B", "org/name@main", "./here", "x.gguf", "chat=~/models/a", "org/name/file.gguf"):
         assert _is_a_model(name), name
+
+
+@pytest.mark.long
+def test_the_first_hour_runs_the_tests_of_every_kernel():
+    """The command of step 3 collects tests that launch each folder of kernels."""
+    page = (ROOT / "docs" / "first-hour-on-a-mac.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"## 3\..*?```\n(make \S+)\n```", page, re.DOTALL)
+    recipe = subprocess.run(
+        ["make", "-n", *command.split()[1:], "PYTHON=python3"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    options = recipe.strip().splitlines()[-1].split(" -m pytest ")[1].split(" -m ")[1].split()
+    assert options == ["emulator", "tests"]
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", *options]
+    found = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    for kernel in ("add_norm", "append_rows", "attention_decode", "attention_prefill", "quantized_matmul", "sampling", "seal", "unseal"):
+        assert re.search(rf"tests/\S*{kernel}", found), kernel
