@@ -143,7 +143,7 @@ class DeterministicChunks(ChunkPolicy):
         end = min(self._next_stop(sequence), (past // PAGE + 1) * PAGE)
         if past < prompt - 1:
             end = min(end, prompt - 1)
-        return end - past if end - past <= rows and end <= sequence.readable else 0
+        return end - past if end - past <= rows else 0
 
     def shortened(self, sequence: Sequence, pages: int) -> int:
         return 0

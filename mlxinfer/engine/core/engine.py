@@ -176,7 +176,7 @@ class Engine:
         if not self.cache.fits(sequence.max_length):
             message = f"a sequence of up to {sequence.max_length} tokens does not fit in the cache's memory"
             raise MemoryPlanError(f"{message}: lower max_tokens or the context length")
-        apart = [] if self.cache.can_fork and len(sequence.prompt) > 1 else sequence.samples_to_fork
+        apart = [] if self.cache.can_fork and sequence.can_fork else sequence.samples_to_fork
         self.scheduler.waiting.check(1 + len(apart))
         if apart:
             sequence.lead([])
@@ -195,6 +195,8 @@ class Engine:
 
     def tidy(self) -> bool:
         """Do some work that can wait. Call it while the engine is idle, as long as it returns True."""
+        if self.encoder is not None and self.encoder.busy:
+            self.encoder.due()  # nobody needs an image any more
         return self.cache.tidy()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -281,9 +283,10 @@ class Engine:
             budget.spend(perf_counter() - began)
         for sequence, error in failed:
             for each in (sequence, *sequence.samples_to_fork):
-                each.fail(error)
-                events.append(Ended(each))
-                self._ended += ended_stats(each)
+                if each.finish_reason is None:
+                    each.fail(error)
+                    events.append(Ended(each))
+                    self._ended += ended_stats(each)
             self.abort(sequence)
 
     def _schedule(self, events: list[Event]) -> Schedule:
@@ -432,7 +435,7 @@ class Engine:
 def _encoder(vision: Vision, dtype: mx.Dtype, config: EngineConfig) -> ImageEncoder:
     from .image_encoder import ImageEncoder  # only for models that see
 
-    return ImageEncoder(vision.tower, dtype, config.image_features_bytes)
+    return ImageEncoder(vision.tower, dtype, config.image_features_bytes, whole_pages=config.deterministic)
 
 
 def _tokens_of(w: ScheduledSequence, count: int) -> list[Event]:

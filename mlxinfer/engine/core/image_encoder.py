@@ -15,6 +15,7 @@ from time import perf_counter
 import mlx.core as mx
 import numpy as np
 
+from ...cache.pages import PAGE
 from ...errors import EngineError, MLXInferError, one_line
 from ...models.towers.tower import Encoded, Size, Tower
 from ...util.dataclass import dataclass
@@ -68,9 +69,11 @@ class _Job:
 class ImageEncoder:
     """The tower, its queue, and the features of images. It belongs to the thread of the engine."""
 
-    def __init__(self, tower: Tower, dtype: mx.Dtype, limit: int) -> None:
-        """`dtype`: of the features. `limit`: bytes of features (`FeatureCache`)."""
+    def __init__(self, tower: Tower, dtype: mx.Dtype, limit: int, *, whole_pages: bool = False) -> None:
+        """`dtype`: of the features. `limit`: bytes of features (`FeatureCache`). `whole_pages`: no chunk of text ends within a page because
+        an image is missing."""
         self.features = FeatureCache(limit)
+        self._step = PAGE if whole_pages else 1
         self.busy = False
         """True if a sequence needs features that are not in a submitted step yet. `due` must then be called between steps."""
         self._tower, self._dtype = tower, dtype
@@ -169,7 +172,8 @@ class ImageEncoder:
     def _update(self, sequence: Sequence) -> None:
         """Set how far the sequence can be computed."""
         needs = self._users.get(sequence, ())
-        sequence.read_up_to(next((need.first for need in needs if need.image.digest not in self.features), ALL))
+        missing = (need.first for need in needs if need.image.digest not in self.features)
+        sequence.read_up_to(next((first // self._step * self._step for first in missing), ALL))
 
     def _leave(self, sequence: Sequence) -> None:
         for need in self._users.pop(sequence, ()):

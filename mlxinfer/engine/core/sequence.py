@@ -155,6 +155,12 @@ class Sequence:
         """Length at which a chunk must end, so that other samples can fork; 0 without other samples."""
         return len(self.prompt) - 1 if self.samples_to_fork else 0
 
+    @property
+    def can_fork(self) -> bool:
+        """True if a chunk can end at the fork point: before it is a token, and no span of an image is divided."""
+        end = len(self.prompt)
+        return end > 1 and (self.images is None or not any(first < end - 1 < last for first, last in self.images.spans))
+
     def lead(self, samples: list[Sequence]) -> None:
         """Set the samples that fork from this one."""
         self.samples_to_fork = samples

@@ -77,6 +77,13 @@ class PendingStep:
         # Kept only for `wait`: MLX writes an array in place only while nothing else refers to it.
         self._awaited = arrays if self.needs_commit else []
 
+    def start(self, before: PendingStep | None) -> None:
+        """Start the passes so far. Plain MLX may copy open pages in the next one, and earlier passes write these in place."""
+        if before is not None:
+            before.wait()
+        self.send()
+        mx.async_eval([array for step in self.passes for array in step.state])  # type: ignore[no-untyped-call]
+
     def wait(self) -> None:
         """Wait until a step that fills pages is computed. Returns at once for any other step, and when called again."""
         arrays, self._awaited = self._awaited, []
@@ -153,7 +160,7 @@ class ModelRunner:
         work = schedule.work
         tokens = self._tokens(schedule)
         pending = PendingStep(schedule, _sampled_sequences(work))
-        scores = self._run_model(pending, tokens)
+        scores = self._run_model(pending, tokens, before)
         if scores:
             pending.logits_to_sample = scores[0] if len(scores) == 1 else mx.concatenate(scores)
         self._last = None
@@ -170,7 +177,7 @@ class ModelRunner:
         pending.submit()
         return pending
 
-    def _run_model(self, pending: PendingStep, tokens: mx.array) -> list[mx.array]:
+    def _run_model(self, pending: PendingStep, tokens: mx.array, before: PendingStep | None) -> list[mx.array]:
         """The model's scores of the rows to sample. Sequences that are only read get their output."""
         work = pending.schedule.work
         scores: list[mx.array] = []
@@ -179,6 +186,8 @@ class ModelRunner:
             segments, pictured = _segments(group, self._images, all_rows=self.model.mtp is not None)
             step = self.cache.begin(segments)
             if pictured and self._images is not None:
+                if pending.passes and any(segment.spans for segment in segments):
+                    pending.start(before)
                 step.given = self._images.given(pictured)
             count = segments[-1].start + segments[-1].count
             hooks = group[0].sequence.hooks

@@ -240,6 +240,35 @@ def test_deterministic_answers_do_not_depend_on_the_crowd() -> None:
     assert alone == [cases()[name].greedy for name in NAMES]
 
 
+@pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.parametrize("family", ["smolvlm", "qwen3_vl", "gemma3"])
+def test_few_features_stall_no_deterministic_request(family: str, limit: int) -> None:
+    """Two images share a page, and the limit has room for the features of one at most."""
+    engine = seeing_engine(family, deterministic=True, image_features_bytes=limit)
+    sequence = case_request("two", family=family)
+    engine.add(sequence)
+    for _ in range(1000):
+        if not engine.idle:
+            engine.step()
+    assert sequence.answer == cases(family)["two"].greedy
+    nothing_left(engine)
+
+
+def test_an_idle_engine_forgets_the_images_of_a_cancelled_request() -> None:
+    engine, sequence = seeing_engine(**ONE_BLOCK), case_request("two")
+    engine.add(sequence)
+    for _ in range(3):
+        engine.step()
+    engine._collect_pending([])
+    engine.abort(sequence)
+    assert engine.idle
+    assert engine.encoder.busy
+    while engine.tidy():
+        pass
+    assert not engine.encoder.busy
+    assert not engine.encoder._users
+
+
 def test_an_interrupt_inside_the_tower_leaves_a_fresh_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, sequence = seeing_engine(**ONE_BLOCK), case_request("two")
     engine.add(sequence)

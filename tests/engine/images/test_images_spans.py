@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from support.engines.tiny_engine import UNMEASURED, run
 from support.models.image_prompts import config_of
-from support.models.seeing import Picture, case_request, cases, seeing, seeing_engine, seeing_request
+from support.models.seeing import Picture, case_request, cases, images_of, seeing, seeing_engine, seeing_request
 
 from mlxinfer.cache.base import whole_spec
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.engine.core.sequence import Sequence
+from mlxinfer.sampling import sample_seed
 from mlxinfer.types import SamplingParams
 
 FAMILIES = ["gemma3", "gemma4", "gemma4_unified"]
@@ -139,3 +140,41 @@ def test_samples_fork_after_the_image(family: str) -> None:
         engine.step()
     assert [sample.answer for sample in samples] == alone
     assert len(set(map(tuple, alone))) > 1
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_samples_of_a_prompt_that_ends_within_an_image(family: str, deterministic: bool) -> None:
+    """No sample can fork before the last token, which sees the rows before it."""
+    whole = case_request("one", family=family)
+    end = whole.images.spans[-1][1]
+    images = images_of(whole.prompt[:end], whole.images.images, family)
+
+    def sample(index: int) -> Sequence:
+        params = SamplingParams(temperature=0.8, seed=3)
+        return Sequence(whole.prompt[:end], params, sample_seed(3, index), end + 8, index=index, images=images)
+
+    settings = {"deterministic": deterministic}
+    alone = [run(seeing_engine(family, **settings), [sample(index)])[0] for index in range(3)]
+    engine, samples = seeing_engine(family, **settings), [sample(index) for index in range(3)]
+    samples[0].lead(samples[1:])
+    engine.add(samples[0])
+    while not engine.idle:
+        engine.step()
+    assert [each.answer for each in samples] == alone
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_deterministic_text_beside_an_image(family: str) -> None:
+    """The answer of a text does not depend on an image that is computed in the same step, after it."""
+    settings = {"deterministic": True, "prefix_cache": False, **UNMEASURED}
+    alone = run(seeing_engine(family, **settings), [text_request(30)])[0]
+    engine, text, pictured = seeing_engine(family, **settings), text_request(30), case_request("two", family=family)
+    engine.add(text)
+    while len(text.answer) < 3:
+        engine.step()
+    engine.add(pictured)
+    while not engine.idle:
+        engine.step()
+    assert text.answer == alone
+    assert comparable(pictured.answer, family) == comparable(cases(family)["two"].greedy, family)
