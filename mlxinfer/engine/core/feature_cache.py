@@ -63,12 +63,6 @@ class FeatureCache:
             del self._pins[digest]
             self._trim()
 
-    def clear(self) -> None:
-        """Remove all entries and pins."""
-        self._entries.clear()
-        self._pins.clear()
-        self.nbytes = 0
-
     def _trim(self) -> None:
         for digest in [digest for digest in self._entries if digest not in self._pins] if self.nbytes > self.limit else ():
             self.drop(digest)
