@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -48,7 +49,7 @@ def read_picture_file(name: str | Path) -> PictureFile:
     elif isinstance(name, str) and re.match("(?:https?|ftp)://", name, re.IGNORECASE):
         raise ImageError(f"{one_line(name, 60)} is a URL, and no picture is fetched: download it, and give the file")
     else:
-        shown, data = Path(name).name, read_file(Path(name).expanduser())
+        shown, data = Path(name).name, read_file(Path(os.path.expanduser(name)))
     try:
         picture_size(data)
     except ImageError as error:

@@ -47,7 +47,7 @@ def _named_files(message: str) -> list[Path]:
 def _file(name: str) -> Path | None:
     """Return the named file, without punctuation at the end of a sentence; None if it does not exist."""
     for text in (name, name.rstrip(".,;:!?)")):
-        path = Path(text).expanduser()
+        path = Path(os.path.expanduser(text))
         try:
             if text and path.is_file():
                 return path

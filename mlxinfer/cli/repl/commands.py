@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -283,7 +284,7 @@ def _image(session: Session, argument: str) -> Result:
     if found is None:
         raise MLXInferError("/image takes a picture file, and a text to send with it")
     path, text = found
-    whole = Path(argument).expanduser()
+    whole = Path(os.path.expanduser(argument))
     if not path.exists() and whole.exists():  # spaces without quotes
         path, text = whole, ""
     tell(session.conversation.attach(path))

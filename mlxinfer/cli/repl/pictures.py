@@ -7,6 +7,7 @@ place.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
@@ -78,7 +79,7 @@ def first_path(text: str) -> tuple[Path, str] | None:
 
 
 def _path(name: str) -> Path:
-    return Path(unquote(urlsplit(name).path)) if name[:7].lower() == "file://" else Path(name).expanduser()
+    return Path(unquote(urlsplit(name).path)) if name[:7].lower() == "file://" else Path(os.path.expanduser(name))
 
 
 def dropped(message: str) -> tuple[list[Path], str]:

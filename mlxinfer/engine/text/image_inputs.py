@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -113,7 +114,7 @@ def _content(part: ImagePart) -> bytes | Picture:
         return bytes_of_url(text)
     if text[:7].lower() == "file://":
         return read_file(Path(unquote(urlsplit(text).path)))
-    return bytes_of_url(text) if "://" in text[:16] else read_file(Path(source).expanduser())
+    return bytes_of_url(text) if "://" in text[:16] else read_file(Path(os.path.expanduser(text)))
 
 
 def prepare(planned: PlannedImage, processor: ImageProcessor, cache: ImageCache) -> ImageInput:

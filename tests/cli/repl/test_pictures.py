@@ -190,6 +190,8 @@ def test_dropped_pictures(pictures: list[Path]) -> None:
     assert dropped(f"what is this?\n{cat.as_uri()}") == ([cat], "what is this?")
     for text in (f"what is {dog} about?", f"line\n{dog} about?", "cat.png is a name", f"{dog}x what", "/nowhere/x.png what", "", "it's"):
         assert dropped(text) == ([], text)
+    for text in ("~5 or so", "~nobody/x.png what"):
+        assert dropped(text) == ([], text)
 
 
 def test_a_piped_chat_takes_pictures(call: Callable[..., Any], llm: LLM, pictures: list[Path]) -> None:
