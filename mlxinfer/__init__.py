@@ -30,6 +30,12 @@ if sys.platform == "darwin":
     # is a fraction of the memory: 171 for 16 GB. Not measured on a Mac yet.
     _memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     os.environ.setdefault("MLX_MAX_MB_PER_BUFFER", str(max(_memory // 10**8, 50)))
+    from .util.mac import chip_generation
+
+    # A command buffer costs about 20 us. Longer ones gave others 5 to 13 % with mixtures of experts before M5, and nothing on M5
+    # (github.com/ml-explore/mlx/issues/4521). Not measured here.
+    if (chip_generation() or 5) < 5:
+        os.environ.setdefault("MLX_MAX_OPS_PER_BUFFER", "500")
 
 __all__ = [
     "LLM",

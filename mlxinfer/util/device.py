@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -13,10 +12,13 @@ from pathlib import Path, PurePosixPath
 import mlx.core as mx
 
 from .dataclass import dataclass
+from .environment import is_gigabytes
+from .mac import WITH_MATRIX_UNITS, gpu_generation
 
 _WIRED_SHARE = 0.6
 """Maximum fraction of a Mac's memory to wire. At the recommended working set, three quarters, macOS kernels have panicked."""
 
+WIRED_GB = "MLXINFER_WIRED_GB"
 _USUAL_BUFFER = 50
 """MLX's default of `MLX_MAX_MB_PER_BUFFER`."""
 
@@ -119,9 +121,11 @@ def command_buffer_numbers() -> int:
 
 
 def wired_limit() -> int:
-    """Return the maximum bytes to wire."""
+    """Return the maximum bytes to wire: `MLXINFER_WIRED_GB` or a share of the memory, and at most the recommended working set."""
     recommended = device_info().get("max_recommended_working_set_size", 0)
-    return min(int(memory_limit()[0] * _WIRED_SHARE), int(recommended))
+    text = os.environ.get(WIRED_GB, "").strip()
+    most = float(text) * 1e9 if is_gigabytes(text) else memory_limit()[0] * _WIRED_SHARE
+    return min(int(most), int(recommended))
 
 
 def peak_memory() -> int:
@@ -154,12 +158,9 @@ def rounds_float32() -> bool:
         return False
     if not has_metal():
         return mx.cuda.is_available() and is_gpu()
-    generation = re.fullmatch(r"applegpu_g(\d+).", str(device_info().get("architecture", "")))
-    return generation is not None and int(generation[1]) >= _WITH_MATRIX_UNITS
+    return gpu_generation(str(device_info().get("architecture", ""))) >= WITH_MATRIX_UNITS
 
 
-_WITH_MATRIX_UNITS = 17
-"""GPU generation of M5."""
 _PROC = Path("/proc/self")
 _RESOURCES = (("address space", resource.RLIMIT_AS, "VmSize"), ("data", resource.RLIMIT_DATA, "VmData"))
 

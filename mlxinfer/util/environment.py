@@ -32,7 +32,8 @@ def _thread_count(text: str) -> bool:
     return text.isascii() and text.isdigit() and 1 <= int(text[:9]) <= 256
 
 
-def _gigabytes(text: str) -> bool:
+def is_gigabytes(text: str) -> bool:
+    """True for a number of gigabytes, such as 8 or 0.5."""
     return re.fullmatch(r"\d{1,9}(\.\d*)?|\.\d+", text) is not None
 
 
@@ -49,7 +50,14 @@ VARIABLES = (
         "Space for packed copies of GGUF files, all together",
         "8",
         "a number of gigabytes, 0 for none",
-        _gigabytes,
+        is_gigabytes,
+    ),
+    Variable(
+        "MLXINFER_WIRED_GB",
+        "Memory that stays resident on a Mac, up to the recommended working set; much of it can stall a busy system",
+        "60 % of the memory",
+        "a number of gigabytes",
+        is_gigabytes,
     ),
     Variable("MLXINFER_CPU_KERNELS", "Use the CPU kernels; when installing, 0 leaves them out and 1 requires them", "1", *_SWITCH),
     Variable("MLXINFER_METAL_KERNELS", "Use the Metal kernels of this package on a GPU", "1", *_SWITCH),

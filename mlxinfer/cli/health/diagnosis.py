@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import shutil
 import sys
@@ -28,11 +29,22 @@ from ...loading.repack_cache import cache_usage, directory, limit_bytes
 from ...loading.vision import vision_notes
 from ...models.config_reader import check_ignored
 from ...nn.small_batch_matmul import product_status
-from ...util.device import default_dtype, device_info, device_memory, has_metal, is_gpu, no_device_lines, rounds_float32, wired_limit
+from ...util import mac
+from ...util.device import (
+    WIRED_GB,
+    default_dtype,
+    device_info,
+    device_memory,
+    has_metal,
+    is_gpu,
+    no_device_lines,
+    rounds_float32,
+    wired_limit,
+)
 from ...util.installing import install_line
 from ..common.console import human_bytes
 
-_PACKAGES = ("mlx", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
+_PACKAGES = ("mlx", "mlx-metal", "mlx-lm", "transformers", "tokenizers", "huggingface-hub", "gguf", "numpy")
 WIDTHS = ("16", "8", "4")
 """Bits of the cache formats that are compared."""
 _BYTES_PER_WEIGHT = {"4 bits": 4.5 / 8, "8 bits": 8.5 / 8, "16 bits": 2.0}
@@ -61,7 +73,7 @@ class Diagnosis:
     largest_model: dict[str, int]
     """Parameters of the largest model that fits, by weight format."""
     versions: dict[str, str | None]
-    """Package to version; None if not installed."""
+    """Package to version, with the platform of a wheel for macOS; None if not installed."""
     models: dict[str, str | None]
     """Model to path; None for an alias that is not installed."""
     missing: list[str]
@@ -74,10 +86,20 @@ class Diagnosis:
     """Folder and size of packed copies; "" without any."""
     wired: str = ""
     """Wired memory, which the system never pages out; "" on a CPU."""
+    matrix_units: str = ""
+    """Use of the GPU's matrix units, or the reason against it; "" without an Apple GPU."""
+    command_buffers: str = ""
+    """Limits of MLX's command buffers that are set in the environment; "" without an Apple GPU."""
+    power: str = ""
+    """Power source and low power mode; "" where the system does not report them."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
-        yield "device", [line for line in (*lines, *self.gpu_products) if line]
+        named = {"matrix units": self.matrix_units, "command buffers": self.command_buffers, "power": self.power}
+        yield (
+            "device",
+            [line for line in (*lines, *self.gpu_products) if line] + [f"{name}: {text}" for name, text in named.items() if text],
+        )
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
             "memory",
@@ -102,7 +124,7 @@ def diagnose() -> Diagnosis:
     own: dict[str, str | None] = {
         "mlxinfer": __version__,
         "Python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
+        "system": f"{_system()} {platform.machine()}",
     }
     found: dict[str, str | None] = dict.fromkeys(ALIASES) | {model.name: str(model.path) for model in local_models()}
     return Diagnosis(
@@ -121,13 +143,37 @@ def diagnose() -> Diagnosis:
         missing=_missing({name for name, path in found.items() if path}),
         packed_copies=_packed_copies(),
         wired=_wired(),
+        matrix_units=mac.matrix_units(str(device_info().get("architecture", ""))) if has_metal() else "",
+        command_buffers=_command_buffers() if has_metal() else "",
+        power=_power(),
     )
+
+
+def _system() -> str:
+    """Return the system's name, with the version of macOS."""
+    version = ".".join(map(str, mac.macos_version()))
+    return f"macOS {version}" if version else platform.system()
 
 
 def _wired() -> str:
     if not is_gpu() or not wired_limit():
         return ""
-    return f"at most {human_bytes(wired_limit())} of it are wired: what a model needs beyond that can be paged out by a busy system"
+    share = os.environ.get("MLX_RESIDENCY_SET_MAX_PCT")
+    line = f"at most {human_bytes(wired_limit())} of it are wired: what a model needs beyond that can be paged out by a busy system"
+    return f"{line} ({WIRED_GB} raises it{f'; MLX_RESIDENCY_SET_MAX_PCT={share} is set' if share else ''})"
+
+
+def _command_buffers() -> str:
+    operations, numbers = (os.environ.get(f"MLX_MAX_{name}_PER_BUFFER") for name in ("OPS", "MB"))
+    most = f"at most {operations} operations" if operations else "MLX's own number of operations"
+    return f"{most}, {numbers} million numbers (MLX_MAX_OPS_PER_BUFFER, MLX_MAX_MB_PER_BUFFER)"
+
+
+def _power() -> str:
+    found = mac.power()
+    if found == mac.Power():
+        return ""
+    return f"{found}: a laptop may compute slower, and measure its kernels as slower" if found.limited else str(found)
 
 
 def _packed_copies() -> str:
@@ -147,9 +193,11 @@ def _device() -> str:
 
 def _version(package: str) -> str | None:
     try:
-        return version(package)
+        found = version(package)
     except PackageNotFoundError:
         return None
+    tag = mac.wheel_tag(package)
+    return f"{found} ({tag})" if tag.startswith("macosx") else found
 
 
 def _missing(models_here: set[str]) -> list[str]:

@@ -31,7 +31,8 @@ from ...errors import MLXInferError
 from ...kernels_metal.kernel_trial import failed_trials
 from ...loading.find.catalog import local_models
 from ...loading.load import meta_model
-from ...util.device import device_info, is_gpu, memory_limit, no_device_lines, wired_limit
+from ...util.device import device_info, is_gpu, memory_limit, no_device_lines
+from ...util.mac import thermal_lines
 from ..common.console import human_bytes
 from .diagnosis import WIDTHS, Diagnosis, diagnose, diagnose_model
 
@@ -101,6 +102,9 @@ def _machine(found: Diagnosis) -> Iterator[str]:
     yield f"computes in: {found.compute_dtype}"
     if found.float32:
         yield found.float32
+    named = {"matrix units": found.matrix_units, "command buffers": found.command_buffers, "power": found.power}
+    yield from (f"{name}: {text}" for name, text in named.items() if text)
+    yield from (f"temperature: {line}" for line in thermal_lines())
     for name, value in sorted(device_info().items()):
         yield f"MLX, {name}: {value}"
 
@@ -127,8 +131,9 @@ def _versions(found: Diagnosis) -> Iterator[str]:
 def _memory(found: Diagnosis) -> Iterator[str]:
     yield f"limit: {human_bytes(found.memory_bytes)} ({found.memory_source}), {human_bytes(found.usable_bytes)} for weights and cache"
     yield f"physical: {human_bytes(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))}, allowed {human_bytes(memory_limit()[0])}"
+    if found.wired:
+        yield found.wired
     if is_gpu():
-        yield f"wired at most: {human_bytes(wired_limit())}"
         yield f"in use by MLX: {human_bytes(mx.get_active_memory())}, kept for reuse {human_bytes(mx.get_cache_memory())}"
     if found.packed_copies:
         yield found.packed_copies

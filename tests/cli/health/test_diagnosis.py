@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 
 import mlx.core as mx
 import pytest
 
 from mlxinfer import __version__, kernels_cpu
 from mlxinfer.util.installing import install_line
+from mlxinfer.util.mac import Power
 
 
 def test_json_tells_the_facts(call):
@@ -34,6 +36,38 @@ def test_float32_that_is_not_exact_is_told(architecture, allowed, rounded, call,
     monkeypatch.setattr(mx.metal, "is_available", lambda: True)
     monkeypatch.setattr(mx, "device_info", lambda *_: {"device_name": "Apple", "architecture": architecture})
     assert ("MLX_ENABLE_TF32=0" in call("doctor").out) == rounded
+
+
+@pytest.fixture
+def mac(monkeypatch):
+    """An M5 Max on macOS 26.1, on battery."""
+    info = {"device_name": "Apple M5 Max", "architecture": "applegpu_g17s", "max_recommended_working_set_size": 96 * 10**9}
+    monkeypatch.setattr(mx.metal, "is_available", lambda: True)
+    monkeypatch.setattr(mx, "device_info", lambda *_: info)
+    monkeypatch.setattr(mx, "default_device", lambda: mx.Device(mx.gpu, 0))
+    monkeypatch.setattr(platform, "mac_ver", lambda: ("26.1", ("", "", ""), "arm64"))
+    monkeypatch.setattr("mlxinfer.util.mac.power", lambda: Power("battery", low=True))
+    monkeypatch.setenv("MLX_MAX_OPS_PER_BUFFER", "500")
+    monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", "1374")
+    monkeypatch.setenv("MLXINFER_METAL_KERNELS", "0")
+
+
+def test_a_mac_comes_with_what_decides_its_speed(call, mac):
+    text = " ".join(call("doctor").out.split())
+    assert "matrix units: not used: MLX needs macOS 26.2 for them, and this is macOS 26.1" in text
+    assert "command buffers: at most 500 operations, 1374 million numbers" in text
+    assert "power: battery, low power mode: a laptop may compute slower" in text
+    assert "system macOS 26.1" in text
+    assert "mlx-metal not installed" in text
+
+
+@pytest.mark.parametrize(("wired", "told"), [("4.5", "4.5 GB"), ("1000", "96.0 GB")])
+def test_wired_memory_is_told_with_what_sets_it(call, mac, monkeypatch, wired, told):
+    monkeypatch.setenv("MLXINFER_WIRED_GB", wired)
+    monkeypatch.setenv("MLX_RESIDENCY_SET_MAX_PCT", "70")
+    line = next(line for line in call("doctor").out.splitlines() if "wired" in line)
+    assert f"at most {told} of it are wired" in line
+    assert "MLXINFER_WIRED_GB raises it; MLX_RESIDENCY_SET_MAX_PCT=70 is set" in line
 
 
 @pytest.mark.skipif(kernels_cpu.packed_version() is None, reason="packed matrices cannot be mapped here")
