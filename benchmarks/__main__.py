@@ -12,7 +12,7 @@ from .common.options import stored_path
 from .common.study import place
 from .compare.command import compare
 from .compare.command import show as show_compare
-from .kernels.command import attention_gpu, products_gpu, step
+from .kernels.command import attention_gpu, kernels_compile, products_gpu, step
 from .kv.command import kv_quality
 from .launches.command import launches
 from .launches.command import show as show_launches
@@ -44,7 +44,7 @@ def report(name: str) -> None:
         raise click.ClickException(str(error)) from error
 
 
-for command in (attention_gpu, batch, compare, kv_quality, launches, products_gpu, serving, step, structure, vision):
+for command in (attention_gpu, batch, compare, kernels_compile, kv_quality, launches, products_gpu, serving, step, structure, vision):
     main.add_command(command)
 
 if __name__ == "__main__":

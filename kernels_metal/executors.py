@@ -38,6 +38,8 @@ class Kernel(Protocol):
 
 
 Maker = Callable[..., Kernel]
+NEEDED = "Metal kernels need an Apple GPU, an NVIDIA GPU and mlx[cuda], or the emulator"
+"""Message where kernels cannot run."""
 _maker: ContextVar[Maker | None] = ContextVar("kernel maker", default=None)
 
 
@@ -87,25 +89,26 @@ def run_with(maker: Maker) -> Iterator[None]:
 
 def available() -> bool:
     """True if the kernels of this folder can run here."""
-    return _chosen() is not None
+    return current_maker() is not None
 
 
 def traceable() -> bool:
     """True if kernels may be called while MLX traces a function: they are operations of MLX, and no code reads their inputs."""
-    maker = _chosen()
+    maker = current_maker()
     return maker is mx.fast.metal_kernel or getattr(maker, "traceable", False)
 
 
 def get_kernel(file: str, name: str) -> Kernel:
     """The kernel of a Metal file, made once per executor. Raises RuntimeError where kernels cannot run."""
-    maker = _chosen()
+    maker = current_maker()
     if maker is None:
-        raise RuntimeError("Metal kernels need an Apple GPU, an NVIDIA GPU and mlx[cuda], or the emulator")
+        raise RuntimeError(NEEDED)
     return _made(maker, file, name)
 
 
-def _chosen() -> Maker | None:
-    """The maker of kernels, or None. MLX's own makers fail only at the first call, so this checks for a GPU beforehand.
+def current_maker() -> Maker | None:
+    """Return the maker of kernels, or None where kernels cannot run. MLX's own makers fail only at the first call, so this checks for a
+    GPU beforehand.
 
     It runs at every launch, so the check for a Mac comes first.
     """

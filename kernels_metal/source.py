@@ -53,6 +53,12 @@ def load(file: str, kernel: str) -> KernelSource:
     raise ValueError(f"{file} has no kernel {kernel}, only {', '.join(m['name'] for m in found) or 'none'}")
 
 
+def all_kernels() -> dict[str, str]:
+    """Return the file of each kernel of this folder, relative to it."""
+    files = [path for path in sorted(ROOT.rglob("*.metal")) if "emulator" not in path.parts[len(ROOT.parts) :]]
+    return {match["name"]: str(path.relative_to(ROOT)) for path in files for match in _KERNEL.finditer(path.read_text(encoding="utf-8"))}
+
+
 def _without_comments(code: str) -> str:
     return _NOISE.sub("", code)
 

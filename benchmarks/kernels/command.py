@@ -1,4 +1,4 @@
-"""`python -m benchmarks step`, `attention-gpu` and `products-gpu`."""
+"""`python -m benchmarks step`, `attention-gpu`, `products-gpu` and `kernels-compile`."""
 
 from __future__ import annotations
 
@@ -57,3 +57,33 @@ def products_gpu(seconds: float) -> None:
     require_gpu("a product")
     copied = copy_bandwidth()
     _publish("products_gpu", f"{device_name()}, copying {copied / 1e9:.0f} GB/s\n\n{table(measure(seconds=seconds), copied)}")
+
+
+@click.command("kernels-compile")
+@click.option("--model", "models", multiple=True, metavar="NAME", help="Published config; repeatable.  [default: all]")
+@click.option("--kv", "formats", multiple=True, default=("16", "8", "4"), show_default=True, help="Format of the cache; repeatable.")
+def kernels_compile(models: tuple[str, ...], formats: tuple[str, ...]) -> None:
+    """Compile every Metal kernel that published models use, and compare it with plain MLX on small cases. Prints a line per variant, and
+    the whole text of the compiler for those that it refuses."""
+    from mlxinfer.cache.kv_format import KVFormat
+
+    from ..launches.models import published
+    from .compiled_kernels import compile_all, table, trial_kinds
+
+    known = published()
+    if unknown := [name for name in models if name not in known]:
+        raise click.ClickException(f"{', '.join(unknown)}: not among the published configs {', '.join(known)}")
+    kinds = trial_kinds([known[name] for name in models or known], [KVFormat.parse(form) for form in formats])
+    try:
+        variants, obstacles = compile_all(kinds, click.echo)
+    except RuntimeError as error:
+        raise click.ClickException(str(error)) from None
+    click.echo(f"\n{table(variants)}")
+    click.echo("".join(f"plain MLX instead of {line}\n" for line in obstacles))
+    refused = [variant for variant in variants if variant.error]
+    click.echo("".join(f"{variant.line()}:\n\n{variant.error}\n\n" for variant in refused))
+    if refused or obstacles:
+        raise click.ClickException(
+            f"{len(refused)} of {len(variants)} variants refused, {len(obstacles)} of {len(kinds)} trials not passed"
+        )
+    click.echo(f"{len(variants)} variants compiled, {len(kinds)} trials passed")
