@@ -8,6 +8,7 @@
 // A gated product has the gates in the first half of the matrix, and what they are multiplied with in the second: a threadgroup takes eight
 // rows of each, so that it has both sums of a result.
 #pragma once
+#include "quantized_matmul/lanes.h"
 
 constant constexpr int kColumns = 16;  // rows of the quantized matrix, which are columns of the result
 constant constexpr int kOfLane = 4;    // of which a lane takes four: two neighbours in each half
@@ -26,17 +27,6 @@ struct Tile {
 inline int column_of_lane(Tile tile, int index) {
   const int own = tile.column + int(fragment_column(tile.lane)) + index % 2, side = index / 2;
   return tile.gated ? min(own, tile.columns - 1) + side * tile.columns : min(own + side * 8, tile.columns - 1);
-}
-
-// Eight numbers of x; zeros, if they are not there.
-template <typename T>
-inline void octet_of_x(const device T* from, bool there, thread float* numbers) {
-  constexpr int bytes = 8 * int(sizeof(T));
-  uint words[2 * sizeof(T)];
-  const DeviceRows rows = {(const device uchar*)from, 0};
-  load_run<bytes, 16>(rows, 0, 0, words);
-  UNROLL for (int i = 0; i < int(2 * sizeof(T)); ++i) words[i] = there ? words[i] : 0u;
-  UNROLL for (int i = 0; i < 8; ++i) numbers[i] = value_at<T, 16>(words, i);
 }
 
 // Up to four rows of x: products lane by lane. `sums` are [ROWS, 4].
@@ -60,13 +50,6 @@ inline void multiply_lanes(const device T* x, thread const M& packed, Tile tile,
       }
     }
   }
-}
-
-// Adds up over the eight lanes that have the same columns.
-inline float sum_of_pieces(float x) {
-  x += simd_shuffle_xor(x, 2);
-  x += simd_shuffle_xor(x, 4);
-  return x + simd_shuffle_xor(x, 16);
 }
 
 template <int ROWS>
@@ -165,13 +148,6 @@ inline float sum_of_parts(const threadgroup float* partial, Tile tile, int i) {
   float sum = 0.0f;
   for (uint part = 0; part < tile.simdgroups; ++part) sum += partial[int(part) * ROWS * kColumns + i];
   return sum;
-}
-
-// silu (1) or the tanh approximation of gelu (2). As 1 + tanh(z) is 2 / (1 + e^(-2 z)), both are a share of x, which overflows nowhere.
-template <int GATE>
-inline float activated(float x) {
-  const float steep = GATE == 1 ? x : 1.59576912160573071f * (x + 0.044715f * x * x * x);  // 2 sqrt(2 / pi)
-  return x / (1.0f + precise::exp(-steep));
 }
 
 template <typename T, int ROWS, int GATE>
