@@ -73,7 +73,7 @@ class ExpertChoice:
 
 @dataclass(frozen=True, slots=True)
 class Router:
-    """Rule that chooses experts from logits. The fields are those of `nn.moe.BiasedRoute`."""
+    """Rule that chooses experts from logits. Fields as in `kernels_metal.router.reference.Rule`."""
 
     chosen: int
     """Experts for each row."""

@@ -12,9 +12,11 @@ from .. import kernels_cpu
 from ..cache.base import LayerSpec, Rotation, Step
 from ..errors import UnsupportedModelError
 from ..kernels_metal.kernel_trial import kernels_in_use
+from ..nn import routes
 from ..nn.linear import Embedding, Linear
 from ..nn.mrope import MRope
 from ..nn.norms import RMSNorm
+from ..nn.packing import objects
 from ..nn.residual_stream import ResidualStream, fallback_lines
 from ..nn.rope import Rope
 from ..nn.weights import Weights
@@ -296,7 +298,9 @@ class Decoder(BlockStack):
         if isinstance(self.mtp, Head):
             self.mtp = replace(self.mtp, native=native_head(self.mtp, self.layers, self.embedding.dtype))
         kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
-        self.notes = (*plan.notes, *fallback_lines(self.embedding.dtype, sizes.hidden, kinds))
+        dtype = self.embedding.dtype
+        chosen = routes.fallback_lines(objects(self.blocks), dtype) if self.joined else ()
+        self.notes = (*plan.notes, *fallback_lines(dtype, sizes.hidden, kinds), *chosen)
 
     def _load_head(self, plan: HeadPlan, weights: Weights, architecture: Architecture) -> AnyHead:
         head = plan.load(weights, plan.places(len(architecture.specs)))

@@ -9,7 +9,8 @@ import mlx.core as mx
 from ..nn.activations import gated
 from ..nn.linear import Linear
 from ..nn.mlp import GatedMLP
-from ..nn.moe import BiasedRoute, MixtureOfExperts, SharedExpert, softmax_of_all
+from ..nn.moe import MixtureOfExperts, SharedExpert
+from ..nn.routes import Route, biased_route
 from ..nn.weights import Weights
 from .block import FeedForward, gated_mlp
 from .common import Sizes
@@ -45,7 +46,7 @@ class SparseLayers:
         """
         self.sizes = sizes
         self.gate = gated(sizes.activation)
-        self.by_probability = scores == "softmax"
+        self.scores = scores
         self.count = reader.count("n_routed_experts", count)
         reader.only("num_local_experts", self.count)
         reader.only("num_routed_experts", self.count)
@@ -81,12 +82,12 @@ class SparseLayers:
         shared = GatedMLP.load(weights, f"{name}.shared_experts", hidden, self.shared, self.gate)
         return MixtureOfExperts(router, self._route(weights, name), experts, SharedExpert(shared))
 
-    def _route(self, weights: Weights, name: str) -> BiasedRoute:
-        bias = None if self.by_probability else _load_bias(weights, name, self.count)
-        return BiasedRoute(
+    def _route(self, weights: Weights, name: str) -> Route:
+        bias = None if self.scores == "softmax" else _load_bias(weights, name, self.count)
+        return biased_route(
             self.chosen,
             bias,
-            softmax_of_all if self.by_probability else mx.sigmoid,
+            self.scores,
             normalized=self.normalized,
             added=1e-20,
             scale=self.scale,

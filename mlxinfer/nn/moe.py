@@ -6,17 +6,15 @@ from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 
-from ..kernels_cpu import Packed, Router
+from ..kernels_cpu import Packed
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
 from .activations import Gate
 from .linear import JoinedLinear, Linear, NamedProjection
 from .mixed_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
+from .routes import Route
 from .weights import Dense, Quantized, Recipe, Weights
-
-Route = Callable[[mx.array], tuple[mx.array, mx.array]]
-"""Router logits `[T, experts]` to the chosen experts `[T, k]` and their weights `[T, k]` float32."""
 
 SORT_FROM = 64
 """Minimum rows for sorting them by expert, so that each matrix is read once."""
@@ -169,110 +167,3 @@ class MixtureOfExperts:
         y = y if self.widening is None else self.widening(y)
         y = y if self.shared is None else y + self.shared(x)
         return y if onto is None else onto + y
-
-
-@dataclass(frozen=True, slots=True)
-class SoftmaxThenTop:
-    """Takes probabilities over all experts, then the `count` best."""
-
-    count: int
-    normalized: bool
-    """True if the weights are rescaled to sum to one."""
-
-    def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        shares = mx.softmax(logits.astype(mx.float32), axis=-1)
-        best = _top_experts(shares, self.count)
-        shares = mx.take_along_axis(shares, best, axis=-1)
-        return best, shares / shares.sum(axis=-1, keepdims=True) if self.normalized else shares
-
-    @property
-    def router(self) -> Router:
-        """The same for the CPU kernels."""
-        return Router(self.count, "softmax", normalized=self.normalized)
-
-
-def softmax_then_top(count: int, *, normalized: bool) -> Route:
-    """Return a route by probabilities over all experts, then the `count` best; `normalized` rescales them to sum to one."""
-    return SoftmaxThenTop(count, normalized)
-
-
-@dataclass(frozen=True, slots=True)
-class TopThenSoftmax:
-    """Takes the `count` best experts, then probabilities over them."""
-
-    count: int
-
-    def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        best = _top_experts(logits, self.count)
-        return best, mx.softmax(mx.take_along_axis(logits, best, axis=-1).astype(mx.float32), axis=-1)
-
-    @property
-    def router(self) -> Router:
-        """The same for the CPU kernels."""
-        return Router(self.count, "none")
-
-
-def top_then_softmax(count: int) -> Route:
-    """Return a route by the `count` best experts, then probabilities over them."""
-    return TopThenSoftmax(count)
-
-
-@dataclass(frozen=True, slots=True)
-class BiasedRoute:
-    """Scores experts by a sigmoid, or a softmax over all. A learnt bias affects the choice of experts, not their weights
-    (arXiv:2408.15664). Experts may be limited to the best groups (arXiv:2412.19437)."""
-
-    count: int
-    bias: mx.array | None
-    """float32 `[experts]`, added to the scores for the choice of experts."""
-    scores: Callable[[mx.array], mx.array] = mx.sigmoid
-    """Router logits `[T, experts]` to scores of the same shape, float32."""
-    normalized: bool = True
-    """True if the weights are divided by their sum."""
-    least: float = 0.0
-    """Minimum of that sum."""
-    added: float = 0.0
-    """Added to that sum."""
-    scale: float = 1.0
-    groups: int = 1
-    kept: int = 1
-    """Groups with the experts of a token: those whose best scores have the largest sum."""
-    ranked: int = 2
-    """Best scores of a group that are summed."""
-
-    def __call__(self, logits: mx.array) -> tuple[mx.array, mx.array]:
-        scores = self.scores(logits.astype(mx.float32))
-        wanted = scores if self.bias is None else scores + self.bias
-        best = _top_experts(self._from_groups(wanted) if self.kept < self.groups else wanted, self.count)
-        shares = mx.take_along_axis(scores, best, axis=-1)
-        if self.normalized:
-            shares = shares / (mx.maximum(shares.sum(axis=-1, keepdims=True), self.least) + self.added)
-        return best, shares * self.scale
-
-    @property
-    def router(self) -> Router | None:
-        """The same for the CPU kernels; None if they do not know the scores."""
-        known = "sigmoid" if self.scores is mx.sigmoid else "softmax" if self.scores is softmax_of_all else None
-        if known is None:
-            return None
-        numbers = self.normalized, self.least, self.added, self.scale
-        return Router(self.count, known, self.bias, *numbers, self.groups, self.kept, self.ranked)
-
-    def _from_groups(self, wanted: mx.array) -> mx.array:
-        rows, experts = wanted.shape
-        grouped = wanted.reshape(rows, self.groups, experts // self.groups)
-        ranks = mx.topk(grouped, min(self.ranked, grouped.shape[-1]), axis=-1).sum(axis=-1)
-        chosen = mx.argpartition(ranks, kth=-self.kept, axis=-1)[..., -self.kept :]
-        inside = mx.put_along_axis(mx.zeros(ranks.shape, mx.bool_), chosen, mx.array(True), axis=-1)
-        return mx.where(inside[..., None], grouped, -mx.inf).reshape(rows, experts)
-
-
-def softmax_of_all(logits: mx.array) -> mx.array:
-    """Return probabilities over all experts, for `BiasedRoute.scores`."""
-    return mx.softmax(logits, axis=-1)
-
-
-def _top_experts(scores: mx.array, count: int) -> mx.array:
-    if count >= scores.shape[-1]:
-        return mx.broadcast_to(mx.arange(scores.shape[-1], dtype=mx.uint32), scores.shape)
-    return mx.stop_gradient(mx.argpartition(scores, kth=-count, axis=-1)[..., -count:])  # a choice has no gradient

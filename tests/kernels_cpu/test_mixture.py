@@ -9,21 +9,21 @@ from support.oracles.packed_matrices import DTYPES
 
 from mlxinfer import kernels_cpu
 from mlxinfer.kernels_cpu import Program, ProgramProjection, Router, run_blocks
-from mlxinfer.nn.moe import BiasedRoute, SoftmaxThenTop, TopThenSoftmax, softmax_of_all
+from mlxinfer.nn.routes import biased_route, softmax_then_top, top_then_softmax
 
 pytestmark = pytest.mark.skipif(not kernels_cpu.available(), reason=kernels_cpu.status())
 
 EXPERTS, HIDDEN = 12, 48
 BIAS = np.random.default_rng(0).standard_normal(EXPERTS).astype(np.float32)
 ROUTES = {
-    "softmax": SoftmaxThenTop(3, False),
-    "normalized": SoftmaxThenTop(5, True),
-    "top": TopThenSoftmax(4),
-    "all": TopThenSoftmax(EXPERTS),
-    "biased": BiasedRoute(3, mx.array(BIAS), added=1e-20, scale=2.5),
-    "plain": BiasedRoute(2, None, normalized=False, least=0.5),
-    "groups": BiasedRoute(3, mx.array(BIAS), groups=4, kept=2, added=0.1),
-    "ranked": BiasedRoute(2, None, softmax_of_all, groups=3, kept=1, ranked=1, scale=0.5),
+    "softmax": softmax_then_top(3, normalized=False),
+    "normalized": softmax_then_top(5, normalized=True),
+    "top": top_then_softmax(4),
+    "all": top_then_softmax(EXPERTS),
+    "biased": biased_route(3, mx.array(BIAS), added=1e-20, scale=2.5),
+    "plain": biased_route(2, None, normalized=False, least=0.5),
+    "groups": biased_route(3, mx.array(BIAS), groups=4, kept=2, added=0.1),
+    "ranked": biased_route(2, None, "softmax", groups=3, kept=1, ranked=1, scale=0.5),
 }
 
 

@@ -14,6 +14,8 @@ from mlxinfer.kernels_metal.add_norm.launcher import add_norm
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.paged_attention.arrays import sealed_arrays
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
+from mlxinfer.kernels_metal.router.launcher import choose_experts
+from mlxinfer.kernels_metal.router.reference import Rule
 from mlxinfer.kernels_metal.sampling_threshold.launcher import threshold
 from mlxinfer.kernels_metal.source import ROOT
 from mlxinfer.kernels_metal.unseal_pages.launcher import RAW, SEALED, plan_unseal, unseal_pages
@@ -32,6 +34,8 @@ def launch_everything(dtype: mx.Dtype) -> None:
     for after in (None, (weight, 1e-5)):
         add_norm(x, x, after, (weight, 1e-6))
     threshold(mx.zeros((2, 2000)), mx.ones((4, 2)))
+    for experts, rule, vector in ((60, Rule(4, "none"), None), (160, Rule(22, "sigmoid", True, groups=8, kept=4), mx.ones((160,)))):
+        choose_experts(mx.zeros((3, experts), dtype), rule, vector, vector)
     scene = AppendScene(((0, 1, 5), (1, 2, 40)), ((0, 3, 5),), dim=80, value_dim=72, heads=6, dtype=dtype, norms="qk", dims=24)
     scene.run()
     AppendedAttention(scene, (1, 2), (4, 3)).run()

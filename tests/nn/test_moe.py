@@ -9,7 +9,8 @@ from support.models.plain_weights import pack
 
 from mlxinfer.nn.activations import gated
 from mlxinfer.nn.linear import JoinedLinear, Linear
-from mlxinfer.nn.moe import SORT_FROM, ExpertLinear, Experts, MixtureOfExperts, softmax_then_top, top_then_softmax
+from mlxinfer.nn.moe import SORT_FROM, ExpertLinear, Experts, MixtureOfExperts
+from mlxinfer.nn.routes import softmax_then_top, top_then_softmax
 from mlxinfer.nn.weights import Dense, Format, Matrix
 
 COUNT, HIDDEN, INNER = 5, 64, 96

@@ -9,7 +9,8 @@ from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.linear import Linear
 from ...nn.mlp import GatedMLP
-from ...nn.moe import BiasedRoute, MixtureOfExperts, SharedExpert, softmax_of_all
+from ...nn.moe import MixtureOfExperts, SharedExpert
+from ...nn.routes import biased_route
 from ...nn.weights import Weights
 from ..block import Block, FeedForward, attention_specs, gated_mlp, pre_norm
 from ..common import FULL, Sizes, read_sizes
@@ -69,7 +70,7 @@ def ernie4_5_moe(config: dict[str, Any]) -> Architecture:
             return gated_mlp(weights, f"model.layers.{layer}", sizes, gate, bias=bias)
         router = Linear.load(weights, f"{name}.gate", count, sizes.hidden, quantizable=False)
         stored = f"{name}.moe_statics.e_score_correction_bias"
-        route = BiasedRoute(chosen, load_bias(weights, f"{name}.e_score_correction_bias", count, stored), softmax_of_all, least=least)
+        route = biased_route(chosen, load_bias(weights, f"{name}.e_score_correction_bias", count, stored), "softmax", least=least)
         experts = load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", (count, inner, sizes.hidden), gate)
         if not shared:
             return MixtureOfExperts(router, route, experts)

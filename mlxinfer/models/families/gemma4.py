@@ -18,6 +18,7 @@ from ...nn.linear import Embedding, Linear
 from ...nn.mlp import GatedMLP
 from ...nn.norms import RMSNorm
 from ...nn.rope import Rope
+from ...nn.routes import softmax_then_top
 from ...nn.weights import Weights
 from ...util.dataclass import dataclass
 from ..common import FULL, SLIDING, Sizes, every, read_layer_types, read_sizes
@@ -231,12 +232,12 @@ class _ExpertSizes:
         names = ("post_feedforward_layernorm_1", "pre_feedforward_layernorm_2", "post_feedforward_layernorm_2")
         shape = (self.count, self.inner, hidden)
         scale = weights.vector(f"{name}.router.scale", (hidden,)) * hidden**-0.5
+        gains = weights.vector(f"{name}.router.per_expert_scale", (self.count,), dtype=mx.float32)
         return ParallelExperts(
             RMSNorm(scale, eps),
             Linear.load(weights, f"{name}.router.proj", self.count, hidden, quantizable=False),
-            weights.vector(f"{name}.router.per_expert_scale", (self.count,), dtype=mx.float32),
+            softmax_then_top(self.chosen, normalized=True, gains=gains),
             load_experts(weights, f"{name}.experts.switch_glu", f"{name}.experts", shape, gate),
-            self.chosen,
             [RMSNorm.load(weights, f"{name}.{part}", hidden, eps) for part in names],
         )
 

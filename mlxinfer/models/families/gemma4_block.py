@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import mlx.core as mx
@@ -13,9 +12,10 @@ from ...nn.activations import Gate, gated
 from ...nn.attention import Heads, load_output
 from ...nn.linear import JoinedLinear, Linear
 from ...nn.mlp import GatedMLP
-from ...nn.moe import Experts, SoftmaxThenTop
+from ...nn.moe import Experts
 from ...nn.norms import RMSNorm
 from ...nn.residual_stream import ResidualStream
+from ...nn.routes import Route
 from ...nn.weights import Weights
 from ...util.dataclass import dataclass
 from ..block import Norms
@@ -94,26 +94,21 @@ class ParallelExperts:
     """Norm of the router's input, with the router's scale."""
     router: Linear
     """`[experts, hidden]`."""
-    gains: mx.array
-    """Factor of each expert's weight, float32 `[experts]`."""
+    route: Route
     experts: Experts
-    chosen: int
-    """Number of experts per token."""
     norms: Sequence[RMSNorm]
     """Norms after the MLP, before the experts, and after the experts."""
 
     def __call__(self, x: mx.array, mlp: mx.array) -> mx.array:
         """Map the stream and the MLP's result, both `[T, hidden]`, to the sum of both results."""
-        best, shares = SoftmaxThenTop(self.chosen, normalized=True)(self.router(self.router_norm(x)))
-        shares = shares * self.gains[best]
+        best, shares = self.route(self.router(self.router_norm(x)))
         y = (self.experts(self.norms[1](x), best) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
         return self.norms[0](mlp) + self.norms[2](y)
 
     def natively(self, builder: ProgramBuilder, x: View, mlp: View, sink: Accumulator) -> None:
         """Add instructions for the CPU kernels that accumulate both results."""
         sink.normed(mlp, self.norms[0])
-        router = replace(SoftmaxThenTop(self.chosen, normalized=True).router, gains=self.gains)
-        choice = builder.program.choose(builder.product(self.router, builder.normed(x, self.router_norm), "logits"), router)
+        choice = builder.program.choose(builder.product(self.router, builder.normed(x, self.router_norm), "logits"), self.route.router)
         y = builder.of_experts(self.experts, builder.normed(x, self.norms[1]), choice.experts)
         total = builder.program.view("total", y.count)
         builder.program.add(y, total, shares=choice.shares)

@@ -7,7 +7,8 @@ from typing import Any
 from ...nn.activations import clamped_swiglu
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.linear import Linear
-from ...nn.moe import MixtureOfExperts, top_then_softmax
+from ...nn.moe import MixtureOfExperts
+from ...nn.routes import top_then_softmax
 from ...nn.weights import Weights
 from ..block import Block, attention_specs, pre_norm
 from ..common import FULL, SLIDING, every, read_layer_types, read_sizes, windows

@@ -7,8 +7,9 @@ from typing import Any
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.linear import Linear
-from ...nn.moe import BiasedRoute, MixtureOfExperts
+from ...nn.moe import MixtureOfExperts
 from ...nn.norms import RMSNorm
+from ...nn.routes import biased_route
 from ...nn.weights import Weights
 from ..block import Block, attention_specs, pre_norm
 from ..common import FULL, read_sizes
@@ -56,7 +57,7 @@ def minimax_m2(config: dict[str, Any]) -> Architecture:
         )
         moe, shape = f"{name}.block_sparse_moe", (count, sizes.inner, sizes.hidden)
         router = Linear.load(weights, f"{moe}.gate", count, sizes.hidden, quantizable=False)
-        route = BiasedRoute(chosen, load_bias(weights, f"{moe}.e_score_correction_bias", count))
+        route = biased_route(chosen, load_bias(weights, f"{moe}.e_score_correction_bias", count))
         experts = load_experts(weights, f"{moe}.switch_mlp", f"{moe}.experts", shape, gate, STORED_ONE_BY_ONE)
         return pre_norm(weights, name, sizes, attention, MixtureOfExperts(router, route, experts))
 

@@ -7,7 +7,8 @@ from typing import Any
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.linear import Linear
-from ...nn.moe import MixtureOfExperts, softmax_then_top
+from ...nn.moe import MixtureOfExperts
+from ...nn.routes import softmax_then_top
 from ...nn.weights import Recipe, Weights
 from ..block import Block, attention_specs, pre_norm
 from ..common import FULL, SLIDING, read_sizes

@@ -9,8 +9,9 @@ from typing import Any
 from ...nn.activations import gated
 from ...nn.attention import Attention, load_output, load_qkv
 from ...nn.linear import Linear
-from ...nn.moe import MixtureOfExperts, softmax_then_top
+from ...nn.moe import MixtureOfExperts
 from ...nn.norms import RMSNorm
+from ...nn.routes import softmax_then_top
 from ...nn.weights import Weights
 from ..block import Block, FeedForward, attention_specs, gated_mlp, is_sparse_layer, pre_norm
 from ..common import FULL, SLIDING, Sizes, read_layer_types, read_sizes, windows

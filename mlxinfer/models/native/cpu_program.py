@@ -233,11 +233,8 @@ class ProgramBuilder:
         return x
 
     def _mixture(self, mixture: MixtureOfExperts, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:
-        router = getattr(mixture.route, "router", None)
-        if router is None:
-            raise NotNative
         row = self.normed(x, norm)
-        choice = self.program.choose(self.product(mixture.router, row, "logits"), router)
+        choice = self.program.choose(self.product(mixture.router, row, "logits"), mixture.route.router)
         read = row if mixture.narrowing is None else self.product(mixture.narrowing, row, "narrow")
         y = self.of_experts(mixture.experts, read, choice.experts)
         if mixture.widening is None:

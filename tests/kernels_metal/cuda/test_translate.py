@@ -21,6 +21,8 @@ from mlxinfer.kernels_metal.add_norm.launcher import add_norm
 from mlxinfer.kernels_metal.cuda import CudaKernel, translate
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.quantized_matmul.launcher import block_dequantize
+from mlxinfer.kernels_metal.router.launcher import choose_experts
+from mlxinfer.kernels_metal.router.reference import Rule
 from mlxinfer.kernels_metal.sampling_threshold.launcher import threshold
 from mlxinfer.kernels_metal.seal_page.launcher import seal_keys, seal_values
 from mlxinfer.kernels_metal.source import ROOT
@@ -202,6 +204,15 @@ def cut(vocabulary: int = 1500) -> mx.array:
     return threshold(mx.array(logits), mx.array([[vocabulary, 0.9], [20, 1], [40, 0.8], [vocabulary, 0.3]], mx.float32))
 
 
+def routed(dtype: mx.Dtype = BF16, experts: int = 160) -> list[mx.array]:
+    """Experts and weights, with groups, bias and gains, and without."""
+    random = np.random.default_rng(experts)
+    logits = mx.array(random.normal(size=(3, experts)).astype(np.float32)).astype(dtype)
+    vector = mx.array(random.normal(size=experts).astype(np.float32))
+    rules = Rule(22, "sigmoid", True, 0.0, 1e-20, 2.5, 8, 4), Rule(8, "softmax", True), Rule(4, "none")
+    return [a for rule in rules for a in choose_experts(logits, rule, *([vector, vector] if rule.groups > 1 else []))]
+
+
 @pytest.mark.long
 @needs_nvrtc
 def test_what_runs_between_layers_and_after_them_compiles() -> None:
@@ -209,7 +220,8 @@ def test_what_runs_between_layers_and_after_them_compiles() -> None:
     with run_with(compiled.maker):
         between_layers(F16, dim=4096)
         cut(151936)
-    assert len(compiled) == 3
+        routed(F16, 512)
+    assert len(compiled) == 6
     assert all(".target sm_90" in ptx for ptx in compiled)
 
 
@@ -228,6 +240,7 @@ def test_no_kernel_is_left_out() -> None:
         block_dequantize(matrix("Q4_0", 16, 512, BF16).arrays[0], "Q4_0", F16)
         between_layers()
         cut()
+        routed()
     texts = [file.read_text(encoding="utf-8") for file in ROOT.rglob("*.metal")]
     assert launched == {name for text in texts for name in re.findall(r"^//: kernel (\w+)", text, re.MULTILINE)}
 
@@ -235,9 +248,9 @@ def test_no_kernel_is_left_out() -> None:
 @needs_emulator
 def test_what_runs_between_layers_and_after_them_is_that_of_the_emulator() -> None:
     with emulated():
-        expected = [*between_layers(), cut()]
+        expected = [*between_layers(), cut(), *routed()]
     with run_with(cuda_cpu.maker):
-        found = [*between_layers(), cut()]
+        found = [*between_layers(), cut(), *routed()]
     for ours, theirs in zip(found, expected, strict=True):
         assert np.array_equal(to_float(ours), to_float(theirs))
 

@@ -11,7 +11,8 @@ from ....nn.attention import Attention, load_output, load_qkv
 from ....nn.linear import JoinedLinear, Linear
 from ....nn.mamba2 import Mamba2, MambaSizes
 from ....nn.mlp import GatedMLP
-from ....nn.moe import ExpertLinear, Experts, MixtureOfExperts, SharedExpert, top_then_softmax
+from ....nn.moe import ExpertLinear, Experts, MixtureOfExperts, SharedExpert
+from ....nn.routes import top_then_softmax
 from ....nn.weights import Recipe, Weights, map_rows
 from ...block import Block, FeedForward, Mixer, pre_norm
 from ...common import FULL, LINEAR, Sizes, read_sizes

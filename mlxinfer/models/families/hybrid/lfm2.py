@@ -10,9 +10,10 @@ from ....nn.activations import Gate, gated
 from ....nn.attention import Attention, load_qkv
 from ....nn.linear import JoinedLinear, Linear
 from ....nn.mlp import GatedMLP
-from ....nn.moe import BiasedRoute, MixtureOfExperts
+from ....nn.moe import MixtureOfExperts
 from ....nn.norms import RMSNorm
 from ....nn.rope import Rope
+from ....nn.routes import biased_route
 from ....nn.short_conv import ShortConv
 from ....nn.weights import Recipe, Weights, load_convolution
 from ...block import Block, FeedForward, Mixer, Norms
@@ -70,7 +71,7 @@ def lfm2_moe(config: dict[str, Any]) -> Architecture:
             return _dense(weights, name, sizes, gate)
         router = Linear.load(weights, f"{name}.gate", count, sizes.hidden, quantizable=False)
         bias = load_bias(weights, f"{name}.expert_bias", count) if biased else None
-        route = BiasedRoute(chosen, bias, normalized=normalized, added=1e-6, scale=scale)
+        route = biased_route(chosen, bias, normalized=normalized, added=1e-6, scale=scale)
         return MixtureOfExperts(router, route, load_experts(weights, f"{name}.switch_mlp", f"{name}.experts", shape, gate, STORED))
 
     return _architecture(reader, sizes, mlp)

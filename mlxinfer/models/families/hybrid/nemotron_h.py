@@ -16,7 +16,8 @@ from ....nn.attention import Attention, load_output, load_qkv
 from ....nn.linear import Linear
 from ....nn.mamba2 import Mamba2, MambaSizes
 from ....nn.mlp import PlainMLP
-from ....nn.moe import BiasedRoute, ExpertLinear, MixtureOfExperts, PlainExperts, SharedExpert
+from ....nn.moe import ExpertLinear, MixtureOfExperts, PlainExperts, SharedExpert
+from ....nn.routes import biased_route
 from ....nn.weights import Recipe, Weights, stack
 from ....util.dataclass import dataclass
 from ...block import SingleBlock
@@ -159,7 +160,7 @@ class _GroupedExperts:
     latent: int | None
     """Input and output channels of experts, if fewer than the stream's."""
     route: Mapping[str, Any]
-    """Arguments of `BiasedRoute`."""
+    """Arguments of `biased_route`."""
     activation: Callable[[mx.array], mx.array]
     """Activation between both projections."""
     bias: bool
@@ -180,7 +181,7 @@ class _GroupedExperts:
     def load(self, weights: Weights, name: str) -> MixtureOfExperts:
         hidden = self.latent or self.hidden
         router = Linear.load(weights, f"{name}.gate", self.count, self.hidden, quantizable=False)
-        route = BiasedRoute(bias=load_bias(weights, f"{name}.gate.e_score_correction_bias", self.count), **self.route)
+        route = biased_route(bias=load_bias(weights, f"{name}.gate.e_score_correction_bias", self.count), **self.route)
         up, down = (
             self._expert(weights, name, "up_proj", (self.inner, hidden)),
             self._expert(weights, name, "down_proj", (hidden, self.inner)),

@@ -16,9 +16,10 @@ from ....nn.attention import Attention, load_output
 from ....nn.gated_delta import DeltaSizes, GatedDelta
 from ....nn.linear import JoinedLinear, Linear, NamedProjection
 from ....nn.mlp import GatedMLP
-from ....nn.moe import MixtureOfExperts, Route, SharedExpert, softmax_then_top
+from ....nn.moe import MixtureOfExperts, SharedExpert
 from ....nn.norms import RMSNorm
 from ....nn.rope import Rope
+from ....nn.routes import Route, softmax_then_top
 from ....nn.weights import Matrix, Recipe, Weights, load_convolution, map_rows
 from ...block import Block, FeedForward, Mixer, Norms, gated_mlp, is_sparse_layer
 from ...common import FULL, LINEAR, Sizes, every, read_layer_types, read_sizes
