@@ -16,6 +16,7 @@ from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
 from ..cache.paged import PagedCache
 from ..config import EngineArgs, EngineConfig, default_params
 from ..errors import SettingError
+from ..kernels_metal.kernel_trial import kernels_in_use
 from ..loading.draft_head import head_in
 from ..loading.find.fingerprint import content_fingerprint, fingerprint
 from ..loading.find.resolve import prefix_dir
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ..adapters.adapted_model import AdaptedModel
     from ..adapters.update import Adapter
     from ..cache.disk.backend import PageSource
+    from .runner.replay_check import ReplayCheck
 
 _log = logging.getLogger(__name__)
 _KEY_THERE = "MLXINFER_PREFILL_API_KEY"
@@ -185,7 +187,13 @@ class OpenModel:
             adapted=self.adapters.adapted,
             make_cache=self.make_cache,
             vision=None if isinstance(loaded.vision, str) else loaded.vision,
+            check=self._check(name) if kernels_in_use() else None,
         )
+
+    def _check(self, fingerprint: str) -> ReplayCheck:
+        from .runner.replay_check import ReplayCheck, replays_file  # only on a GPU
+
+        return ReplayCheck(self.loaded.name, self.loaded.dtype, replays_file(), f"{fingerprint}, kv {self.kv.name}")
 
     def _disk(self) -> PageSource | None:
         args = self.args

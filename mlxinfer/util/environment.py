@@ -61,7 +61,13 @@ VARIABLES = (
     ),
     Variable("MLXINFER_CPU_KERNELS", "Use the CPU kernels; when installing, 0 leaves them out and 1 requires them", "1", *_SWITCH),
     Variable("MLXINFER_METAL_KERNELS", "Use the Metal kernels of this package on a GPU", "1", *_SWITCH),
-    Variable("MLXINFER_COMPILED_STEPS", "On a GPU, let MLX replay decoding steps instead of building each in Python", "0", *_SWITCH),
+    Variable(
+        "MLXINFER_COMPILED_STEPS",
+        "On a GPU, let MLX replay decoding steps instead of building each in Python",
+        "once replayed steps were equal to built ones",
+        "0 (never) or 1 (without a check)",
+        ("0", "1").__contains__,
+    ),
     Variable(
         "MLXINFER_CPU_ISA",
         "Instructions that the CPU kernels use at most",

@@ -17,6 +17,7 @@ from ..._version import __version__
 from ...cache.attention.select import attention_lines, gpu_status
 from ...cache.kv_format import KVFormat, layer_lines
 from ...cache.paged import PagedCache
+from ...engine.runner.replay_check import replay_lines, replays_file
 from ...errors import DraftError, MemoryPlanError
 from ...loading.find.catalog import local_models
 from ...loading.find.resolve import ALIASES, cache_dir
@@ -84,6 +85,8 @@ class Diagnosis:
     """Implementation of small-batch products on the GPU, per tried format; empty on a CPU."""
     packed_copies: str = ""
     """Folder and size of packed copies; "" without any."""
+    replays: list[str] = field(default_factory=list)
+    """Models whose replayed steps were compared with built ones on this GPU, with the results."""
     wired: str = ""
     """Wired memory, which the system never pages out; "" on a CPU."""
     matrix_units: str = ""
@@ -98,7 +101,8 @@ class Diagnosis:
         named = {"matrix units": self.matrix_units, "command buffers": self.command_buffers, "power": self.power}
         yield (
             "device",
-            [line for line in (*lines, *self.gpu_products) if line] + [f"{name}: {text}" for name, text in named.items() if text],
+            [line for line in (*lines, *self.gpu_products, *self.replays) if line]
+            + [f"{name}: {text}" for name, text in named.items() if text],
         )
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
@@ -142,6 +146,7 @@ def diagnose() -> Diagnosis:
         models=found,
         missing=_missing({name for name, path in found.items() if path}),
         packed_copies=_packed_copies(),
+        replays=replay_lines(replays_file()) if is_gpu() else [],
         wired=_wired(),
         matrix_units=mac.matrix_units(str(device_info().get("architecture", ""))) if has_metal() else "",
         command_buffers=_command_buffers() if has_metal() else "",

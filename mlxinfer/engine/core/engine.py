@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ...cache.disk.backend import PageSource
     from ...cache.kv_events import KVEventSink
     from ...loading.vision import Vision
+    from ..runner.replay_check import ReplayCheck
     from .image_encoder import ImageEncoder
 
 _DISK_WAIT_S = 0.005
@@ -71,11 +72,13 @@ class Engine:
         adapted: AdaptedModel | None = None,
         make_cache: Callable[..., PagedCache] = PagedCache,
         vision: Vision | None = None,
+        check: ReplayCheck | None = None,
     ) -> None:
         """`dtype`: of activations, keys and values. `kv`: format of full pages. `fingerprint` identifies the weights, so that no model uses
         the cached prefixes of another. `drafter` proposes tokens. `disk` stores cached prefixes beyond this process, or reads those of
         another machine; no other engine may use it. `take_memory` grants memory if weights become larger than planned. `adapted`: the
-        model with its adapters. `make_cache` creates every new cache, with the arguments of `PagedCache`. `vision` encodes images."""
+        model with its adapters. `make_cache` creates every new cache, with the arguments of `PagedCache`. `vision` encodes images. `check`
+        decides when steps are replayed on a GPU."""
         self.drafter = drafter
         self.model = model
         self.config = config
@@ -88,7 +91,7 @@ class Engine:
         self._dtype = dtype
         self.encoder = None if vision is None else _encoder(vision, dtype, config)
         self._ended = EngineStats()
-        self._steps, self._replays = 0, True
+        self._steps, self._replays, self._check = 0, True, check
         self._kv_events: KVEventSink | None = None
         self.watch: Callable[[StepReport], None] | None = None
         """Called with a report of every step, for observers; it must not change anything."""
@@ -115,7 +118,13 @@ class Engine:
             encoder.reset()
             features = encoder.features
         self.runner = ModelRunner(
-            self.model, self.cache, apart=chunks.apart, adapted=self._adapted, replays=self._replays, features=features
+            self.model,
+            self.cache,
+            apart=chunks.apart,
+            adapted=self._adapted,
+            replays=self._replays,
+            check=self._check,
+            features=features,
         )
         self.times = StepTimes()
         self.scheduler = Scheduler(

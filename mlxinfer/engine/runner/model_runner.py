@@ -14,6 +14,7 @@ import numpy as np
 from ...cache.base import Segment
 from ...cache.paged import PagedCache
 from ...cache.step import CacheStep
+from ...kernels_metal.kernel_trial import kernels_in_use
 from ...models.decoder import Model
 from ...sampling import Drafts, KeptNoise, Sampled, SamplingBatch
 from ...util.dataclass import dataclass
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
     from ..core.sequence import Proposed
     from .compiled_step import CompiledSteps
     from .image_rows import ImageRows, PartOfPrompt
+    from .replay_check import ReplayCheck
 
 
 COMPILED_STEPS = "MLXINFER_COMPILED_STEPS"
-"""Environment variable, 1 to replay compiled steps (`compiled_step`)."""
+"""Environment variable, 0 to build all steps, 1 to replay compiled steps (`compiled_step`) without comparing them first."""
 
 
 @dataclass(slots=True)
@@ -47,7 +49,7 @@ class PendingStep:
     read: list[ScheduledSequence] = field(default_factory=list)
     """Those that are only read: their `output` holds logits or pooled rows."""
     kept: list[mx.array] = field(default_factory=list)
-    """Arrays that hooks keep."""
+    """Arrays that hooks keep, and comparisons of replayed steps."""
     sampled: Sampled | None = None
     """The sampled tokens, on the device; None if no row is sampled yet."""
     logits_to_sample: mx.array | None = None
@@ -129,16 +131,18 @@ class ModelRunner:
         apart: bool = False,
         adapted: AdaptedModel | None = None,
         replays: bool = True,
+        check: ReplayCheck | None = None,
         features: FeatureCache | None = None,
     ) -> None:
         """`apart`: each sequence goes through the model alone (`ChunkPolicy.apart`). `adapted`: the model with its adapters. `replays`: on
-        a GPU, MLX may replay steps that Python would build otherwise. `features`: of the images that sequences may have."""
+        a GPU, MLX may replay steps that Python would build otherwise, once `check` trusts them. `features`: of the images that sequences
+        may have."""
         self.model = model
         self.cache = cache
         self._apart = apart
         self.adapted = adapted
         self._images = None if features is None else _image_rows(features)
-        self.compiled = None if apart or not replays else _compiled(model, cache)  # fused operations may round differently
+        self.compiled = None if apart or not replays else _compiled(model, cache, check)  # fused operations may round differently
         self.noise = None if model.mtp is None or is_gpu() else KeptNoise()
         """Noise that a head's drafts share with the rows that verify them; None on a GPU, where one kernel draws and adds it."""
         self._batch: SamplingBatch | None = None
@@ -148,8 +152,8 @@ class ModelRunner:
 
     @property
     def replays(self) -> bool:
-        """True if steps have been replayed."""
-        return self.compiled is not None and self.compiled.replayed > 0
+        """True if steps have been replayed, or compared with replayed ones."""
+        return self.compiled is not None and self.compiled.replayed + self.compiled.checked > 0
 
     def submit(self, schedule: Schedule, before: PendingStep | None = None) -> PendingStep:
         """Start a step without waiting for it. `before` is the pending step. If that fills pages, the new one is built meanwhile and
@@ -198,9 +202,10 @@ class ModelRunner:
                 scores.append(replayed)
             else:
                 hidden = graph.hidden(tokens if len(group) == len(work) else tokens[start : start + count], step, hooks)
-                scores += self._scores(pending, group, segments, hidden)
+                built = self._scores(pending, group, segments, hidden)
+                scores += built
                 if self.compiled is not None:
-                    self.compiled.learn(step)
+                    pending.kept += self.compiled.built(step, built)
             pending.passes.append(step)
             pending.needs_commit |= step.needs_commit
             start += count
@@ -321,13 +326,15 @@ def _image_rows(features: FeatureCache) -> ImageRows:
     return ImageRows(features)
 
 
-def _compiled(model: Model, cache: PagedCache) -> CompiledSteps | None:
-    """Compiled steps if the environment asks for them: their modules take a while to import."""
-    if os.environ.get(COMPILED_STEPS) != "1":
+def _compiled(model: Model, cache: PagedCache, check: ReplayCheck | None) -> CompiledSteps | None:
+    """Compiled steps where kernels are used, unless the environment forbids them: their modules take a while to import."""
+    switch = os.environ.get(COMPILED_STEPS)
+    if switch == "0" or not kernels_in_use():
         return None
     from .compiled_step import CompiledSteps
+    from .replay_check import ReplayCheck
 
-    return CompiledSteps.of(model, cache)
+    return CompiledSteps.of(model, cache, None if switch == "1" else check or ReplayCheck())
 
 
 def _replayed(compiled: CompiledSteps, work: list[ScheduledSequence], tokens: mx.array, step: CacheStep) -> mx.array | None:

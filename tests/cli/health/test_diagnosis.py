@@ -8,6 +8,7 @@ import mlx.core as mx
 import pytest
 
 from mlxinfer import __version__, kernels_cpu
+from mlxinfer.engine.runner.replay_check import ReplayCheck, forget, replays_file
 from mlxinfer.util.installing import install_line
 from mlxinfer.util.mac import Power
 
@@ -68,6 +69,14 @@ def test_wired_memory_is_told_with_what_sets_it(call, mac, monkeypatch, wired, t
     line = next(line for line in call("doctor").out.splitlines() if "wired" in line)
     assert f"at most {told} of it are wired" in line
     assert "MLXINFER_WIRED_GB raises it; MLX_RESIDENCY_SET_MAX_PCT=70 is set" in line
+
+
+def test_compared_steps_are_told_by_model(call, mac, monkeypatch, tmp_path):
+    monkeypatch.setenv("MLXINFER_HOME", str(tmp_path))
+    ReplayCheck("Broken 2B", mx.bfloat16, replays_file(), "b").fail("scores that differ by 2 of the largest")
+    forget()
+    text = " ".join(call("doctor").out.split())
+    assert "steps built in Python, because MLX replayed them wrongly: Broken 2B (scores that differ by 2 of the largest)" in text
 
 
 @pytest.mark.skipif(kernels_cpu.packed_version() is None, reason="packed matrices cannot be mapped here")

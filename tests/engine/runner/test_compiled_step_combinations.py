@@ -10,7 +10,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.engines.drafting import Free
-from support.engines.replayed import built, choices_of_a_gpu, engine, steps
+from support.engines.replayed import built, by_traces, choices_of_a_gpu, engine, steps
 from support.engines.tiny_engine import GOLDEN, request, run, tiny_model
 from support.models.adapters import random_changes, write_peft
 
@@ -27,9 +27,9 @@ RANDOM = np.random.default_rng(3)
 PROMPTS = [RANDOM.integers(3, 96, n).tolist() for n in (20, 9, 33)]
 
 
-@pytest.fixture(autouse=True)
-def on_a_gpu() -> Iterator[None]:
-    with choices_of_a_gpu():
+@pytest.fixture(autouse=True, params=[None, 3], ids=["trusted", "checked"])
+def on_a_gpu(request: pytest.FixtureRequest) -> Iterator[None]:
+    with choices_of_a_gpu(checked=request.param):
         yield
 
 
@@ -67,7 +67,7 @@ def test_several_samples_penalties_and_log_probabilities() -> None:
 
     made = engine()
     assert answers(made) == answers(built())
-    assert steps(made).replayed > 3
+    assert by_traces(made) > 3
 
 
 def test_preemptions_between() -> None:
@@ -81,7 +81,7 @@ def test_preemptions_between() -> None:
     scheduler.schedule = sometimes_preempting  # type: ignore[method-assign]
     assert run(made, asked(20)) == expected
     assert made.stats().preemptions == 2
-    assert steps(made).replayed > 3
+    assert by_traces(made) > 3
 
 
 def test_adapters_come_and_go(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_adapters_come_and_go(tmp_path: Path) -> None:
 
     made = with_adapters(engine())
     assert answers(made) == answers(with_adapters(built()))
-    assert steps(made).replayed > 3
+    assert by_traces(made) > 3
 
 
 def test_a_failed_step_on_the_way(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -203,7 +203,7 @@ def test_constraints_hooks_and_drafts() -> None:
 
     made = eager(engine(max_draft=4))
     assert answers(made) == answers(eager(built(max_draft=4)))
-    assert steps(made).replayed > 3
+    assert by_traces(made) > 3
 
 
 def eager(made: Engine) -> Engine:

@@ -16,7 +16,7 @@ from mlxinfer.cache.kv_quantization import PLAIN
 from mlxinfer.engine.core import engine as engine_module
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.prefill_budget import PrefillBudget
-from mlxinfer.engine.runner import compiled_step
+from mlxinfer.engine.runner import compiled_step, model_runner, replay_check
 from mlxinfer.engine.runner.compiled_step import CompiledSteps
 from mlxinfer.engine.runner.model_runner import COMPILED_STEPS
 from mlxinfer.kernels_metal.paged_attention import tiles
@@ -47,10 +47,15 @@ def real_traces() -> Iterator[None]:
 
 
 @contextmanager
-def choices_of_a_gpu() -> Iterator[None]:
-    """The choices of a Mac, with a kernel that MLX can trace here as it traces Metal's there."""
+def choices_of_a_gpu(*, checked: int | None = None) -> Iterator[None]:
+    """The choices of a Mac, with a kernel that MLX can trace here as it traces Metal's there. `checked`: steps that are compared before
+    one is replayed; None: replays are trusted."""
     with pytest.MonkeyPatch.context() as patch, real_traces():
-        patch.setenv(COMPILED_STEPS, "1")
+        if checked is None:
+            patch.setenv(COMPILED_STEPS, "1")
+        else:
+            patch.delenv(COMPILED_STEPS, raising=False)
+            patch.setattr(replay_check, "STEPS", checked)
         patch.delenv(select.SWITCH, raising=False)
         patch.setattr(select.kernels_cpu, "in_use", lambda: False)
         patch.setattr(select, "has_gpu_kernels", lambda: True)
@@ -61,12 +66,13 @@ def choices_of_a_gpu() -> Iterator[None]:
         patch.setattr(metal.MetalAttention, "joins_past", lambda *_: True)  # prompts by plain MLX in all formats
         patch.setattr(engine_module, "StepTimes", Free)  # schedules do not depend on the clock
         patch.setattr(PrefillBudget, "allowance", lambda _, rows, wanted, most, *__: max(min(wanted, most), 0))
-        patch.setattr(compiled_step, "kernels_in_use", lambda: True)
+        patch.setattr(model_runner, "kernels_in_use", lambda: True)
         patch.setattr(compiled_step.executors, "traceable", lambda: True)
         try:
             yield
         finally:
             trial.TRIAL.forget()
+            replay_check.forget()
 
 
 def engine(name: str = "llama", **settings: object) -> Engine:
@@ -80,6 +86,11 @@ def built(name: str = "llama", **settings: object) -> Engine:
     made = engine(name, **settings)
     made.runner.compiled = None
     return made
+
+
+def by_traces(made: Engine) -> int:
+    """Steps that a trace computed, alone or beside Python."""
+    return steps(made).replayed + steps(made).checked
 
 
 def steps(made: Engine) -> CompiledSteps:
