@@ -99,11 +99,8 @@ class Diagnosis:
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
         named = {"matrix units": self.matrix_units, "command buffers": self.command_buffers, "power": self.power}
-        yield (
-            "device",
-            [line for line in (*lines, *self.gpu_products, *self.replays) if line]
-            + [f"{name}: {text}" for name, text in named.items() if text],
-        )
+        lines += [*self.gpu_products, *self.replays, *(f"{name}: {text}" for name, text in named.items() if text)]
+        yield "device", [line for line in lines if line]
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
             "memory",

@@ -81,8 +81,8 @@ class CompiledSteps:
         return found if found._cache.possible else None
 
     def scores(self, tokens: mx.array, step: CacheStep) -> mx.array | None:
-        """Scores `[T, vocab]` of int32 tokens `[T]`, by a trace that also updates the cache. None if the step must be built in Python, followed by
-        `built`; nothing has changed then."""
+        """Scores `[T, vocab]` of int32 tokens `[T]`, by a trace that also updates the cache. None if the step must be built in Python,
+        followed by `built`; nothing has changed then."""
         self._checked = None
         if not self._cache.possible or not self._may_replay():
             return None

@@ -38,7 +38,7 @@ _faults: list[str] = []
 
 
 class ReplayCheck:
-    """Whether steps of one model may be replayed. Results are kept in a file, by machine and versions."""
+    """Permission to replay steps of one model. Results are kept in a file, by machine and versions."""
 
     def __init__(self, name: str = "this model", dtype: mx.Dtype = mx.bfloat16, file: Path | None = None, key: str = "") -> None:
         """`name` is for people, `dtype` that of activations. `file` keeps the result under `key`, which changes with the weights and
