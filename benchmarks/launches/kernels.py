@@ -80,7 +80,9 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = 
     "paged_attention_prefill": _prefill,
     "unseal_pages": _unseal,
     "affine_matmul": _product,
+    "affine_vector": _product,
     "mxfp4_matmul": _product,
+    "mxfp4_vector": _product,
     "block_matmul": _product,
 }
 

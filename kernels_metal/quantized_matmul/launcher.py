@@ -11,7 +11,8 @@ from ..executors import Launch
 from .block_formats import BLOCKS
 
 ROWS = (1, 2, 4, 8, 16)
-"""Rows of x with a variant. A product uses the smallest one with enough rows, or several tiles of the largest."""
+"""Rows of x with a variant. A product uses the smallest one with enough rows, or several tiles of the largest. MLX's formats have a kernel
+of their own for one row."""
 GATED_ROWS = (1, 2, 4, 8)
 """Rows of gated products with a variant. More rows take two operations, as they would need a ninth variant."""
 GATES = {"silu": 1, "gelu_tanh": 2}
@@ -21,6 +22,7 @@ GROUPS = (32, 64, 128)
 FLOATS = (mx.float16, mx.bfloat16, mx.float32)
 
 _CODES_FILE, _BLOCKS_FILE = "quantized_matmul/quantized_matmul.metal", "quantized_matmul/block_matmul.metal"
+_ROW_FILE = "quantized_matmul/one_row.metal"
 _KNOWN_SHAPES = 4096
 """Number of cached launches: steps repeat a few products."""
 _COLUMNS, _PIECE, _PIECES = 16, 32, 8
@@ -28,6 +30,10 @@ _COLUMNS, _PIECE, _PIECES = 16, 32, 8
 _MANY_TILES = 512
 """Minimum tiles for which four simdgroups each occupy a GPU; fewer tiles have up to eight."""
 _MOST_SIMDGROUPS, _FEWER_SIMDGROUPS = 8, 4
+_ROWS_OF_PART, _LANES = 4, 32
+"""One row of x: rows of the matrix that a simdgroup multiplies, and its lanes, each with a run of numbers at a time."""
+_ENOUGH_PARTS = 2048
+"""Simdgroups that occupy a large GPU. A matrix with fewer blocks of four rows has several simdgroups for each block."""
 _THREADS = 256
 _PADDED = 8
 """Smaller arrays are passed in another address space."""
@@ -130,9 +136,14 @@ def _of_codes(
         raise ValueError(f"a matrix of {[list(shape) for shape, _ in parts]} does not multiply rows of {k}; expected {expected}")
     if gate and (gate not in GATES or n % 2 or rows > GATED_ROWS[-1]):
         raise UnsupportedShapeError(f"no products of {rows} rows gated by {gate} into {n} columns; up to 8 rows, {', '.join(GATES)}")
-    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("ROWS", rows_of_variant(rows)), ("GATE", GATES.get(gate, 0))]
+    if n * k * bits < 32 * _PADDED:
+        raise UnsupportedShapeError(f"no products with a matrix of {n} by {k}, which is smaller than {_PADDED} words")
+    template: list[tuple[str, int | mx.Dtype]] = [("T", dtype), ("GATE", GATES.get(gate, 0))]
     if mode == "affine":
         template += [("BITS", bits), ("GROUP", group_size)]
+    if rows == 1:
+        return _one_row(f"{mode}_vector", template, n, k, dtype, bits, sides=2 if gate else 1)
+    template.append(("ROWS", rows_of_variant(rows)))
     return _product(_CODES_FILE, f"{mode}_matmul", template, rows, n, k, dtype, sides=2 if gate else 1)
 
 
@@ -160,6 +171,27 @@ def _product(
     threads = 32 * simdgroups_of(n, k)
     grid = (threads * -(-n // _COLUMNS), -(-rows // rows_of_variant(rows)), 1)
     return Launch(file, name, template, [(rows, n // sides)], [dtype], grid, (threads, 1, 1))
+
+
+def _one_row(name: str, template: list[tuple[str, int | mx.Dtype]], n: int, k: int, dtype: mx.Dtype, bits: int, *, sides: int) -> Launch:
+    shares, blocks = parts_of_row(n, k, bits)
+    groups = -(-n // (_ROWS_OF_PART * blocks))
+    threads = _LANES * shares
+    return Launch(_ROW_FILE, name, template, [(1, n // sides)], [dtype], (threads * groups, blocks, 1), (threads, blocks, 1))
+
+
+def parts_of_row(n: int, k: int, bits: int) -> tuple[int, int]:
+    """Return how many simdgroups share the K of four rows, and how many such blocks a threadgroup has, for a product of one row.
+
+    Threadgroups have at least two simdgroups if there is enough to do. A simdgroup has no share without a run for its first lane.
+    """
+    runs = k // (16 if bits == 8 else 32)
+    steps, all_blocks = -(-runs // _LANES), -(-n // _ROWS_OF_PART)
+    shares = 1
+    while shares < min(_MOST_SIMDGROUPS, steps) and shares * all_blocks < _ENOUGH_PARTS:
+        shares *= 2
+    shares = min(shares, steps)
+    return shares, 1 if shares > 1 or all_blocks == 1 else 2
 
 
 def simdgroups_of(n: int, k: int) -> int:

@@ -289,8 +289,12 @@ def machine() -> str:
 
     from ..kernels_metal.source import load
 
-    codes, blocks = (f"quantized_matmul/{name}.metal" for name in ("quantized_matmul", "block_matmul"))
-    sources = [load(codes, "affine_matmul"), load(codes, "mxfp4_matmul"), load(blocks, "block_matmul")]
+    kernels = {
+        "quantized_matmul": ("affine_matmul", "mxfp4_matmul"),
+        "one_row": ("affine_vector", "mxfp4_vector"),
+        "block_matmul": ("block_matmul",),
+    }
+    sources = [load(f"quantized_matmul/{file}.metal", name) for file, names in kernels.items() for name in names]
     digest = hashlib.sha256("".join(s.header + s.body for s in sources).encode()).hexdigest()[:12]
     device = str(device_info().get("device_name") or platform.machine())
     return f"{device}, {platform.system()} {platform.release()}, mlx {version('mlx')}, kernels {digest}"

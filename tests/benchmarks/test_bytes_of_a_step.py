@@ -27,7 +27,8 @@ with PhantomGPU() as gpu:
             turns = kind(gpu, with_layers(model, layers)).decode(int(sys.argv[1]), 1024)
             steps = [ledger(turn.graphs[0]) for turn in turns if len(turn.graphs) == 1]
             read = sum(step.distinct for step in steps) / len(steps)
-            found.setdefault(kind.__name__, []).append([read, written(turns), steps[0].names["affine_matmul"]])
+            own = sum(steps[0].names[name] for name in ("affine_matmul", "affine_vector"))
+            found.setdefault(kind.__name__, []).append([read, written(turns), own])
     print(json.dumps(found))
 """
 

@@ -237,6 +237,7 @@ def test_no_kernel_is_left_out() -> None:
         launch_everything(8, 4, F16)
         for index in range(len(PRODUCTS)):
             multiply(index)
+        matrix("mxfp4", 16, 512, BF16).times(rows_of_x(1, 512, BF16))
         block_dequantize(matrix("Q4_0", 16, 512, BF16).arrays[0], "Q4_0", F16)
         between_layers()
         cut()
