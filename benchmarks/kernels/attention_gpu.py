@@ -29,7 +29,12 @@ from .gpu import FRESH_BYTES, Calls, median_time
 FORMATS = ("16", "8", "k8v4", "4")
 HEADS = {"32 heads on 8 of 128": (32, 8, 128), "16 heads on 8 of 128": (16, 8, 128), "8 heads on 4 of 256": (8, 4, 256)}
 """Query heads, KV heads and head size of Llama-3.1-8B and Qwen3-4B, of smaller Qwen3 models, and of Gemma-3-4B."""
+LENGTHS = (1024, 8192, 32768)
 MOST_LAYERS = 32
+MEMORY_SHARE = 1 / 3
+"""Fraction of the usable memory for the layers of a case. Random numbers and MLX's exact attention take as much again."""
+_CHECKED_TOKENS = 4096
+"""Tokens of each sequence, at most, for which answers are compared with exact ones."""
 TOLERANCE = 0.02
 """Allowed difference of bfloat16 results from float32 ones, for values of about 1."""
 
@@ -41,6 +46,17 @@ class Result:
     name: str
     seconds: float
     bytes: int
+
+
+def layer_count(size: int) -> int:
+    """Return the number of layers of `size` bytes that a sample reads: more bytes than a cache stores."""
+    return min(max(2, FRESH_BYTES // size), MOST_LAYERS)
+
+
+def case_bytes(heads: tuple[int, int, int], length: int, batch: int) -> int:
+    """Return the bytes of a case's largest layers, those of 16 bits."""
+    size = 2 * batch * heads[1] * length * heads[2] * 2
+    return size * layer_count(size)
 
 
 class Pages:
@@ -57,11 +73,12 @@ class Pages:
         self.plan: DecodePlan = plan_decode(self.shape, rows, pools, query_rows=batch)
         sealed_bytes = sum(math.prod(shape) * dtype.size for shape, dtype in sealed_arrays(self.shape, pools.pages))
         self.bytes = sealed_bytes + batch * kv_heads * PAGE * dim * 2
-        count = layers or min(max(2, FRESH_BYTES // self.bytes), MOST_LAYERS)
         opened = [((batch, kv_heads, PAGE, dim), mx.bfloat16)] * 2
-        self.layers = [[[_random(*a) for a in each] for each in (sealed_arrays(self.shape, pools.pages), opened)] for _ in range(count)]
         self.q = _random((batch, query_heads, dim), mx.bfloat16)
-        mx.eval(self.q, self.layers)
+        self.layers: list[list[list[mx.array]]] = []
+        for _ in range(layers or layer_count(self.bytes)):
+            self.layers.append([[_random(*a) for a in each] for each in (sealed_arrays(self.shape, pools.pages), opened)])
+            mx.eval(self.layers[-1])  # one by one: random numbers take more memory than the layers
 
     def calls(self) -> Calls:
         def call(sealed: list[mx.array], opened: list[mx.array]) -> mx.array:
@@ -111,13 +128,14 @@ def measure(heads: tuple[int, int, int], length: int, batch: int, samples: int =
     results = []
     for bits in (16, 8, 4):
         size = 2 * batch * heads[1] * length * heads[2] * (bits + (0.5 if bits < 16 else 0)) / 8
-        calls, nbytes = stock(heads, length, batch, layers or min(max(2, int(FRESH_BYTES // size)), MOST_LAYERS), bits)
+        calls, nbytes = stock(heads, length, batch, layers or layer_count(int(size)), bits)
         name = "MLX, bfloat16" if bits == 16 else f"mlx-lm, {bits} bits"
         results.append(Result(name, median_time(calls, samples), nbytes))
     for form in FORMATS:
+        checked = Pages(heads, KVFormat.parse(form), min(length, _CHECKED_TOKENS), batch, 1).error()
+        if not checked <= TOLERANCE:
+            raise click.ClickException(f"{form} bits, {heads}: answers differ by {checked:.3g} from those in float32")
         pages = Pages(heads, KVFormat.parse(form), length, batch, layers)
-        if not pages.error() <= TOLERANCE:
-            raise click.ClickException(f"{form} bits, {heads}: answers differ by {pages.error():.3g} from those in float32")
         results.append(Result(f"mlxinfer, {form}{' bits' * form.isdigit()}", median_time(pages.calls(), samples), pages.bytes))
     return results
 

@@ -29,21 +29,32 @@ def step(models: dict[str, Path], depth: tuple[int, ...]) -> None:
 
 
 @click.command("attention-gpu")
-@click.option("--length", type=click.IntRange(64), default=32768, show_default=True, help="Tokens in the cache of each sequence.")
+@click.option("--length", type=click.IntRange(64), multiple=True,
+              help="Tokens in the cache of each sequence; repeatable.  [default: 1024, 8192 and 32768, as memory allows]")  # fmt: skip
 @click.option("--batch", type=click.IntRange(1), default=(1, 8), show_default=True, multiple=True, help="Sequences; repeatable.")
 @click.option("--samples", type=click.IntRange(1), default=10, show_default=True)
-def attention_gpu(length: int, batch: tuple[int, ...], samples: int) -> None:
+def attention_gpu(length: tuple[int, ...], batch: tuple[int, ...], samples: int) -> None:
     """Measure attention alone on an Apple or NVIDIA GPU: decode, and prefill of 2048 tokens. Writes results/kernels/attention_gpu.md."""
-    from .attention_gpu import HEADS, measure, measure_prefill, prefill_table, table
-    from .gpu import copy_bandwidth, device_name, require_gpu
+    from mlxinfer.util.device import device_memory
+
+    from .attention_gpu import HEADS, LENGTHS, MEMORY_SHARE, case_bytes, measure, measure_prefill, prefill_table, table
+    from .gpu import conditions, copy_bandwidth, require_gpu
 
     require_gpu("attention")
-    copied = copy_bandwidth()
-    text = f"{device_name()}, copying {copied / 1e9:.0f} GB/s, {length} tokens\n"
+    copied, room = copy_bandwidth(), device_memory().usable * MEMORY_SHARE
+    text = f"{conditions()}\n\ncopying {copied / 1e9:.0f} GB/s\n"
     for name, heads in HEADS.items():
-        for sequences in batch:
-            text += f"\n{name}, batch {sequences}\n\n{table(measure(heads, length, sequences, samples), copied)}"
-        text += f"\n{name}, prefill of 2048 tokens\n\n{prefill_table(measure_prefill(heads, length, 2048, samples))}"
+        for tokens in length or LENGTHS:
+            for sequences in batch:
+                title, size = f"{name}, {tokens} tokens, batch {sequences}", case_bytes(heads, tokens, sequences)
+                fits = length or size <= room
+                body = (
+                    table(measure(heads, tokens, sequences, samples), copied)
+                    if fits
+                    else f"left out: its keys and values take {size / 1e9:.1f} GB\n"
+                )
+                text += f"\n{title}\n\n{body}"
+            text += f"\n{name}, prefill of 2048 tokens after {tokens}\n\n{prefill_table(measure_prefill(heads, tokens, 2048, samples))}"
     _publish("attention_gpu", text)
 
 
@@ -51,12 +62,12 @@ def attention_gpu(length: int, batch: tuple[int, ...], samples: int) -> None:
 @click.option("--seconds", type=click.FloatRange(0.1), default=1.0, show_default=True, help="Time for each format.")
 def products_gpu(seconds: float) -> None:
     """Measure products of 1 to 16 rows with quantized matrices, on an Apple or NVIDIA GPU. Writes results/kernels/products_gpu.md."""
-    from .gpu import copy_bandwidth, device_name, require_gpu
+    from .gpu import conditions, copy_bandwidth, require_gpu
     from .products_gpu import measure, table
 
     require_gpu("a product")
     copied = copy_bandwidth()
-    _publish("products_gpu", f"{device_name()}, copying {copied / 1e9:.0f} GB/s\n\n{table(measure(seconds=seconds), copied)}")
+    _publish("products_gpu", f"{conditions()}\n\ncopying {copied / 1e9:.0f} GB/s\n\n{table(measure(seconds=seconds), copied)}")
 
 
 @click.command("kernels-compile")

@@ -16,7 +16,7 @@ from statistics import median, mode
 from typing import TYPE_CHECKING, Any
 
 from .chips import CHIPS
-from .cost import seconds
+from .cost import STAGE_S, seconds
 from .ledger import Ledger, ledger, total
 from .phantom import PhantomGPU
 
@@ -40,7 +40,7 @@ class Count:
     Launches of different stages run one after another. `reads` are bytes, including repeated ones; `distinct` counts each launch's bytes
     once; `matrix` are weights among `reads`. `writes` of decoding are an average over steps in which no pool grows. `syncs` are waits of
     the host, `drains` waits of the GPU for the host. `host_us` are microseconds of this machine's processor, `exposed_us` those between a
-    drain and the next submission. `names` counts launches by name, `seconds` are by chip.
+    drain and the next submission. `names` counts launches by name. `seconds` are the GPU's by chip, for each cost in `STAGE_S`.
     """
 
     program: str
@@ -58,7 +58,7 @@ class Count:
     host_us: float
     exposed_us: float
     names: dict[str, int]
-    seconds: dict[str, float]
+    seconds: dict[str, list[float]]
 
 
 def count(subject: Subject, gpu: PhantomGPU, past: int, prompt: int, kv: str, chunk: int | None) -> list[Count]:
@@ -118,11 +118,13 @@ def _decoding(name: str, make: Callable[[Subject], Program], program: Program, s
     step = ledger(turn.graphs[0])
     others = [turn.graphs for turn in turns if len(turn.graphs) > 1]
     drains, exposed = (sum(each) / len(turns) for each in ([turn.drains for turn in turns], [turn.exposed for turn in turns]))
-    speeds = {}
+    speeds = dict[str, list[float]]()
     for chip in CHIPS:
-        usual = seconds(ledger(turn.graphs[0], chip.gpu), chip)
-        rare = sum(seconds(total(graphs, chip.gpu), chip) - usual for graphs in others) / len(turns)
-        speeds[chip.name] = usual + rare + seconds(total([]), chip, drains=drains, host_s=exposed)
+        one, more = ledger(turn.graphs[0], chip.gpu), [total(graphs, chip.gpu) for graphs in others]
+        for stage in STAGE_S:
+            usual = seconds(one, chip, stage)
+            rare = sum(seconds(each, chip, stage) - usual for each in more) / len(turns)
+            speeds.setdefault(chip.name, []).append(usual + rare + seconds(total([]), chip, stage, drains=drains, host_s=exposed))
     syncs, host = sum(turn.syncs for turn in turns) / len(turns), median(turn.seconds for turn in turns)
     return _counted(name, f"decode {rows}", step, layer(make, subject, rows, past), written(turns), (syncs, drains, host, exposed), speeds)
 
@@ -130,12 +132,15 @@ def _decoding(name: str, make: Callable[[Subject], Program], program: Program, s
 def _reading(name: str, program: Program, prompt: int) -> Count:
     turn = program.prefill(prompt)
     whole = total(turn.graphs)
-    speeds = {chip.name: seconds(total(turn.graphs, chip.gpu), chip, drains=turn.drains, host_s=turn.exposed) for chip in CHIPS}
+    speeds = dict[str, list[float]]()
+    for chip in CHIPS:
+        done = total(turn.graphs, chip.gpu)
+        speeds[chip.name] = [seconds(done, chip, stage, drains=turn.drains, host_s=turn.exposed) for stage in STAGE_S]
     return _counted(name, "prefill", whole, (0, 0), whole.writes, (turn.syncs, turn.drains, turn.seconds, turn.exposed), speeds)
 
 
 def _counted(
-    name: str, work: str, done: Ledger, layer: tuple[float, float], writes: float, host: tuple[float, ...], speeds: dict[str, float]
+    name: str, work: str, done: Ledger, layer: tuple[float, float], writes: float, host: tuple[float, ...], speeds: dict[str, list[float]]
 ) -> Count:
     syncs, drains, seconds, exposed = host
     return Count(

@@ -16,6 +16,12 @@ Counts = Sequence[dict[str, Any]]
 """Stored fields of `Count`."""
 
 
+_EXPECTED = (
+    "Expected tokens per second, **computed**, for stages of 5 and of 1.5 us. A step takes as long as the slower of GPU and host; "
+    "the host is this Linux processor. (h): the host decides.\n\n"
+)
+
+
 def document(about: dict[str, Any]) -> str:
     """The whole page: for each model the cost of a step, and the expected speeds."""
     packages = ", ".join(f"{name} {about['packages'][name]}" for name in ("mlx", "mlx-lm") if name in about["packages"])
@@ -27,7 +33,7 @@ def document(about: dict[str, Any]) -> str:
     ]
     for name, found in about["models"].items():
         parts += [f"## {name}, {about['bits']} bits, {found['layers']} layers", costs(found["counts"])]
-        parts.append("Expected tokens per second, **computed**:\n\n" + speeds(found["counts"], about["prompt"]))
+        parts.append(_EXPECTED + speeds(found["counts"], about["prompt"]))
     return "\n\n".join(parts) + "\n"
 
 
@@ -61,16 +67,30 @@ def speeds(counts: Counts, prompt: int) -> str:
     for chip in CHIPS:
         cells = [chip.name, f"{chip.bandwidth / 1e9:.0f}"]
         for work in WORKS:
-            ours, theirs = (speed(counts, program, work, chip.name, prompt) for program in PROGRAMS)
-            cells += [*(f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" for value in (ours, theirs)), f"{ours / theirs:.2f}"]
+            found = [speed(counts, program, work, chip.name, prompt) for program in PROGRAMS]
+            marks = [" (h)" * host_decides(counts, program, work, chip.name) for program in PROGRAMS]
+            cells += [_range([f"{value:.0f}" if value >= 99.95 else f"{value:.1f}" for value in each]) for each in found]
+            cells[-2:] = [cell + mark for cell, mark in zip(cells[-2:], marks, strict=True)]
+            cells.append(_range(sorted(f"{ours / theirs:.2f}" for ours, theirs in zip(*found, strict=True))))
         lines.append(cells)
     return markdown(lines)
 
 
-def speed(counts: Counts, program: str, work: str, chip: str, prompt: int) -> float:
-    """Computed tokens per second."""
+def _range(values: Sequence[str]) -> str:
+    return "–".join(dict.fromkeys(values))
+
+
+def speed(counts: Counts, program: str, work: str, chip: str, prompt: int) -> list[float]:
+    """Computed tokens per second: the least, and the most."""
     tokens = prompt if work == "prefill" else int(work.split()[1])
-    return tokens / float(_of(counts, program, work)["seconds"][chip])
+    found = _of(counts, program, work)
+    return sorted(tokens / max(seconds, found["host_us"] / 1e6) for seconds in found["seconds"][chip])
+
+
+def host_decides(counts: Counts, program: str, work: str, chip: str) -> bool:
+    """True if the host takes longer than the GPU at the least cost of a stage."""
+    found = _of(counts, program, work)
+    return bool(found["host_us"] / 1e6 > min(found["seconds"][chip]))
 
 
 def _of(counts: Counts, program: str, work: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import mlx.core as mx
 import pytest
 from support.processes.once_per_run import once_per_run
 
-from benchmarks.launches import chips, cost, layout, products
+from benchmarks.launches import chips, cost, layout, products, report
 from benchmarks.launches.command import counted as count
 from benchmarks.launches.count import lowered
 from benchmarks.launches.graph import Node
@@ -193,12 +193,22 @@ def test_seconds_by_hand() -> None:
     again = Launch("x", 2 * 546_000_000, 0, 1, repeated=546_000_000)
     assert cost.launch_s(streams, chip) == cost.launch_s(again, chip) == pytest.approx(1e-3 / cost.BANDWIDTH_SHARE)
     two = Ledger((streams, streams), 1)
-    assert cost.seconds(two, chip, drains=2, host_s=1e-3) == pytest.approx(
-        2e-3 / cost.BANDWIDTH_SHARE + cost.STAGE_S + cost.PARALLEL_S + 2 * cost.DRAIN_S + 1e-3
-    )
+    for stage in cost.STAGE_S:
+        assert cost.seconds(two, chip, stage, drains=2, host_s=1e-3) == pytest.approx(
+            2e-3 / cost.BANDWIDTH_SHARE + stage + cost.PARALLEL_S + 2 * cost.DRAIN_S + 1e-3
+        )
     tiles = Launch("x", 0, 0, 1, operations=10**12, on_matrix_units=True)
     m5 = next(chip for chip in chips.CHIPS if chip.name == "M5 Max")
     assert cost.launch_s(tiles, chip) / cost.launch_s(tiles, m5) == pytest.approx(m5.matrix * m5.clock / chip.clock)
+
+
+def test_the_slower_of_gpu_and_host_decides() -> None:
+    """Two programs on one chip: eight rows, 4 or 2 ms of the GPU by the cost of a stage, and 1 or 3 ms of the host."""
+    fast, slow = ({"program": name, "work": "decode 8", "seconds": {"M4": [2e-3, 4e-3]}, "host_us": us} for name, us in
+                  (("mlxinfer", 1000.0), ("mlx-lm", 3000.0)))  # fmt: skip
+    assert report.speed([fast, slow], "mlxinfer", "decode 8", "M4", 0) == pytest.approx([2000, 4000])
+    assert report.speed([fast, slow], "mlx-lm", "decode 8", "M4", 0) == pytest.approx([2000, 8 / 3e-3])
+    assert [report.host_decides([fast, slow], name, "decode 8", "M4") for name in report.PROGRAMS] == [False, True]
 
 
 def test_every_chip_has_a_bandwidth_that_its_maker_states() -> None:
