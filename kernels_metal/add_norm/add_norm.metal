@@ -57,7 +57,8 @@ inline void write(device T* row, const thread float* values, uint index) {
 }
 
 //: kernel add_norm(result, stream, after, before, settings) -> sums, normed
-//: threads (32 SIMDGROUPS, rows, 1), groups of (32 SIMDGROUPS, 1, 1). `settings`: both epsilons, and the factor of the result.
+//: threads (32 SIMDGROUPS, rows, 1), groups of (32 SIMDGROUPS, 1, 1). `settings`: both epsilons, the factor of the result, that of the sum.
+//: Without BEFORE, `normed` has one element.
 typedef Row<DIM, SIMDGROUPS> R;
 threadgroup float parts[2 * SIMDGROUPS];
 const uint index = thread_position_in_threadgroup.x, simdgroup = simdgroup_index_in_threadgroup, lane = thread_index_in_simdgroup;
@@ -67,6 +68,11 @@ read<T, R, DIM>(result + start, values, index);
 if (AFTER) norm<T, R, DIM, SIMDGROUPS>(values, &after[0], settings[0], parts, index, simdgroup, lane);
 read<T, R, DIM>(stream + start, sum, index);
 UNROLL for (int i = 0; i < 4 * R::PER; ++i) sum[i] = float(static_cast<T>(sum[i] + values[i] * settings[2]));
+UNROLL for (int i = 0; i < 4 * R::PER; ++i) sum[i] = float(static_cast<T>(sum[i] * settings[3]));
 write<T, R, DIM>(sums + start, sum, index);
-norm<T, R, DIM, SIMDGROUPS>(sum, &before[0], settings[1], parts + SIMDGROUPS, index, simdgroup, lane);
-write<T, R, DIM>(normed + start, sum, index);
+if (BEFORE) {
+  norm<T, R, DIM, SIMDGROUPS>(sum, &before[0], settings[1], parts + SIMDGROUPS, index, simdgroup, lane);
+  write<T, R, DIM>(normed + start, sum, index);
+} else if (index == 0 && threadgroup_position_in_grid.y == 0) {
+  normed[0] = static_cast<T>(0.0f);
+}

@@ -16,37 +16,49 @@ _SIMDGROUPS = 8
 _DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
 
-def add_norm(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float = 1.0) -> tuple[mx.array, mx.array]:
+def add_norm(
+    result: mx.array, stream: mx.array, after: Norm | None, before: Norm | None, scale: float = 1.0, gain: float = 1.0
+) -> tuple[mx.array, mx.array]:
     """See `reference.add_norm`: `[T, n]` to sums and normed sums, all of one dtype, n at most 16384. Raises ValueError for different
     shapes, and `UnsupportedShapeError`."""
-    sums, normed = launch_of(result, stream, after, before).run(inputs_of(result, stream, after, before, scale))
-    return sums, normed
+    sums, normed = launch_of(result, stream, after, before).run(inputs_of(result, stream, after, before, scale, gain))
+    return sums, sums if before is None else normed
 
 
-def launch_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm) -> Launch:
-    """Return the launch of `add_norm` for arrays of these shapes, which callers may cache. Raises the errors of `add_norm`."""
+def launch_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm | None) -> Launch:
+    """Return the launch of `add_norm` for these shapes, which callers may cache. Without `before`, its second output is one number.
+    Raises the errors of `add_norm`."""
     rows, dim = _check(result, stream, after, before)
     simdgroups, dtype = min(_SIMDGROUPS, -(-dim // 128)), stream.dtype
-    template: Template = [("T", dtype), ("DIM", dim), ("SIMDGROUPS", simdgroups), ("AFTER", after is not None)]
-    threads = 32 * simdgroups
-    return Launch("add_norm/add_norm.metal", "add_norm", template, [(rows, dim)] * 2, [dtype] * 2, (threads, rows, 1), (threads, 1, 1))
+    template: Template = [
+        ("T", dtype),
+        ("DIM", dim),
+        ("SIMDGROUPS", simdgroups),
+        ("AFTER", after is not None),
+        ("BEFORE", before is not None),
+    ]
+    threads, shapes = 32 * simdgroups, [(rows, dim), (rows, dim) if before else (1, 1)]
+    return Launch("add_norm/add_norm.metal", "add_norm", template, shapes, [dtype] * 2, (threads, rows, 1), (threads, 1, 1))
 
 
-def inputs_of(result: mx.array, stream: mx.array, after: Norm | None, before: Norm, scale: float) -> list[mx.array]:
-    """Return the inputs of the kernel."""
-    return [result, stream, (after or before)[0], before[0], _epsilons_and_scale(after[1] if after else 0.0, before[1], scale)]
+def inputs_of(
+    result: mx.array, stream: mx.array, after: Norm | None, before: Norm | None, scale: float, gain: float = 1.0
+) -> list[mx.array]:
+    """Return the inputs of the kernel, with the result for a weight that it does not read."""
+    weights = [norm[0] if norm else other[0] if other else result for norm, other in ((after, before), (before, after))]
+    return [result, stream, *weights, _epsilons_and_factors(after[1] if after else 0.0, before[1] if before else 0.0, scale, gain)]
 
 
 @cache
-def _epsilons_and_scale(after: float, before: float, scale: float) -> mx.array:
-    made = mx.array([after, before, scale], mx.float32)
+def _epsilons_and_factors(after: float, before: float, scale: float, gain: float) -> mx.array:
+    made = mx.array([after, before, scale, gain], mx.float32)
     mx.eval(made)  # it outlives the thread that made it
     return made
 
 
-def _check(result: mx.array, stream: mx.array, after: Norm | None, before: Norm) -> tuple[int, int]:
+def _check(result: mx.array, stream: mx.array, after: Norm | None, before: Norm | None) -> tuple[int, int]:
     shape, dtype = stream.shape, stream.dtype
-    weights = [before[0]] if after is None else [before[0], after[0]]
+    weights = [norm[0] for norm in (before, after) if norm]
     if len(shape) != 2 or 0 in shape or result.shape != shape or [w.shape for w in weights] != [shape[1:]] * len(weights):
         found = [list(a.shape) for a in (result, stream, *weights)]
         raise ValueError(f"result, stream and weights are {found}; expected two of [rows, n], and [n]")

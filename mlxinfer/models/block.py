@@ -113,7 +113,7 @@ class Block:
         y = self.mlp(x, norm=norms.before_mlp, onto=onto)
         return self._sum(x, y, norms.after_mlp)
 
-    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> ResidualStream:
         """Advance a stream whose sums and norms are fused kernels; the last sum is left to the next block."""
         rotation = None if self.rope is None else rotations[self.rope]
         x, row = stream.normed(self.norms.before_mixer)
@@ -146,7 +146,7 @@ class AnyBlock(Protocol):
         """Map `[T, hidden]` to the same shape. `rotations` are by key of `Architecture.ropes`; `own` `[T, n]` is the per-layer input."""
         ...
 
-    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> ResidualStream:
         """Advance a stream on a GPU, where the residual sum and the next norm may be one kernel."""
         ...
 
@@ -170,7 +170,7 @@ class SingleBlock:
         assert self.mlp is not None
         return self.mlp(x, norm=self.norm, onto=x)
 
-    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> ResidualStream:
         x, row = stream.normed(self.norm)
         if self.mixer is not None:
             return ResidualStream(x, self.mixer(row, step, None))
@@ -195,7 +195,7 @@ class ParallelBlock:
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
         return self._sum(x, self.norm(x), step, rotations)
 
-    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> ResidualStream:
         return ResidualStream(self._sum(*stream.normed(self.norm), step, rotations))
 
     def _sum(self, x: mx.array, row: mx.array, step: Step, rotations: Mapping[str, Rotation]) -> mx.array:

@@ -188,8 +188,8 @@ class BlockStack:
         `inputs` `[blocks, T, n]` are the per-layer inputs of families that have them. Rows at `taps` are appended to `tapped`, except with
         hooks. `GivenRows.deepstack` is added after the first blocks.
         """
-        if self.joined and hooks is None and inputs is None:
-            return self.stream(x, step, rotations, tapped).sum()
+        if self.joined and hooks is None:
+            return self.stream(x, step, rotations, inputs, tapped).sum()
         if hooks is not None and inputs is None:
             from .hooks import run_blocks
 
@@ -224,15 +224,22 @@ class BlockStack:
             self._deep_runs = self.runs, runs(self.blocks, self._dtype, [*self.taps, *range(1, count + 1)])
         return self._deep_runs[1]
 
-    def stream(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], tapped: list[mx.array] | None = None) -> ResidualStream:
-        """Run rows with fused sums and norms; the last sum is left to the norm after it."""
+    def stream(
+        self,
+        x: mx.array,
+        step: Step,
+        rotations: Mapping[str, Rotation],
+        inputs: mx.array | None = None,
+        tapped: list[mx.array] | None = None,
+    ) -> ResidualStream:
+        """Run rows with fused sums and norms; the last sum is left to the norm after it. The arguments are those of `advance`."""
         stream = ResidualStream(x)
         deepstack = 0 if step.given is None else len(step.given.deepstack)
         for index, block in enumerate(self.blocks):
             if tapped is not None and index in self.taps:
                 stream = ResidualStream(stream.sum())
                 tapped.append(stream.x)
-            stream = block.advance(stream, step, rotations)
+            stream = block.advance(stream, step, rotations, None if inputs is None else inputs[index])
             if index < deepstack:
                 stream = ResidualStream(with_deepstack(stream.sum(), step, index))
         return stream
@@ -297,7 +304,8 @@ class Decoder(BlockStack):
             ready(self.mtp)
         if isinstance(self.mtp, Head):
             self.mtp = replace(self.mtp, native=native_head(self.mtp, self.layers, self.embedding.dtype))
-        kinds = {norm is not None for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
+        kinds = {(norm is not None, True) for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
+        kinds |= {(True, False)} if self.inputs else set()  # the sum before a per-layer input is not normed
         dtype = self.embedding.dtype
         chosen = routes.fallback_lines(objects(self.blocks), dtype) if self.joined else ()
         self.notes = (*plan.notes, *fallback_lines(dtype, sizes.hidden, kinds), *chosen)
@@ -377,8 +385,8 @@ class Decoder(BlockStack):
         if self.spread is not None:
             x = self.spread(x, step, inputs)
         own = None if inputs is None else inputs[self.part.first : self.part.last]
-        if self.joined and hooks is None and own is None and self.rest is None:
-            before, after = self.stream(x, step, rotations, tapped).normed(self.norm)
+        if self.joined and hooks is None and self.rest is None:
+            before, after = self.stream(x, step, rotations, own, tapped).normed(self.norm)
         else:
             before = self.advance(x, step, rotations, hooks, own, tapped)
             if self.rest is not None:

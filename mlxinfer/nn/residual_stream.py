@@ -16,6 +16,8 @@ from .norms import RMSNorm, Sum
 _ROWS = 3
 _KNOWN_SUMS = 64
 """Shapes of rows for which a norm caches how its sum is computed."""
+_FACTORS = 0.5, 1.5
+"""Factors of the result and of the sum in the trial."""
 _MOST_ERROR = 0.02
 """Bound of `difference` in the trial."""
 
@@ -32,35 +34,46 @@ class ResidualStream:
     """Applied to the result before it is added."""
     scale: float = 1.0
     """Factor of the result (Granite)."""
+    gain: float = 1.0
+    """Factor of the sum with the result (Gemma 4)."""
 
     def sum(self) -> mx.array:
         """Return the whole stream, `[T, hidden]`."""
         if self.result is None:
             return self.x
+        if self.after is not None and not self.after.centring:
+            return self._known(self.after, None)(self.result, self.x)[0]
         y = self.result if self.after is None else self.after(self.result)
-        return self.x + y if self.scale == 1.0 else (self.x + y * mx.array(self.scale)).astype(self.x.dtype)
+        x = self.x + y if self.scale == 1.0 else (self.x + y * mx.array(self.scale)).astype(self.x.dtype)
+        return x if self.gain == 1.0 else x * self.gain
 
     def normed(self, norm: RMSNorm | None) -> tuple[mx.array, mx.array]:
         """Return the whole stream and its norm for the next part, both `[T, hidden]`. Without `norm`, both are the stream."""
         if self.result is None or norm is None or norm.centring:
             x = self.sum()
             return x, x if norm is None else norm(x)
-        x, known = self.x, norm.sums
-        key = x.shape, x.dtype, self.result.dtype, self.after, self.scale, TRIAL.age
+        return self._known(norm, norm)(self.result, self.x)
+
+    def _known(self, keeper: RMSNorm, norm: RMSNorm | None) -> Sum:
+        """Return the computation of the sum and its norm, which `keeper` caches."""
+        x, result, known = self.x, self.result, keeper.sums
+        assert result is not None
+        key = x.shape, x.dtype, result.dtype, self.after, self.scale, self.gain, norm, TRIAL.age
         way = known.get(key)
         if way is None:
             if len(known) >= _KNOWN_SUMS:
                 known.clear()
-            way = known[key] = self._computation_of_sum(self.result, norm)
-        return way(self.result, x)
+            way = known[key] = self._computation_of_sum(result, norm)
+        return way
 
-    def _computation_of_sum(self, result: mx.array, norm: RMSNorm) -> Sum:
-        """Return the computation of sums of this shape."""
-        after, before, scale = None if self.after is None else (self.after.weight, self.after.eps), (norm.weight, norm.eps), self.scale
+    def _computation_of_sum(self, result: mx.array, norm: RMSNorm | None) -> Sum:
+        """Return the computation of sums of this shape; without `norm`, its second result has no meaning."""
+        after, before = ((each.weight, each.eps) if each else None for each in (self.after, norm))
+        scale, gain = self.scale, self.gain
         if not self._kernel_fits(result, norm):
-            return lambda result, x: reference.add_norm(result, x, after, before, scale)
+            return lambda result, x: reference.add_norm(result, x, after, before, scale, gain)
         launch = launcher.launch_of(result, self.x, after, before)
-        fixed = launcher.inputs_of(result, self.x, after, before, scale)[2:]
+        fixed = launcher.inputs_of(result, self.x, after, before, scale, gain)[2:]
 
         def run(result: mx.array, x: mx.array) -> tuple[mx.array, mx.array]:
             sums, normed = launch.run([result, x, *fixed])
@@ -68,28 +81,32 @@ class ResidualStream:
 
         return run
 
-    def _kernel_fits(self, result: mx.array, norm: RMSNorm) -> bool:
-        dtype, weight, after = self.x.dtype, norm.weight, self.after
-        if weight.dtype != dtype or result.dtype != dtype or (after is not None and after.weight.dtype != dtype):
+    def _kernel_fits(self, result: mx.array, norm: RMSNorm | None) -> bool:
+        dtype, after = self.x.dtype, self.after
+        if result.dtype != dtype or any(each is not None and each.weight.dtype != dtype for each in (norm, after)):
             return False
-        return TRIAL.obstacle(dtype, weight.shape[0], after is not None) is None
+        return TRIAL.obstacle(dtype, self.x.shape[1], after is not None, norm is not None) is None
 
 
-def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[bool]) -> list[str]:
-    """Describe sums and norms that are computed separately on a GPU. Runs the trials: `kinds` has True for sums whose result is normed
-    before it is added, and False for others."""
-    return TRIAL.lines((dtype, channels, after) for after in kinds) if kernels_in_use() else []
+Kind = tuple[bool, bool]
+"""True if results are normed before they are added, and True if the sum is normed."""
 
 
-def _check_add_norm(dtype: mx.Dtype, channels: int, after: bool) -> str | None:
+def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[Kind]) -> list[str]:
+    """Describe sums and norms that are computed separately on a GPU. Runs the trials."""
+    return TRIAL.lines((dtype, channels, *kind) for kind in kinds) if kernels_in_use() else []
+
+
+def _check_add_norm(dtype: mx.Dtype, channels: int, after: bool, before: bool) -> str | None:
     keys = mx.random.split(mx.random.key(channels), 4)
     result, stream = (mx.random.normal((_ROWS, channels), key=key).astype(dtype) for key in keys[:2])
     weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:]]
-    norms: tuple[Norm | None, Norm] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6))
-    pairs = zip(launcher.add_norm(result, stream, *norms), reference.add_norm(result, stream, *norms), strict=True)
+    norms: tuple[Norm | None, Norm | None] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6) if before else None)
+    given = (result, stream, *norms, *_FACTORS)
+    pairs = zip(launcher.add_norm(*given), reference.add_norm(*given), strict=True)
     errors = [error for got, expected in pairs if (error := difference(got, expected, _MOST_ERROR))]
     return f"its answers {errors[0]}" if errors else None
 
 
 TRIAL = KernelTrial("sums with norms", _check_add_norm)
-"""By dtype, channels, and True if results are normed before they are added."""
+"""By dtype, channels, and `Kind`."""

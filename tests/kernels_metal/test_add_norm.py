@@ -22,7 +22,9 @@ STEP = {F32: 1e-6, F16: 2.0**-9, BF16: 2.0**-6}
 class Scene:
     """Random rows, one of them zero and one large."""
 
-    def __init__(self, rows: int, dim: int, dtype: mx.Dtype, *, after: bool, scale: float = 1.0) -> None:
+    def __init__(
+        self, rows: int, dim: int, dtype: mx.Dtype, *, after: bool, before: bool = True, scale: float = 1.0, gain: float = 1.0
+    ) -> None:
         random = np.random.default_rng(dim)
         result, stream = (random.normal(size=(rows, dim)).astype(np.float32) for _ in range(2))
         result[rows // 2], stream[rows // 2] = 0, 0
@@ -30,24 +32,25 @@ class Scene:
         self.result, self.stream = mx.array(result).astype(dtype), mx.array(stream).astype(dtype)
         weights = [mx.array((1 + 0.3 * random.normal(size=dim)).astype(np.float32)).astype(dtype) for _ in range(2)]
         self.after = (weights[0], EPS_AFTER) if after else None
-        self.before = (weights[1], EPS_BEFORE)
-        self.scale = scale
+        self.before = (weights[1], EPS_BEFORE) if before else None
+        self.factors = scale, gain
 
     def run(self) -> list[np.ndarray]:
-        sums, normed = add_norm(self.result, self.stream, self.after, self.before, self.scale)
+        sums, normed = add_norm(self.result, self.stream, self.after, self.before, *self.factors)
         assert sums.dtype == normed.dtype == self.stream.dtype
         return [to_float(sums), to_float(normed)]
 
     def plain(self) -> list[np.ndarray]:
-        return [to_float(a) for a in reference.add_norm(self.result, self.stream, self.after, self.before, self.scale)]
+        return [to_float(a) for a in reference.add_norm(self.result, self.stream, self.after, self.before, *self.factors)]
 
     def exact(self) -> list[np.ndarray]:
         def norm(x: np.ndarray, weight: mx.array, eps: float) -> np.ndarray:
             return to_float(weight).astype(np.float64) * x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
 
         y, x = (to_float(a).astype(np.float64) for a in (self.result, self.stream))
-        sums = x + self.scale * (y if self.after is None else norm(y, *self.after))
-        return [sums, norm(sums, *self.before)]
+        scale, gain = self.factors
+        sums = gain * (x + scale * (y if self.after is None else norm(y, *self.after)))
+        return [sums, sums if self.before is None else norm(sums, *self.before)]
 
 
 def check(scene: Scene) -> None:
@@ -62,18 +65,21 @@ def check(scene: Scene) -> None:
 
 @needs_emulator
 @pytest.mark.parametrize(
-    ("dim", "dtype", "after", "scale"),
+    ("dim", "dtype", "after", "before", "scale", "gain"),
     [
-        (8, F32, False, 1.0),
-        (129, F16, True, 1.0),
-        (576, BF16, False, 1.0),
-        (640, BF16, True, 1.0),
-        (1023, F32, True, 0.22),
-        (2050, F16, False, 0.22),
+        (8, F32, False, True, 1.0, 1.0),
+        (129, F16, True, True, 1.0, 1.0),
+        (576, BF16, False, True, 1.0, 1.0),
+        (640, BF16, True, True, 1.0, 0.75),
+        (1023, F32, True, True, 0.22, 0.3),
+        (2050, F16, False, True, 0.22, 1.0),
+        (37, F32, True, False, 1.0, 0.3),
+        (643, BF16, True, False, 1.0, 1.0),
+        (1290, F16, False, False, 0.22, 1.25),
     ],
 )
-def test_sum_and_norm_are_those_of_float64(dim: int, dtype: mx.Dtype, after: bool, scale: float) -> None:
-    check(Scene(3, dim, dtype, after=after, scale=scale))
+def test_sum_and_norm_are_those_of_float64(dim: int, dtype: mx.Dtype, after: bool, before: bool, scale: float, gain: float) -> None:
+    check(Scene(3, dim, dtype, after=after, before=before, scale=scale, gain=gain))
 
 
 @needs_emulator
@@ -86,9 +92,10 @@ def test_widths_of_models(dim: int, dtype: mx.Dtype, after: bool) -> None:
 
 
 @needs_emulator
+@pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("mode", ["asan", "tsan", "msan"])
-def test_sanitizers_are_silent_and_no_schedule_changes_a_bit(mode: str) -> None:
-    scene = Scene(3, 1023, BF16, after=True)
+def test_sanitizers_are_silent_and_no_schedule_changes_a_bit(mode: str, before: bool) -> None:
+    scene = Scene(3, 1023, BF16, after=True, before=before)
     with emulated(mode=mode, order="random", seed=2):
         found = scene.run()
     with emulated(order="reversed"):

@@ -25,6 +25,7 @@ from mlxinfer.models.decoder import Decoder
 from mlxinfer.nn import residual_stream as residual
 from mlxinfer.nn.norms import RMSNorm
 
+GEMMA4 = ["gemma4_text", "gemma4_text_shared", "gemma4_text_experts"]
 TOKENS = [(7 * i + 3) % 96 for i in range(9)]
 LAUNCHES = Counter[str]
 
@@ -64,7 +65,7 @@ def logits_of(model: Decoder) -> np.ndarray:
 
 
 @needs_emulator
-@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma2", "granite", "olmo2", "qwen3_moe", "qwen3_next", "gpt_oss"])
+@pytest.mark.parametrize("name", ["llama", "gemma3_text", "gemma2", "granite", "olmo2", "qwen3_moe", "qwen3_next", "gpt_oss", *GEMMA4])
 def test_the_same_logits(name: str, launches: LAUNCHES, monkeypatch: pytest.MonkeyPatch) -> None:
     joined = model_of(name)
     assert joined.joined
@@ -107,7 +108,7 @@ def test_a_kernel_that_fails_its_trial_is_not_used(wrong: str, monkeypatch: pyte
     monkeypatch.delenv(SWITCH, raising=False)
     residual.TRIAL.forget()
     with run_with(broken):
-        reason = residual.TRIAL.obstacle(mx.float32, 64, False)
+        reason = residual.TRIAL.obstacle(mx.float32, 64, False, True)
         assert reason is not None
         assert "\n" not in reason
         assert "failed its trial" in reason

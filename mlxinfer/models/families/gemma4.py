@@ -7,7 +7,7 @@ beside the MLP.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -66,7 +66,7 @@ def gemma4_text(config: dict[str, Any]) -> Architecture:
             GatedMLP.load(weights, f"{name}.mlp", hidden, inner, gate),
             load_norms(weights, name, sizes),
             rope=plan.kinds.types[layer],
-            scale=weights.vector(f"{name}.layer_scalar", (1,)),
+            factor=load_factor(weights, name),
             experts=experts.load(weights, name, sizes, gate) if experts else None,
             own=OwnInput.load(weights, name, hidden, own, sizes.activation, eps) if own else None,
         )
@@ -86,6 +86,11 @@ def load_norms(weights: Weights, name: str, sizes: Sizes) -> list[RMSNorm]:
     """Load the four norms of a block: before and after attention, before and after the MLP."""
     names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
     return [RMSNorm.load(weights, f"{name}.{part}", sizes.hidden, sizes.eps) for part in names]
+
+
+def load_factor(weights: Weights, name: str) -> float:
+    """Load the factor of a block's result."""
+    return cast("float", weights.vector(f"{name}.layer_scalar", (1,)).item())
 
 
 def _check_the_rest(reader: ConfigReader) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -138,7 +138,11 @@ class OwnInput:
 
     def __call__(self, x: mx.array, own: mx.array) -> mx.array:
         """Map `[T, hidden]` and the input `[T, n]` to `[T, hidden]`."""
-        return self.norm(self.projection(self.act(self.gate(x), own)), onto=x)
+        return self.norm(self.projected(x, own), onto=x)
+
+    def projected(self, x: mx.array, own: mx.array) -> mx.array:
+        """Return what is added to the stream, before its norm."""
+        return self.projection(self.act(self.gate(x), own))
 
     def natively(self, builder: ProgramBuilder, x: View) -> None:
         """Add the instructions for the CPU kernels."""
@@ -159,8 +163,8 @@ class Gemma4Block:
     """Norms before and after attention, before and after the MLP."""
     rope: str
     """Key of the block's rope in `Architecture.ropes`."""
-    scale: mx.array
-    """Factor of the block's result, `[1]`."""
+    factor: float
+    """Factor of the block's result."""
     experts: ParallelExperts | None = None
     own: OwnInput | None = None
 
@@ -175,7 +179,7 @@ class Gemma4Block:
         x = after_mlp(y if self.experts is None else self.experts(x, y), onto=x)
         if self.own is not None and own is not None:
             x = self.own(x, own)
-        return x * self.scale
+        return x * self.factor
 
     def as_native(self, builder: ProgramBuilder) -> None:
         """Add the instructions for the CPU kernels."""
@@ -192,7 +196,15 @@ class Gemma4Block:
         sink.finish()
         if self.own is not None:
             self.own.natively(builder, stream)
-        builder.program.add(stream, stream, factor=cast("float", self.scale.item()))
+        builder.program.add(stream, stream, factor=self.factor)
 
-    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
-        return ResidualStream(self(stream.sum(), step, rotations))
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> ResidualStream:
+        before, after, before_mlp, after_mlp = self.four
+        x, row = stream.normed(before)
+        x, row = ResidualStream(x, self.mixer(row, step, rotations[self.rope]), after).normed(before_mlp)
+        y = self.mlp(row)
+        y = y if self.experts is None else self.experts(x, y)
+        if self.own is None or own is None:
+            return ResidualStream(x, y, after_mlp, gain=self.factor)
+        x = ResidualStream(x, y, after_mlp).sum()
+        return ResidualStream(x, self.own.projected(x, own), self.own.norm, gain=self.factor)

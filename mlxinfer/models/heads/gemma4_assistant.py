@@ -26,7 +26,7 @@ from ...util.dataclass import dataclass
 from ..common import Sizes, read_sizes
 from ..config_reader import ConfigReader
 from ..decoder import Architecture
-from ..families.gemma4 import GEMMA4, Kinds, load_norms, read_ropes
+from ..families.gemma4 import GEMMA4, Kinds, load_factor, load_norms, read_ropes
 from ..families.gemma4_block import Gemma4Attention, Gemma4Block
 from .mtp import DraftScores, HeadPlan, Places, TargetModel, shifted
 
@@ -147,7 +147,7 @@ def _block(weights: Weights, layer: int, sizes: Sizes, kinds: Kinds, source: int
         GatedMLP.load(weights, f"{name}.mlp", sizes.hidden, sizes.inner, gated(sizes.activation)),
         load_norms(weights, name, sizes),
         rope=PREFIX + kind,
-        scale=weights.vector(f"{name}.layer_scalar", (1,)),
+        factor=load_factor(weights, name),
     )
 
 

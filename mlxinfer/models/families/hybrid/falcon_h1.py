@@ -132,7 +132,7 @@ class FalconBlock:
             sink.finish()
         builder.feed_forward(self.mlp, stream, self.before_mlp, builder.sink())
 
-    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation]) -> ResidualStream:
+    def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> ResidualStream:
         return ResidualStream(self(stream.sum(), step, rotations))
 
 
