@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import mlx.core as mx
 
+from mlxinfer.cache.attention.metal import METAL
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
@@ -251,7 +252,7 @@ def _held(node: Any) -> Iterator[mx.array]:
 def trusted_kernels() -> Iterator[None]:
     """Use every kernel for every shape that it supports. On the phantom GPU no kernel could pass its trial."""
     with ExitStack() as stack:
-        stack.enter_context(patch("mlxinfer.cache.attention.select.why_unsupported", lambda *_: None))
+        stack.enter_context(patch("mlxinfer.cache.attention.select.gpu_backend", lambda *_: METAL))
         stack.enter_context(patch("mlxinfer.kernels_metal.kernel_trial.KernelTrial.problem", _problem))
         used = Verdict(speeds=dict.fromkeys(ROWS, Speed(1.0)))
         stack.enter_context(patch.object(small_batch_matmul.TRIAL, "verdicts", _Always(used)))

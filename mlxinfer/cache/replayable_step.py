@@ -15,7 +15,7 @@ import mlx.core as mx
 from ..kernels_metal.append_rows.plan import RECENT, AppendPlan, plan_append
 from ..kernels_metal.paged_attention.plan import DecodePlan, Pools
 from ..kernels_metal.paged_attention.tiles import Shape
-from .attention.metal import METAL, MetalStep
+from .attention.metal import MetalAttention, MetalStep
 from .base import AttentionSpec
 from .paged import PagedCache
 from .recent_rows import RecentRows, Spans
@@ -31,7 +31,8 @@ class SteadyCache:
     def __init__(self, cache: PagedCache) -> None:
         self.stores = [store for store, _ in cache.attention]
         self.recurrent = cache.recurrent
-        self.possible = cache.can_fork and all(backend is METAL for _, backend in cache.attention) and bool(self.stores or self.recurrent)
+        kernels = all(isinstance(backend, MetalAttention) for _, backend in cache.attention)
+        self.possible = cache.can_fork and kernels and bool(self.stores or self.recurrent)
         """True if the cache supports replayable steps."""
         self._shapes: dict[int | None, list[Shape]] = {}
 

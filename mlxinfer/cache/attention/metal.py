@@ -17,6 +17,7 @@ from ...kernels_metal.paged_attention_prefill.launcher import paged_attention_pr
 from ...kernels_metal.paged_attention_prefill.plan import PrefillPlan, plan_prefill
 from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
 from ...kernels_metal.unseal_pages.launcher import FILLED, FIRST, RAW, SEALED, plan_unseal, unseal_pages
+from ...util.dataclass import dataclass
 from ..base import PAGE, AttentionParams, HeadSteps, Segment
 from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
@@ -35,21 +36,33 @@ _UNSEALED_AT_ONCE = 2
 """Maximum layers with a dequantized past: the one that attends, and the next."""
 
 
+@dataclass(frozen=True, slots=True)
 class MetalAttention:
     """Implements `AttentionBackend` with the kernels of `kernels_metal`."""
 
-    name = "Metal kernels"
+    prefill_lost: str = ""
+    """Reason why no prefill kernel reads a quantized past, so that plain MLX answers large segments; "" if one does."""
+    unseals: bool = True
+    """True if a kernel may dequantize the past of large segments for MLX's attention."""
+
+    @property
+    def name(self) -> str:
+        return f"Metal kernels; prompts in plain MLX ({self.prefill_lost})" if self.prefill_lost else "Metal kernels"
 
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
-        return MetalStep(segments, group)
+        return MetalStep(segments, group, self)
 
     def joins_past(self, form: KVFormat) -> bool:
-        """Backend step for large segments over 16-bit pages, for which MLX's attention is fastest."""
-        return not form.quantized
+        """Return True for 16-bit pages, over which MLX's attention is fastest for large segments, and where no kernel reads others."""
+        return bool(self.prefill_lost) or not form.quantized
+
+    def may_unseal(self, shape: Shape, tokens: int, rows: int, *, softcap: float | None) -> bool:
+        """True if the past of a segment of `rows` rows that ends after `tokens` tokens is dequantized for MLX's attention."""
+        return self.unseals and may_unseal(shape, tokens, rows, softcap=softcap, kernel=not self.prefill_lost)
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
         shape = shape_of(store, store.spec.query_heads or store.spec.kv_heads)
-        if not store.format.quantized or not may_unseal(shape, 0, rows, softcap=None):
+        if not store.format.quantized or not self.may_unseal(shape, 0, rows, softcap=None):
             return 0
         most = most_unsealed_bytes()
         mask = rows * (most // unsealed_bytes(shape, 1) + 2 * rows)
@@ -63,9 +76,10 @@ class MetalStep:
     """Runs segments of a few rows in one page by the decode kernel together, others by the prefill kernel, or by MLX's attention over
     16-bit pages."""
 
-    def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup) -> None:
+    def __init__(self, segments: tuple[Segment, ...], group: AttentionGroup, backend: MetalAttention = METAL) -> None:
         self.segments = segments
         self.group = group
+        self._backend = backend
         few, self._many = _few_and_many_rows(segments)
         self._plain = PlainStep(tuple(self._many), group)
         self._row_order = row_order(segments, [*few, *self._many])
@@ -96,7 +110,7 @@ class MetalStep:
             own = [x if self._few_rows is None else x[self._few_rows] for x in (q, k, v)]
             y, full = self._decoded(store, [x.reshape(x.shape[0], -1) for x in own], HeadSteps(), params)
             answers.append(y.reshape(y.shape[0], q.shape[1], -1))
-        if self._many and not METAL.joins_past(store.format):
+        if self._many and self._reads_sealed(store, q.shape[1], params):
             tails = self._append_many(store, k, v, full)
             answers.append(self._attend_many(store, (q, k, v), before, tails, full, params))
         elif self._many:
@@ -217,6 +231,16 @@ class MetalStep:
             full[s.slot] = store.filled(pages, starts=s.past < PAGE, sealing=_SEALING)
         return full
 
+    def _reads_sealed(self, store: LayerStore, heads: int, params: AttentionParams) -> bool:
+        """True if kernels read the sealed pages of large segments: all of them, or those of all that are unsealed."""
+        if not self._backend.joins_past(store.format):
+            return True
+        return store.format.quantized and all(self._unseals(shape_of(store, heads), params))
+
+    def _unseals(self, shape: Shape, params: AttentionParams) -> list[bool]:
+        """Return True for each large segment whose past is dequantized for MLX's attention."""
+        return [self._backend.may_unseal(shape, s.past + s.count, s.count, softcap=params.softcap) for s in self._many]
+
     def _append_many(self, store: LayerStore, k: mx.array, v: mx.array, full: Full) -> list[list[mx.array]]:
         """Return keys and values of all pages since the last sealed one, per large segment."""
         found = []
@@ -239,8 +263,7 @@ class MetalStep:
     ) -> mx.array:
         """Attend with runs of segments by the kernel, and separately with segments whose past is dequantized for MLX's attention."""
         shape, answers = shape_of(store, qkv[0].shape[1]), []
-        ways = [may_unseal(shape, s.past + s.count, s.count, softcap=params.softcap) for s in self._many]
-        for unsealed, run in groupby(zip(self._many, tails, ways, strict=True), key=lambda each: each[2]):
+        for unsealed, run in groupby(zip(self._many, tails, self._unseals(shape, params), strict=True), key=lambda each: each[2]):
             chosen = list(run)
             if not unsealed:
                 answers.append(self._prefilled(store, tuple(s for s, _, _ in chosen), qkv, open_before, full, params))

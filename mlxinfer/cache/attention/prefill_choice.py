@@ -43,11 +43,12 @@ def unsealed_bytes(shape: Shape, tokens: int) -> int:
     return tokens * shape.kv_heads * (shape.key_dim + shape.value_dim) * shape.dtype.size
 
 
-def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None) -> bool:
-    """True if the past of a segment of `rows` rows that ends after `tokens` tokens is dequantized."""
+def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None, kernel: bool = True) -> bool:
+    """True if the past of a segment of `rows` rows that ends after `tokens` tokens is dequantized. Without `kernel`, no kernel reads sealed
+    pages, so nothing is measured."""
     if rows < LEAST_ROWS or softcap is not None or shape.key_dim != shape.value_dim or shape.key_dim not in FUSED_DIMS:
         return False
-    return unsealed_bytes(shape, tokens + rows) <= most_unsealed_bytes() and unsealing_is_faster(shape)
+    return unsealed_bytes(shape, tokens + rows) <= most_unsealed_bytes() and (unsealing_is_faster(shape) if kernel else has_metal())
 
 
 def unsealing_is_faster(shape: Shape) -> bool:

@@ -39,17 +39,34 @@ def attention_backend(store: LayerStore) -> AttentionBackend:
         return _LATENT if has_gpu_kernels() else _PLAIN
     if not has_gpu_kernels():
         return _PLAIN
-    from .metal import METAL
+    return gpu_backend(store.spec, store.dtype, store.format)
 
-    instead = why_unsupported(store.spec, store.dtype, store.format)
-    return PlainAttention(instead) if instead else METAL
+
+def gpu_backend(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> AttentionBackend:
+    """Return the backend of such layers on a GPU, whose kernels are tried first."""
+    from .metal import METAL, MetalAttention
+    from .trial import PREFILL_TRIAL, UNSEAL_TRIAL, kind_of
+
+    instead = why_unsupported(spec, dtype, form)
+    if instead:
+        return PlainAttention(instead)
+    kind = kind_of(spec, dtype, form)
+    lost = PREFILL_TRIAL.obstacle(*kind) if form.quantized else None
+    return MetalAttention(lost, unseals=UNSEAL_TRIAL.obstacle(*kind) is None) if lost else METAL
 
 
 def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
     """List the layers that do not use this device's kernels, with reasons."""
-    plain = ((index, backend) for index, backend in _backends_of(layers, kv, dtype) if isinstance(backend, PlainAttention))
-    reasons = {index: backend.instead for index, backend in plain if backend.instead}
-    return [f"attention of {line}: plain MLX instead" for line in by_layers(reasons)]
+    lost = {index: instead for index, backend in _backends_of(layers, kv, dtype) if (instead := _instead(backend))}
+    return [f"attention of {line}" for line in by_layers(lost)]
+
+
+def _instead(backend: AttentionBackend) -> str:
+    """Return what replaces a backend's kernels, with the reason; "" if nothing does."""
+    if isinstance(backend, PlainAttention):
+        return f"{backend.instead}: plain MLX instead" if backend.instead else ""
+    lost = getattr(backend, "prefill_lost", "")
+    return f"{lost}: plain MLX instead for prompts; decode keeps its kernels" if lost else ""
 
 
 def gpu_status() -> str:
@@ -57,8 +74,13 @@ def gpu_status() -> str:
     if not has_gpu_kernels():
         return ""
     usual = AttentionSpec(8, 128, 128, query_heads=32)
-    instead = why_unsupported(usual, default_dtype(), KVFormat(4, 4))
-    return f"attention in plain MLX: {instead}" if instead else "attention by this project's kernels, which have passed their trial"
+    backend = gpu_backend(usual, default_dtype(), KVFormat(4, 4))
+    if isinstance(backend, PlainAttention):
+        return f"attention in plain MLX: {backend.instead}"
+    lost = getattr(backend, "prefill_lost", "")
+    if lost:
+        return f"attention of decode by this project's kernels, which have passed their trial; of prompts in plain MLX: {lost}"
+    return "attention by this project's kernels, which have passed their trial"
 
 
 def attention_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:
@@ -73,18 +95,18 @@ def _backends_of(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> 
 
 
 def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str | None:
-    """Return the reason why the kernels are not used for such layers; None if they are."""
+    """Return the reason why such layers use plain MLX alone; None if decode's kernels are used."""
     if os.environ.get(SWITCH) == "0":
         return f"Metal kernels are switched off by {SWITCH}=0"
     from ...kernels_metal.paged_attention.tiles import Shape, check_shape
-    from .trial import TRIAL, kind_of
+    from .trial import DECODE_TRIAL, kind_of
 
     heads = spec.query_heads or spec.kv_heads
     try:
         check_shape(Shape(dtype, heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits))
     except UnsupportedShapeError as error:
         return str(error)
-    return TRIAL.obstacle(*kind_of(spec, dtype, form))
+    return DECODE_TRIAL.obstacle(*kind_of(spec, dtype, form))
 
 
 def may_be_kernels(error: BaseException) -> bool:
@@ -93,17 +115,21 @@ def may_be_kernels(error: BaseException) -> bool:
 
 
 def disable_attention_kernels(backends: Iterable[tuple[LayerStore, AttentionBackend]], error: BaseException) -> bool:
-    """Disable the kernels for those of these layers that fail their trial now. If all pass, disable them for all of these layers, because
-    the culprit is unknown. Return False if a kernel cannot have caused the error."""
+    """Disable the kernels for those of these layers that fail a trial now. If all pass, disable them for all of these layers, because the
+    culprit is unknown. Return False if a kernel cannot have caused the error."""
     if not may_be_kernels(error):
         return False
     stores = [store for store, backend in backends if not isinstance(backend, (NativeAttention, PlainAttention))]
     if not stores:
         return False
-    from .trial import TRIAL, kind_of
+    from .trial import DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL, kind_of
 
     kinds = list(dict.fromkeys(kind_of(store.spec, store.dtype, store.format) for store in stores))
-    return TRIAL.disable(error, guilty=True, kinds=kinds) or TRIAL.disable(error, guilty=False, kinds=kinds)
+    guilty = []
+    for trial in (DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL):
+        used = [kind for kind in kinds if (verdict := trial.verdicts.get(kind)) and verdict.obstacle is None]
+        guilty.append(trial.disable(error, guilty=True, kinds=used))
+    return any(guilty) or DECODE_TRIAL.disable(error, guilty=False, kinds=kinds)
 
 
 _NO_MEMORY = re.compile("malloc|memory", re.IGNORECASE)

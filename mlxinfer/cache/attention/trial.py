@@ -1,4 +1,7 @@
-"""Trial of the attention kernels for a kind of layer: every variant that such a layer can reach, compared with plain MLX."""
+"""Trials of the attention kernels for a kind of layer: every variant that such a layer can reach, compared with plain MLX.
+
+Decode and prefill have trials of their own, so that a prefill kernel that fails leaves the others in use.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,21 @@ from .reference import PlainAttention
 Kind = tuple[AttentionSpec, mx.Dtype, KVFormat]
 """Spec of a small layer, dtype and format: layers of one kind compile the same variants of the kernels."""
 
-_STEPS: tuple[tuple[tuple[int, int], ...], ...] = (
+Steps = tuple[tuple[tuple[int, int], ...], ...]
+
+_STEPS: Steps = (
     ((0, 270), (1, 20)),
     *(parts for rows in (1, 2, 3, 8) for parts in (((0, rows), (1, rows)), ((1, rows),))),
     ((1, 12), (0, 2)),
     ((0, 5), (1, 4)),
     ((0, 1), (1, 1)),
 )
-"""(sequence, tokens) of the segments of each trial step. Only the first sequence has enough pages to divide among work items. Each number
-of rows that the kernels are compiled for is tried with both sequences. Then pages become full, in a step of many rows and in one of few.
+"""(sequence, tokens) of the segments of each step of decode's trial. Only the first sequence has enough pages to divide among work items.
+Each number of rows that the kernels are compiled for is tried with both sequences. Then pages become full, in a step of many rows and in
+one of few.
 """
+_PROMPTS: Steps = (((0, 130), (1, 20)), ((0, 270),), ((1, 12), (0, 20)))
+"""Those of the trials of prompts: pages become full and are read sealed, by few enough rows for the kernel and by enough to unseal."""
 _WINDOW = 250
 """Represents all windows longer than a page: it ends within the first sequence, whose pages are still divided."""
 _MOST_ERROR, _MEAN_ERROR = 0.1, 0.01
@@ -43,20 +51,46 @@ def kind_of(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> Kind:
     return replace(spec, kv_heads=2, query_heads=2 * heads, window=window, sees_spans=False), dtype, form
 
 
-def _check_attention(*kind: Any) -> str | None:
+def _check_decode(*kind: Any) -> str | None:
     from .metal import MetalAttention
 
-    for got, expected in zip(_answers(MetalAttention(), kind), _answers(PlainAttention(), kind), strict=True):
+    return _fault(MetalAttention("not a part of this trial", unseals=False), kind, _STEPS)
+
+
+def _check_prefill(*kind: Any) -> str | None:
+    from .metal import MetalAttention
+
+    return _fault(MetalAttention(), kind, _PROMPTS)
+
+
+def _check_unsealing(*kind: Any) -> str | None:
+    from .metal import MetalAttention
+
+    return _fault(MetalAttention("not a part of this trial"), kind, _PROMPTS)
+
+
+def _fault(backend: AttentionBackend, kind: Any, steps: Steps) -> str | None:
+    for got, expected in zip(_answers(backend, kind, steps), _answers(PlainAttention(), kind, steps), strict=True):
         if error := difference(got, expected, _MOST_ERROR, _MEAN_ERROR):
             return f"answers {error}"
     return None
 
 
-TRIAL = KernelTrial("attention", _check_attention, failure="the Metal kernels failed their trial", listed=False)
-"""By `Kind`."""
+DECODE_TRIAL = KernelTrial("attention", _check_decode, failure="the Metal kernels failed their trial", listed=False)
+"""By `Kind`: all that a layer needs for segments of few rows. Without these kernels a layer uses plain MLX alone."""
+PREFILL_TRIAL = KernelTrial("attention of prompts", _check_prefill, failure="the prefill kernel failed its trial", listed=False)
+"""By `Kind`, for quantized pages: the kernels for segments of many rows."""
+UNSEAL_TRIAL = KernelTrial("unsealing", _check_unsealing, failure="the kernel that unseals pages failed its trial", listed=False)
+"""By `Kind`, for quantized pages without a prefill kernel: MLX's attention on unsealed pages."""
 
 
-def _answers(backend: AttentionBackend, kind: Kind) -> Iterator[mx.array]:
+def forget_trials() -> None:
+    """Remove all verdicts on attention kernels."""
+    for trial in (DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL):
+        trial.forget()
+
+
+def _answers(backend: AttentionBackend, kind: Kind, steps: Steps) -> Iterator[mx.array]:
     """Yield the answers of all steps of two layers, flat, float32. The first has neither sinks nor a soft cap, and its heads are ready. The
     second has both, and norms and rotates its heads."""
     spec, dtype, form = kind
@@ -67,7 +101,7 @@ def _answers(backend: AttentionBackend, kind: Kind) -> Iterator[mx.array]:
     for store, _ in layers:
         store.grow(slots=2)
     past = [0, 0]
-    for number, parts in enumerate(_STEPS):
+    for number, parts in enumerate(steps):
         segments = _segments(parts, past)
         qkv = _random_qkv(spec, dtype, sum(s.count for s in segments), seed=number)
         step = backend.begin(segments, group)

@@ -74,7 +74,7 @@ def answers(backend: Callable[[LayerStore], AttentionBackend], kv: KVFormat, *, 
 def test_the_kernels_answer_the_others(kv: KVFormat, raw: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     began: list[tuple[Segment, ...]] = []
     usual = MetalStep.__init__
-    monkeypatch.setattr(MetalStep, "__init__", lambda self, segments, group: (began.append(segments), usual(self, segments, group))[1])
+    monkeypatch.setattr(MetalStep, "__init__", lambda self, segments, *more: (began.append(segments), usual(self, segments, *more))[1])
     expected = answers(lambda store: PLAIN, kv, raw=raw)
     with emulated():
         got = answers(lambda store: METAL, kv, raw=raw)

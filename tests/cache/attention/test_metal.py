@@ -11,8 +11,8 @@ from support.models.tiny import open_model, random_tokens
 from support.oracles.cache_sequences import Sequence, run_step
 from support.processes.examples import examples
 
+from mlxinfer.cache.attention import metal, prefill_choice, trial
 from mlxinfer.cache.attention import select as backends
-from mlxinfer.cache.attention import trial
 from mlxinfer.cache.attention.metal import METAL, MetalAttention
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.attention.select import attention_backend, attention_lines, fallback_lines, gpu_status
@@ -23,7 +23,7 @@ from mlxinfer.cache.store import LayerStore
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence as Request
-from mlxinfer.kernels_metal import kernel_trial
+from mlxinfer.kernels_metal import emulator, kernel_trial
 from mlxinfer.types import SamplingParams
 
 SPECS = (AttentionSpec(2, 64, 64, query_heads=6), AttentionSpec(1, 80, 64, 70, query_heads=1), AttentionSpec(1, 64, 128, 10, query_heads=4))
@@ -37,10 +37,10 @@ def on_a_mac(monkeypatch):
     monkeypatch.delenv(backends.SWITCH, raising=False)
     monkeypatch.setattr(backends.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
-    trial.TRIAL.forget()
+    trial.forget_trials()
     with emulated():
         yield
-    trial.TRIAL.forget()
+    trial.forget_trials()
 
 
 @pytest.mark.emulator
@@ -132,6 +132,78 @@ def test_kernels_that_fail_their_trial_are_not_used(wrong, on_a_mac, monkeypatch
 
 
 @pytest.mark.emulator
+def test_a_prefill_kernel_that_does_not_compile_leaves_decode_in_use(on_a_mac, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("Unable to build metal library from source\nprogram_source:9: error: call to implicitly-deleted constructor")
+
+    monkeypatch.setattr(metal, "paged_attention_prefill", broken)
+    kv = KVFormat(4, 4)
+    backend = attention_backend(LayerStore(SPECS[0], mx.float32, kv))
+    assert isinstance(backend, MetalAttention)
+    assert "implicitly-deleted" in backend.prefill_lost
+    (line,) = fallback_lines(SPECS[:1], kv, mx.float32)
+    assert "prefill kernel failed its trial" in line
+    assert "plain MLX instead for prompts; decode keeps its kernels" in line
+    assert "prompts in plain MLX" in attention_lines(SPECS[:1], kv, mx.float32)[0]
+    assert fallback_lines(SPECS[:1], KVFormat(), mx.float32) == []  # MLX's attention reads 16-bit pages
+    kernels = _rows_by(backend, kv)
+    assert "paged_attention_decode" in kernels
+    assert "unseal_pages" not in kernels
+    monkeypatch.setattr(prefill_choice, "has_metal", lambda: True)
+    monkeypatch.setattr(prefill_choice, "LEAST_ROWS", 20)
+    monkeypatch.setattr(prefill_choice, "most_unsealed_bytes", lambda: 1 << 27)
+    kernels = _rows_by(backend, kv)
+    assert kernels.count("unseal_pages") == 2
+    assert "paged_attention_decode" in kernels
+
+
+def _rows_by(backend: MetalAttention, kv: KVFormat) -> list[str]:
+    """Compare rows of prompts and of decode with NumPy's idea, and return the names of the kernels."""
+    with emulator.count_bytes() as counts:
+        cache = PagedCache(SPECS[:1], dtype=mx.float32, kv_cache_tokens=1 << 12, chunk=512, kv=kv, backend=lambda store: backend)
+        first, second = (Sequence(seed, MOST, kv, SPECS[:1]) for seed in (1, 2))
+        slots = cache.open(), cache.open()
+        for one, other in ((130, 0), (1, 70), (1, 1), (12, 1)):
+            run_step(cache, [(s, slot, n) for s, slot, n in zip((first, second), slots, (one, other), strict=True) if n])
+    return [launch.kernel for launch in counts.launches]
+
+
+@pytest.mark.emulator
+def test_each_kernel_of_prompts_is_tried_for_itself(on_a_mac, monkeypatch):
+    def broken(*arguments, **options):
+        raise RuntimeError("error: no")
+
+    monkeypatch.setattr(prefill_choice, "has_metal", lambda: True)
+    monkeypatch.setattr(prefill_choice, "most_unsealed_bytes", lambda: 1 << 27)
+    monkeypatch.setattr(metal, "unseal_pages", broken)
+    monkeypatch.setattr(prefill_choice, "unsealing_is_faster", lambda shape: False)
+    store = LayerStore(SPECS[0], mx.float32, KVFormat(4, 4))
+    assert attention_backend(store) == METAL
+    trial.forget_trials()
+    monkeypatch.setattr(metal, "paged_attention_prefill", broken)
+    backend = attention_backend(store)
+    assert isinstance(backend, MetalAttention)
+    assert not backend.unseals
+    assert backend.prefill_lost
+
+
+@pytest.mark.emulator
+def test_a_step_that_fails_by_the_prefill_kernel_leaves_decode_in_use(on_a_mac, monkeypatch):
+    store = LayerStore(SPECS[0], mx.float32, KVFormat(4, 4))
+    assert attention_backend(store) is METAL
+
+    def broken(*arguments, **options):
+        raise RuntimeError("[METAL] Command buffer execution failed: page fault")
+
+    monkeypatch.setattr(metal, "paged_attention_prefill", broken)
+    assert backends.disable_attention_kernels([(store, METAL)], RuntimeError("page fault"))
+    assert isinstance(backend := attention_backend(store), MetalAttention)
+    assert "page fault" in backend.prefill_lost
+    assert backends.disable_attention_kernels([(store, backend)], RuntimeError("again"))  # nobody fails now
+    assert isinstance(attention_backend(store), PlainAttention)
+
+
+@pytest.mark.emulator
 def test_shapes_without_a_kernel_say_which_there_are(on_a_mac):
     odd, many = AttentionSpec(2, 44, 44, query_heads=4), AttentionSpec(1, 64, 64, query_heads=17)
     lines = fallback_lines([odd, many], KVFormat(4, 4), mx.float32)
@@ -148,7 +220,8 @@ def test_the_trial_of_usual_heads_is_passed(on_a_mac):
 
 @pytest.mark.emulator
 def test_they_can_be_switched_off(on_a_mac, monkeypatch):
-    monkeypatch.setattr(trial.TRIAL, "obstacle", lambda *kind: None)
+    for each in (trial.DECODE_TRIAL, trial.PREFILL_TRIAL):
+        monkeypatch.setattr(each, "obstacle", lambda *kind: None)
     assert "passed their trial" in gpu_status()
     monkeypatch.setenv(backends.SWITCH, "0")
     assert backends.SWITCH in gpu_status()

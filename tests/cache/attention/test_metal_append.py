@@ -15,7 +15,7 @@ from support.models.checkpoints import config_of, random_checkpoint
 from support.models.tiny import open_model, random_tokens
 
 from mlxinfer.cache.attention import select
-from mlxinfer.cache.attention.metal import MetalAttention, MetalStep
+from mlxinfer.cache.attention.metal import METAL, MetalAttention, MetalStep
 from mlxinfer.cache.attention.reference import PlainAttention
 from mlxinfer.cache.base import AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
@@ -67,9 +67,9 @@ def test_every_family_says_the_same_as_with_plain_mlx(family: str, on_a_mac: Non
     def answers() -> list[list[int]]:
         return run(engine_of(model, kv), [request(prompt, limit, index) for index, (prompt, limit) in enumerate(prompts)])
 
-    monkeypatch.setattr(select, "why_unsupported", lambda *layer: "not wanted")
+    monkeypatch.setattr(select, "gpu_backend", lambda *layer: PlainAttention("not wanted"))
     plain = answers()
-    monkeypatch.setattr(select, "why_unsupported", lambda *layer: None)
+    monkeypatch.setattr(select, "gpu_backend", lambda *layer: METAL)
     kernels: set[str] = set()
 
     def noted(*, name: str, **source: Any) -> emulator.Kernel:

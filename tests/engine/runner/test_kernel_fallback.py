@@ -78,9 +78,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
 
     monkeypatch.setattr(metal, "append_launch", Both)
     monkeypatch.setattr(kernel_trial, "TRIALS", [])  # what other tests have tried is not used here
-    trial.TRIAL.forget()
+    trial.forget_trials()
     yield found
-    trial.TRIAL.forget()
+    trial.forget_trials()
 
 
 @pytest.fixture(scope="module")
@@ -215,7 +215,7 @@ def test_asyncio_and_the_server_answer_too(folder: Path, plain: list[Any], kerne
 
     assert asyncio.run(ask()) == plain
     assert kernels.failed == 1
-    trial.TRIAL.forget()
+    trial.forget_trials()
     kernels.broken, kernels.failed = lambda plan: False, 0
     with live_server({"tiny": lambda: AsyncLLM(folder, dtype="float32")}) as live:
         kernels.broken = after(120)

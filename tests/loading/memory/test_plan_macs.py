@@ -41,7 +41,7 @@ def mac(monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU whose kernels have passed their trial."""
     for module in (plain_parts, kernel_trial, memory_plan, step_memory):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
-    monkeypatch.setattr(select, "why_unsupported", lambda *_: None)
+    monkeypatch.setattr(select, "gpu_backend", lambda *_: metal.METAL)
     monkeypatch.setattr(select.kernels_cpu, "in_use", lambda: False)
     monkeypatch.setattr(executors, "available", lambda: True)
     monkeypatch.setenv("MLX_MAX_MB_PER_BUFFER", str(MAC_8GB.total // 10**8))

@@ -59,11 +59,11 @@ def choices_of_a_gpu(*, checked: int | None = None) -> Iterator[None]:
         patch.delenv(select.SWITCH, raising=False)
         patch.setattr(select.kernels_cpu, "in_use", lambda: False)
         patch.setattr(select, "has_gpu_kernels", lambda: True)
-        patch.setattr(select, "why_unsupported", lambda *_: None)
+        plain_prompts = metal.MetalAttention("prompts by plain MLX in all formats", unseals=False)
+        patch.setattr(select, "gpu_backend", lambda *_: plain_prompts)
         patch.setattr(tiles, "DIMS", range(8, 1025, 8))  # heads of tiny models
         patch.setattr(metal, "append_launch", TraceableAppend)
         patch.setattr(metal, "_SEALING", PLAIN)
-        patch.setattr(metal.MetalAttention, "joins_past", lambda *_: True)  # prompts by plain MLX in all formats
         patch.setattr(engine_module, "StepTimes", Free)  # schedules do not depend on the clock
         patch.setattr(PrefillBudget, "allowance", lambda _, rows, wanted, most, *__: max(min(wanted, most), 0))
         patch.setattr(model_runner, "kernels_in_use", lambda: True)
@@ -71,7 +71,7 @@ def choices_of_a_gpu(*, checked: int | None = None) -> Iterator[None]:
         try:
             yield
         finally:
-            trial.TRIAL.forget()
+            trial.forget_trials()
             replay_check.forget()
 
 
