@@ -125,7 +125,7 @@ def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat
 @contextmanager
 def _as_on_gpu(note: Callable[[KernelTrial, Kind], None]) -> Iterator[None]:
     """Have all trials pass unseen, and kernels return zeros."""
-    trials = [*kernel_trial.TRIALS, attention.TRIAL]
+    trials = [*kernel_trial.TRIALS, *attention.TRIALS]
     for trial in trials:
         trial.forget()
     with (
@@ -169,13 +169,13 @@ def compile_all(kinds: Iterable[tuple[KernelTrial, Kind]], tell: Callable[[str],
             verdict = trial.problem(kind)
             if verdict is not None:
                 obstacles.append(f"{compiler.user}: {verdict.obstacle}")
-            if trial is attention.TRIAL:
+            if trial is attention.PREFILL_TRIAL:
                 _unseal(*kind)
     return list(compiler.variants.values()), obstacles
 
 
 def _unseal(spec: Any, dtype: mx.Dtype, form: KVFormat) -> None:
-    """Dequantize a page, which no trial does."""
+    """Dequantize a page, which no trial of kernels that pass does."""
     if form.quantized:
         shape = Shape(dtype, spec.query_heads, spec.kv_heads, spec.key_dim, spec.value_dim, form.k_bits, form.v_bits)
         pool = [mx.zeros(size, kind) for size, kind in sealed_arrays(shape, 1)]

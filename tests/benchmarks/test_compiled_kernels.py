@@ -48,9 +48,9 @@ def test_every_kernel_is_compiled() -> None:
 def test_every_trial_is_run() -> None:
     """A new trial for which no published model asks needs kinds in `trial_kinds`."""
     kinds = trial_kinds(published().values(), [KVFormat(), KVFormat(4, 4)])
-    assert {trial.name for trial, _ in kinds} >= {trial.name for trial in [*TRIALS, attention.TRIAL]}
-    assert len({kind for trial, kind in kinds if trial is attention.TRIAL}) > 20
-    assert not attention.TRIAL.verdicts
+    assert {trial.name for trial, _ in kinds} >= {trial.name for trial in [*TRIALS, attention.DECODE_TRIAL, attention.PREFILL_TRIAL]}
+    assert len({kind for trial, kind in kinds if trial is attention.DECODE_TRIAL}) > 20
+    assert not attention.DECODE_TRIAL.verdicts
 
 
 TEXT = "program_source:93:12: error: call to implicitly-deleted default constructor of 'Answer'\n" + "note: " * 1000

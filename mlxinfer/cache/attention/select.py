@@ -122,11 +122,11 @@ def disable_attention_kernels(backends: Iterable[tuple[LayerStore, AttentionBack
     stores = [store for store, backend in backends if not isinstance(backend, (NativeAttention, PlainAttention))]
     if not stores:
         return False
-    from .trial import DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL, kind_of
+    from .trial import DECODE_TRIAL, TRIALS, kind_of
 
     kinds = list(dict.fromkeys(kind_of(store.spec, store.dtype, store.format) for store in stores))
     guilty = []
-    for trial in (DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL):
+    for trial in TRIALS:
         used = [kind for kind in kinds if (verdict := trial.verdicts.get(kind)) and verdict.obstacle is None]
         guilty.append(trial.disable(error, guilty=True, kinds=used))
     return any(guilty) or DECODE_TRIAL.disable(error, guilty=False, kinds=kinds)

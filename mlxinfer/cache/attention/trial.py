@@ -84,9 +84,12 @@ UNSEAL_TRIAL = KernelTrial("unsealing", _check_unsealing, failure="the kernel th
 """By `Kind`, for quantized pages without a prefill kernel: MLX's attention on unsealed pages."""
 
 
+TRIALS = DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL
+
+
 def forget_trials() -> None:
     """Remove all verdicts on attention kernels."""
-    for trial in (DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL):
+    for trial in TRIALS:
         trial.forget()
 
 
