@@ -4,6 +4,7 @@ import random
 
 import mlx.core as mx
 import pytest
+from support.engines.disk_entries import settle
 from support.engines.tiny_engine import request, run, tiny_engine, tiny_model
 
 from mlxinfer.cache.disk.storage import DiskStorage
@@ -120,8 +121,9 @@ def test_pages_that_the_disk_has_no_room_for_are_told_as_removed(tmp_path):
     engine.send_kv_events(replay)
     for prompt in prompts(6, 8):
         run(engine, [request(prompt, limit=2)])
-    while engine.tidy():
-        pass
+        settle(storage)  # a page is written once its folder is listed
+        while engine.tidy():
+            pass
     engine.close(60)
     files = {path.name[:16] for path in tmp_path.rglob("*full*")}
     assert {f"{own:016x}" for _, own in replay.of(DISK)} == files != set()

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from support.engines.disk_entries import BIG, ROOT, content, digest, entry, path_of
+from support.engines.disk_entries import BIG, ROOT, content, digest, entry, path_of, settle
 
 from mlxinfer.cache.disk import backend as source
 from mlxinfer.cache.disk import page_dir as folders
@@ -48,9 +48,7 @@ def fill(tier, entries=CHAIN):
 def written(tier, entries=CHAIN):
     """The same, and they are all on disk."""
     fill(tier, entries)
-    done = threading.Event()
-    tier._writer.add(done.set)
-    assert done.wait(60)
+    settle(tier)
 
 
 def arrivals(tier):

@@ -6,10 +6,9 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import pytest
-from support.engines.disk_entries import ROOT, content, entry
+from support.engines.disk_entries import ROOT, content, entry, settle
 
 from mlxinfer.cache.disk import page_dir
 from mlxinfer.cache.disk.storage import DiskStorage
@@ -27,14 +26,6 @@ def tier(tmp_path: Path, notes: list[str]) -> Iterator[DiskStorage]:
     made = DiskStorage(tmp_path / "prefix", 10**9, note=notes.append)
     yield made
     made.close()
-
-
-def settle(tier: DiskStorage) -> None:
-    """Everything that was asked for is done."""
-    for worker in (tier._writer, tier._reader):
-        done = Event()
-        worker.add(done.set)
-        assert done.wait(60)
 
 
 def write(tier: DiskStorage) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 
 from mlxinfer.cache.disk.pagefile import DataLayout, Entry, Tensor
+from mlxinfer.cache.disk.storage import DiskStorage
 
 ROOT = hashlib.blake2b(b"root", digest_size=32).digest()
 LAYOUT = DataLayout([Tensor("layers.0.0", "F32", (2, 3, 4)), Tensor("layers.0.1", "BF16", (2, 5)), Tensor("layers.1.0", "U32", (3,))])
@@ -31,3 +33,11 @@ def content(one: Entry) -> np.ndarray:
 
 def path_of(directory: Path, one: Entry) -> Path:
     return directory / one.root.hex() / str(one.file)
+
+
+def settle(storage: DiskStorage) -> None:
+    """Return once everything that was requested so far is written and read."""
+    for worker in (storage._writer, storage._reader):
+        done = Event()
+        worker.add(done.set)
+        assert done.wait(60)
