@@ -92,6 +92,14 @@ def available() -> bool:
     return current_maker() is not None
 
 
+def kind() -> str:
+    """Return the executor of this process: "Metal", "CUDA" or "emulator"; "" without one, or within `run_with`."""
+    maker = None if _maker.get() else current_maker()
+    if maker is None:
+        return ""
+    return "Metal" if maker is mx.fast.metal_kernel else "emulator" if maker.__module__.endswith("emulator.kernel") else "CUDA"
+
+
 def traceable() -> bool:
     """True if kernels may be called while MLX traces a function: they are operations of MLX, and no code reads their inputs."""
     maker = current_maker()

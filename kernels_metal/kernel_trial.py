@@ -1,14 +1,16 @@
 """Trials of kernels that plain MLX can replace: each passes one on this machine before its first use, and is disabled once a step fails
-because of it."""
+because of it. Passed trials are kept on disk; failed ones are repeated in the next process, since their cause may be gone."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field
-from threading import Lock
+from threading import Lock, Timer
+from time import monotonic
 from typing import Any
 
 import mlx.core as mx
@@ -16,7 +18,7 @@ import mlx.core as mx
 from ..errors import UnsupportedShapeError, one_line
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
-from . import executors
+from . import executors, kept_trials
 
 SWITCH = "MLXINFER_METAL_KERNELS"
 Kind = tuple[Any, ...]
@@ -44,7 +46,20 @@ class Verdict:
     quiet: bool = False
     """True if the obstacle is not a loss: MLX is faster, or a kernel does not exist."""
     speeds: Mapping[int, Speed] = field(default_factory=dict)
-    """Products: the variants that are used, by rows."""
+    """Of a kernel whose speed is measured: the variants that are used, by rows."""
+
+
+Speeds = Mapping[int, Speed]
+"""Of all variants of a kernel for a kind, by rows."""
+
+
+def faster_variants(kind: Kind, speeds: Speeds, *, least: float = 1.0) -> Verdict:
+    """Use the variants whose speed is more than `least` times MLX's."""
+    fast = {rows: speed for rows, speed in speeds.items() if not speed.stalled and speed.times_mlx > least}
+    if fast or not speeds:
+        return Verdict(speeds=fast)
+    stalled = any(speed.stalled for speed in speeds.values())
+    return Verdict("the kernel became slower while it ran") if stalled else Verdict("MLX is faster", quiet=True)
 
 
 class KernelTrial:
@@ -55,17 +70,21 @@ class KernelTrial:
         name: str,
         check: Callable[..., str | None],
         *,
+        speeds: Callable[..., Speeds] | None = None,
+        choose: Callable[[Kind, Speeds], Verdict] = faster_variants,
         describe: Callable[[Kind, Verdict], str] = lambda _, verdict: f": plain MLX instead: {verdict.obstacle}",
         failure: str = "a Metal kernel failed its trial",
         listed: bool = True,
     ) -> None:
         """`check(*kind)` computes a small case both ways and returns the fault, or None; RuntimeError and ValueError are faults too.
+        `speeds(*kind)` measures the variants of a kernel that passed, and `choose` decides by them; without `speeds` it is used.
         `describe` continues a line that starts with `name`. Unless `listed`, the functions of this module leave this kernel out."""
         self.name = name
         self.age = 0  # changes with verdicts on which results of callers depend
         self.lock = Lock()
         self.verdicts: dict[Kind, Verdict] = {}
         self._check, self._describe, self._failure = check, describe, failure
+        self._speeds, self._choose = speeds, choose
         if listed:
             TRIALS.append(self)
 
@@ -76,8 +95,39 @@ class KernelTrial:
     def _tried(self, kind: Kind) -> Verdict:
         with self.lock:
             if kind not in self.verdicts:
-                self.verdicts[kind] = self.problem(kind) or Verdict()
+                self.verdicts[kind] = self._verdict(kind)
             return self.verdicts[kind]
+
+    def try_now(self, *kind: Any, again: bool = False, speeds: Callable[..., Speeds] | None = None) -> Verdict:
+        """Return the verdict on a kind, of which callers may have assumed that the kernel is not used. With `again`, a known verdict is
+        replaced; `speeds` is used instead of the trial's own."""
+        with self.lock:
+            if again or kind not in self.verdicts:
+                self.verdicts[kind] = self._verdict(kind, again=again, measure=speeds)
+                self.age += 1
+            return self.verdicts[kind]
+
+    def _verdict(self, kind: Kind, *, again: bool = False, measure: Callable[..., Speeds] | None = None) -> Verdict:
+        measure = measure or self._speeds
+        found = None if again else self._kept_speeds(kind)
+        if found is None:
+            with _NOTICE.trial():
+                if problem := self.problem(kind):
+                    kept_trials.drop(self.name, self._check, [kind])
+                    return problem
+                found = measure(*kind) if measure else {}
+            kept_trials.keep(self.name, self._check, kind, _entry(found))
+        return self._choose(kind, found)
+
+    def _kept_speeds(self, kind: Kind) -> Speeds | None:
+        """Return the speeds of a kind that passed its trial in an earlier process; None if none is known."""
+        entry = kept_trials.kept(self.name, self._check, kind)
+        if entry is None:
+            return None
+        try:
+            return {int(rows): Speed(float(times), bool(stalled)) for rows, (times, stalled) in entry["speeds"].items()}
+        except (AttributeError, KeyError, TypeError, ValueError):
+            return None
 
     def problem(self, kind: Kind) -> Verdict | None:
         """Run the check now. Return None if the kernel passes."""
@@ -99,6 +149,7 @@ class KernelTrial:
             used = [kind for kind in used if self.problem(kind)] if guilty else used
             self.verdicts.update((kind, Verdict(f"a Metal kernel failed: {fault_line(error)}")) for kind in used)
             self.age += 1
+            kept_trials.drop(self.name, self._check, used)
         return bool(used)
 
     def forget(self) -> None:
@@ -120,6 +171,52 @@ class KernelTrial:
 
     def _described(self, kinds: Iterable[Kind]) -> list[str]:
         return sorted({self.name + self._describe(kind, self.verdicts[kind]) for kind in kinds})
+
+
+class _Notice:
+    """Tells a user once per process that trials take long, which Metal's compiler makes them do when they are the first of a machine."""
+
+    def __init__(self) -> None:
+        self.tell: Callable[[], None] | None = None
+        self._told, self._spent = False, 0.0
+
+    @contextlib.contextmanager
+    def trial(self) -> Iterator[None]:
+        """Count the time of the block."""
+        if self.tell is None or self._told:
+            yield
+            return
+        begun, timer = monotonic(), Timer(max(_SLOW_SECONDS - self._spent, 0.0), self._due)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self._spent += monotonic() - begun
+
+    def _due(self) -> None:
+        if self.tell is not None and not self._told:
+            self._told = True
+            self.tell()
+
+
+_SLOW_SECONDS = 1.0
+_NOTICE = _Notice()
+
+
+@contextlib.contextmanager
+def slow_trials_told(tell: Callable[[], None]) -> Iterator[None]:
+    """Within the context, call `tell` from another thread when trials have taken a second in all; once per process."""
+    _NOTICE.tell = tell
+    try:
+        yield
+    finally:
+        _NOTICE.tell = None
+
+
+def _entry(speeds: Speeds) -> dict[str, Any]:
+    return {"speeds": {str(rows): [round(speed.times_mlx, 3), speed.stalled] for rows, speed in speeds.items()}}
 
 
 _ERRORS: list[tuple[str, str]] = []

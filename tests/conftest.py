@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 from support.processes.short_paths import short_directory
 
 from mlxinfer import kernels_cpu
-from mlxinfer.kernels_metal import emulator
+from mlxinfer.kernels_metal import emulator, kept_trials
 
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
 _REPEATABLE: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -40,6 +40,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # Nothing is written beside what the user has; tests of packed copies switch them on, in a directory of their own.
 os.environ["MLXINFER_PACKED_GB"] = "0"
+
+# Trials of kernels are made in each process, and none is kept beside those of the user.
+kept_trials.trials_file = lambda: None
 
 # What MLX fuses for a CPU, it has a C++ compiler make a library of, which takes seconds each; without, the same is computed step by step.
 if not mx.metal.is_available():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from .common.console import tell
+from .common.console import compiling_told, tell
 from .common.model_command import ModelCommand
 from .common.options import complete_model, model_options, serving_options, split
 
@@ -119,9 +121,14 @@ def serve(
     if nodes is not None:
         _serve_on_nodes(() if models_dir else models, nodes, rank, settings, names, model_settings, split_by)
         return
+    _serve(_listed(models, names, models_dir, pinned, keep_alive, model_settings), settings)
+
+
+def _serve(models: ServerModels, settings: ServerSettings) -> None:
     from ..server.process import run
 
-    run(_listed(models, names, models_dir, pinned, keep_alive, model_settings), settings, tell=click.echo)
+    with compiling_told() if sys.stderr.isatty() else nullcontext():
+        run(models, settings, tell=click.echo)
 
 
 def _serve_on_nodes(models: tuple[str, ...], *rest: Any) -> None:

@@ -20,7 +20,7 @@ from ..cache.base import BidirectionalSpec
 from ..engine.llm import LLM
 from ..errors import EvaluationError, MemoryPlanError, MLXInferError, TokenizerError, UnsupportedModelError
 from ..loading.find.fingerprint import fingerprint
-from ..loading.find.resolve import cache_dir, resolve
+from ..loading.find.resolve import resolve
 from ..loading.formats import parse_dtype
 from ..loading.load import load_tokenizer, open_checkpoint
 from ..loading.weights import CheckpointWeights
@@ -29,6 +29,7 @@ from ..models.block import AnyBlock
 from ..models.blockwise import BlockReader, batches
 from ..nn.packing import settle
 from ..tokenizer.no_tokenizer import NoTokenizer
+from ..util.cache_dir import cache_dir
 from ..util.device import device_memory
 from .figures import Difference, Figures, Scores, difference, figures
 from .probabilities import kl_divergence, logprobs_of

@@ -25,7 +25,7 @@ from .gguf import GGUFCheckpoint
 from .gguf.mlx_formats import PACKINGS, lossy
 from .memory.images import image_memory
 from .memory.plan import plan_memory, usable_memory
-from .prepared_model import LoadedModel, OwnModel, PreparedModel, generation_config, load_tokenizer, model_type, speeds_file
+from .prepared_model import LoadedModel, OwnModel, PreparedModel, generation_config, load_tokenizer, model_type
 from .repack_cache import open_copies
 from .weights import Progress
 
@@ -134,7 +134,7 @@ def _pack_for_gpu(checkpoint: GGUFCheckpoint, dtype: mx.Dtype, *, exact: bool, b
     Types that packing rounds stay in their blocks if `blocks` allows it and this machine multiplies such blocks fast enough. Others are
     packed, or with `exact` unpacked.
     """
-    kept = block_kinds(dtype, checkpoint.kinds() & lossy(mx.float16), speeds_file()) if blocks else ()
+    kept = block_kinds(dtype, checkpoint.kinds() & lossy(mx.float16)) if blocks else ()
     checkpoint.pack(PACKINGS.keys() - lossy(dtype) if exact else PACKINGS.keys(), kept)
 
 

@@ -27,7 +27,6 @@ from ..util.dataclass import dataclass
 from .checkpoint import Checkpoint
 from .draft_head import WithHead, is_of_head
 from .files import read_json_if_there
-from .find.resolve import cache_dir
 from .formats import dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf.mlx_formats import PACKINGS, lossy
@@ -227,7 +226,7 @@ class OwnModel(PreparedModel):
     def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
         weights = self._weights(progress)
         # The copies of a file have whole matrices only.
-        ready = partial(settle, copies=None if self.part else self._copies, dtype=self.dtype, measured=speeds_file())
+        ready = partial(settle, copies=None if self.part else self._copies, dtype=self.dtype)
         model = build(self.checkpoint.config, weights, ready, mtp=self._mtp, part=self.part)
         weights.finish()
         if self._copies:
@@ -236,7 +235,7 @@ class OwnModel(PreparedModel):
 
     def read_blocks(self, part: Stage) -> tuple[BlockStack, int]:
         weights = self._weights(None)
-        ready = partial(settle, dtype=self.dtype, measured=speeds_file())
+        ready = partial(settle, dtype=self.dtype)
         stack = build_blocks(self.checkpoint.config, weights, part, ready, self.dtype)
         weights.finish()
         return stack, weights.read_bytes
@@ -308,11 +307,6 @@ def _rounded_by_packing(checkpoint: Checkpoint, meta: MetaWeights, dtype: mx.Dty
             f"{count} {kind} matrices are held in {form.bits} bits in groups of {form.group_size}, at a KL divergence of about "
             f"{PACKINGS[kind].loss:.0e} from the file's numbers; --gguf-exact (gguf_exact=True) unpacks them to 16 bits instead"
         )
-
-
-def speeds_file() -> Path:
-    """File that remembers how fast this machine multiplies each format."""
-    return cache_dir() / "products.json"
 
 
 def _reading_notes(weights: CheckpointWeights) -> list[str]:

@@ -15,7 +15,7 @@ from ..util.dataclass import dataclass
 from ..vision.families import open_processor
 from ..vision.processor import DEFAULT_BUDGET, Budget, ImageProcessor
 from .checkpoint import Checkpoint
-from .find.resolve import cache_dir, find_mmproj, mmproj_files
+from .find.resolve import find_mmproj, mmproj_files
 from .gguf import GGUFCheckpoint
 from .gguf.mmproj.checkpoint import MMProjCheckpoint
 from .skipped import OF_TOWERS, reason_to_skip_in_tower
@@ -67,7 +67,7 @@ class PreparedVision:
         """Read the weights. `progress` counts the tower's bytes. Raises `WeightsError` for values that are NaN or infinite."""
         weights = CheckpointWeights(self._checkpoint, self.dtype, progress=progress, index=self._index)
         tower = tower_of(self._checkpoint.config, weights)
-        settle(tower, dtype=self.dtype, measured=cache_dir() / "products.json")
+        settle(tower, dtype=self.dtype)
         weights.finish()
         return Vision(self.processor, tower, sum(array.nbytes for array in arrays(tower)), self.dtype)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from typing import Protocol
 
 import mlx.core as mx
@@ -93,22 +92,21 @@ def settle(
     precision: str | None = None,
     copies: Copies | None = None,
     dtype: mx.Dtype | None = None,
-    measured: Path | None = None,
 ) -> None:
     """Evaluate a finished part of a model in the fastest form for products. Pass it as the `ready` of a model.
 
     `precision` is the precision of activations in packed products (`kernels_cpu.PRECISIONS`); None is the default. On a GPU, GGUF blocks
-    are read into memory, and new formats are tried: `dtype` is the dtype of activations, `measured` the file of remembered speeds.
+    are read into memory, and new formats are tried: `dtype` is the dtype of activations.
     """
     if is_gpu():
         for holder in holders(part):
             if isinstance(holder.matrix, RawBlocks) and holder.matrix.format.mode in BLOCKS:
                 holder.matrix = in_memory(holder.matrix)
             if dtype:
-                _try_matrix(holder.matrix, dtype, measured)
+                _try_matrix(holder.matrix, dtype)
         for layer in objects(part):
             if dtype and isinstance(layer, GatedMLP):
-                _try_gate(layer, dtype, measured)
+                _try_gate(layer, dtype)
     elif kernels_cpu.available():
         for holder in holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):
@@ -116,19 +114,19 @@ def settle(
     mx.eval(list(arrays(part)))
 
 
-def _try_gate(layer: GatedMLP, dtype: mx.Dtype, measured: Path | None) -> None:
+def _try_gate(layer: GatedMLP, dtype: mx.Dtype) -> None:
     from ..kernels_metal.quantized_matmul.launcher import GATES  # only a GPU needs it
 
     matrix, gate = layer.gate_up.linears[0].matrix, layer.gate
     joined = len(layer.gate_up.linears) == 1 and isinstance(matrix, Quantized) and matrix.scales.dtype in (dtype, mx.uint8)
     if joined and isinstance(gate, Activated) and gate.activation in GATES:
-        _try_matrix(matrix, dtype, measured, gate.activation)
+        _try_matrix(matrix, dtype, gate.activation)
 
 
-def _try_matrix(matrix: object, dtype: mx.Dtype, measured: Path | None, gate: str = "") -> None:
+def _try_matrix(matrix: object, dtype: mx.Dtype, gate: str = "") -> None:
     if isinstance(matrix, (Quantized, Blocks)) and len(matrix.shape) == 2:
         computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
-        try_format(matrix.format, computed, measured, gate=gate)
+        try_format(matrix.format, computed, gate=gate)
 
 
 def in_memory(matrix: RawBlocks) -> Blocks:

@@ -7,21 +7,14 @@ is remembered on disk. MLX multiplies all other products.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
-import os
-import platform
-import threading
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ..kernels_metal.kernel_trial import KernelTrial, Kind, Speed, Verdict, kernels_in_use
-from ..util.device import device_info, is_gpu
+from ..kernels_metal.kernel_trial import KernelTrial, Kind, Speed, Speeds, Verdict, faster_variants, kernels_in_use
+from ..util.device import is_gpu
 from .activations import Activated
 from .mixed_scales import is_mixed, narrowed, restored
 from .weights import Blocks, Format, Quantized
@@ -152,16 +145,15 @@ def block_rows(rows: mx.array, form: Format, dtype: mx.Dtype) -> mx.array:
     return block_dequantize(rows.reshape(-1, rows.shape[-1]), form.mode, dtype).reshape(matrix.shape)
 
 
-def block_kinds(dtype: mx.Dtype, kinds: Iterable[str], measured: Path | None = None) -> frozenset[str]:
-    """Return the GGUF types, of `kinds`, that this machine multiplies in their blocks in this dtype. Untried types are tried now;
-    `measured` is the file of remembered speeds."""
+def block_kinds(dtype: mx.Dtype, kinds: Iterable[str]) -> frozenset[str]:
+    """Return the GGUF types, of `kinds`, that this machine multiplies in their blocks in this dtype. Untried types are tried now."""
     if not in_use():
         return frozenset()
     from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
 
     forms = {kind: Format(BLOCKS[kind].bits, BLOCKS[kind].group, kind) for kind in kinds if kind in BLOCKS}
     for form in forms.values():
-        try_format(form, dtype, measured)
+        try_format(form, dtype)
     return frozenset(kind for kind, form in forms.items() if _fast_variants(form, dtype))
 
 
@@ -170,9 +162,7 @@ def in_use() -> bool:
     return kernels_in_use() and not mx.cuda.is_available()
 
 
-def try_format(
-    form: Format, dtype: mx.Dtype, measured: Path | None = None, *, gate: str = "", seconds: float = _SECONDS, again: bool = False
-) -> Verdict | None:
+def try_format(form: Format, dtype: mx.Dtype, *, gate: str = "", seconds: float = _SECONDS, again: bool = False) -> Verdict | None:
     """Return how products in this format and dtype are computed: those with this gate, by default those without one.
 
     A format is tried and measured once, or `again` on request. None if this device does not run the kernels.
@@ -182,30 +172,25 @@ def try_format(
     from ..kernels_metal.quantized_matmul.trial import is_supported
 
     kind = form, dtype, gate
-    with TRIAL.lock:
-        if again or kind not in TRIAL.verdicts:
-            missing = None if is_supported(_subject(*kind)) else Verdict("there is no kernel for them", quiet=True)
-            TRIAL.verdicts[kind] = missing or TRIAL.problem(kind) or _verdict_by_speed(_subject(*kind), measured, seconds, again)
-            TRIAL.age += 1
-        return TRIAL.verdicts[kind]
+    if not is_supported(_subject(*kind)):
+        return TRIAL.verdicts.setdefault(kind, Verdict("there is no kernel for them", quiet=True))
+    return TRIAL.try_now(*kind, again=again, speeds=partial(_speeds, seconds=seconds))
 
 
-def _verdict_by_speed(subject: Subject, measured: Path | None, seconds: float, again: bool) -> Verdict:
-    from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
+def _speeds(form: Format, dtype: mx.Dtype, gate: str, seconds: float) -> Speeds:
     from ..kernels_metal.quantized_matmul.trial import speeds
 
-    found = None if again else remembered(measured, subject)
-    if found is None:
-        found = speeds(subject, seconds)
-        remember(measured, subject, found)
-    if subject.mode in BLOCKS:
-        fast = found if not found[1].stalled and found[1].times_mlx >= _WORTH else {}
-    else:
-        fast = {rows: speed for rows, speed in found.items() if not speed.stalled and speed.times_mlx > 1}
-    if fast:
-        return Verdict(speeds=fast)
-    stalled = any(speed.stalled for speed in found.values())
-    return Verdict("the kernel became slower while it ran") if stalled else Verdict("MLX's products are faster", quiet=True)
+    return speeds(_subject(form, dtype, gate), seconds)
+
+
+def _chosen(kind: Kind, speeds: Speeds) -> Verdict:
+    """Choose the variants that are faster. Blocks are multiplied by all variants or by none, since MLX needs other codes."""
+    from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
+
+    if kind[0].mode not in BLOCKS or 1 not in speeds:
+        return faster_variants(kind, speeds)
+    one = faster_variants(kind, {1: speeds[1]}, least=_WORTH)
+    return one if one.obstacle else Verdict(speeds=speeds)
 
 
 def _subject(form: Format, dtype: mx.Dtype, gate: str) -> Subject:
@@ -236,65 +221,12 @@ def _describe(kind: Kind, verdict: Verdict) -> str:
     return f"{name}: this project's kernels; next to MLX's products {speeds} rows"
 
 
-TRIAL = KernelTrial("products of few rows", _check, describe=_describe)
+TRIAL = KernelTrial("products of few rows", _check, choose=_chosen, describe=_describe)
 """By format, dtype, and the activation of gated products, "" for others."""
 
 
-def product_status(dtype: mx.Dtype, measured: Path | None) -> list[str]:
+def product_status(dtype: mx.Dtype) -> list[str]:
     """Describe products in all formats that were tried, and in the usual one, which is measured for longer than at load; empty without
     a GPU."""
-    try_format(_USUAL, dtype, measured, seconds=_LONG_SECONDS, again=True)
+    try_format(_USUAL, dtype, seconds=_LONG_SECONDS, again=True)
     return TRIAL.described()
-
-
-def remembered(file: Path | None, subject: Subject) -> dict[int, Speed] | None:
-    """Return the speeds of each variant that this machine measured before with these versions of system, MLX and kernels; None if the
-    file does not have them, or is unreadable."""
-    found = _read_speeds(file).get(subject.name)
-    if not isinstance(found, dict) or set(found) != {str(rows) for rows in subject.rows}:
-        return None
-    try:
-        return {int(rows): Speed(float(times), bool(stalled)) for rows, (times, stalled) in found.items()}
-    except (TypeError, ValueError):
-        return None
-
-
-def remember(file: Path | None, subject: Subject, speeds: dict[int, Speed]) -> None:
-    """Add speeds to the file, and drop those of other machines or versions. A file that is not writable stays as it is."""
-    if file is None:
-        return
-    known = _read_speeds(file) | {subject.name: {str(rows): [round(speed.times_mlx, 3), speed.stalled] for rows, speed in speeds.items()}}
-    with contextlib.suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        fresh = file.with_name(f"{file.name}.{os.getpid()}.{threading.get_ident()}")
-        fresh.write_text(json.dumps({"machine": machine(), "speeds": known}, indent=1), encoding="utf-8")
-        fresh.replace(file)
-
-
-def _read_speeds(file: Path | None) -> dict[str, object]:
-    if file is None:
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    ours = isinstance(content, dict) and content.get("machine") == machine() and isinstance(content.get("speeds"), dict)
-    return dict(content["speeds"]) if ours else {}
-
-
-@cache
-def machine() -> str:
-    """Return the conditions of a measurement: chip, system, MLX version and kernel sources."""
-    from importlib.metadata import version  # slow to import, and only needed on a GPU
-
-    from ..kernels_metal.source import load
-
-    kernels = {
-        "quantized_matmul": ("affine_matmul", "mxfp4_matmul"),
-        "one_row": ("affine_vector", "mxfp4_vector"),
-        "block_matmul": ("block_matmul",),
-    }
-    sources = [load(f"quantized_matmul/{file}.metal", name) for file, names in kernels.items() for name in names]
-    digest = hashlib.sha256("".join(s.header + s.body for s in sources).encode()).hexdigest()[:12]
-    device = str(device_info().get("device_name") or platform.machine())
-    return f"{device}, {platform.system()} {platform.release()}, mlx {version('mlx')}, kernels {digest}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import Event, Timer
+
 import mlx.core as mx
 import pytest
 
@@ -124,3 +126,55 @@ def test_a_compilers_first_error_is_told_and_its_whole_text_kept(trial: KernelTr
     first, second = _kernel_errors()
     assert "12 warnings and 1 error generated." in first
     assert second == "sums ('b',):\n\n  ```\n  gone\n  ```"
+
+
+@pytest.fixture
+def notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a process that has told nothing yet."""
+    monkeypatch.setattr(kernel_trial, "_NOTICE", kernel_trial._Notice())
+
+
+def test_slow_trials_are_told_once(monkeypatch: pytest.MonkeyPatch, notice: None) -> None:
+    told = Event()
+    lines: list[str] = []
+
+    def tell() -> None:
+        lines.append("compiling")
+        told.set()
+
+    def slow(kind: str) -> str | None:
+        return None if told.wait(60) else "nobody was told"
+
+    monkeypatch.setattr(kernel_trial, "TRIALS", [])
+    monkeypatch.setattr(kernel_trial, "_SLOW_SECONDS", 0.0)
+    trial = KernelTrial("sums", slow)
+    with kernel_trial.slow_trials_told(tell):
+        assert [trial.obstacle(kind) for kind in "ab"] == [None, None]
+    with kernel_trial.slow_trials_told(tell):
+        assert trial.obstacle("c") is None
+    assert lines == ["compiling"]
+
+
+def test_quick_trials_are_not_told(trial: KernelTrial, monkeypatch: pytest.MonkeyPatch, notice: None) -> None:
+    """The timer of each trial has what is left of the second."""
+    made: list[float] = []
+
+    class Clock:
+        now = 0.0
+
+    class Stopped(Timer):
+        def start(self) -> None:
+            made.append(self.interval)
+
+    monkeypatch.setattr(kernel_trial, "Timer", Stopped)
+    monkeypatch.setattr(kernel_trial, "monotonic", lambda: Clock.now)
+
+    def check(kind: str) -> None:
+        Clock.now += 0.75
+
+    slow = KernelTrial("sums", check)
+    slow.obstacle("nobody listens")
+    with kernel_trial.slow_trials_told(lambda: None):
+        for kind in "abc":
+            slow.obstacle(kind)
+    assert made == [1.0, 0.25, 0.0]

@@ -14,7 +14,7 @@ import pytest
 from support.kernels.emulated import needs_emulator
 from support.oracles.quantized_products import matrix as random_matrix
 
-from mlxinfer.kernels_metal import emulator, executors, kernel_trial
+from mlxinfer.kernels_metal import emulator, executors, kept_trials, kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Subject
@@ -48,6 +48,14 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: FAST[rows] for rows in subject.rows})
     with executors.run_with(counted):
         yield counts
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of kept trials; the fixture above makes this process's executor look like another's."""
+    monkeypatch.setattr(executors, "kind", lambda: "emulator")
+    monkeypatch.setattr(kept_trials, "trials_file", lambda: tmp_path / "kernel_trials.json")
+    return tmp_path / "kernel_trials.json"
 
 
 def quantized(n: int = 24, k: int = 128, form: Format = FORM, dtype: mx.Dtype = F32) -> Quantized:
@@ -89,13 +97,13 @@ def test_two_to_sixteen_rows_go_to_the_kernel(launches: Counter[str]) -> None:
 
 
 @needs_emulator
-def test_a_part_is_tried_when_it_is_settled(launches: Counter[str], tmp_path: Path) -> None:
+def test_a_part_is_tried_when_it_is_settled(launches: Counter[str], kept: Path) -> None:
     linear = Linear(quantized())
-    packing.settle(linear, dtype=F32, measured=tmp_path / "products.json")
+    packing.settle(linear, dtype=F32)
     assert used(launches, rows(8), linear.matrix)
-    assert json.loads((tmp_path / "products.json").read_text())["speeds"] == {
-        "affine 4/64 float32": {str(count): [1.5, False] for count in (2, 4, 8, 16)}
-    }
+    ((kind, entry),) = json.loads(kept.read_text())["trials"]["products of few rows"]["kinds"].items()
+    assert "bits=4, group_size=64" in kind
+    assert entry == {"speeds": {str(count): [1.5, False] for count in (2, 4, 8, 16)}}
 
 
 @needs_emulator
@@ -202,55 +210,33 @@ def test_blocks_are_matrices_like_others() -> None:
         concat([first, blocks("Q6_K")])
 
 
-def test_speeds_are_remembered_for_this_machine_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file, subject, other = tmp_path / "a" / "products.json", Subject("affine", 4, 64, BF16), Subject("Q4_K", 4, 32, BF16)
-    assert small_batch_matmul.remembered(file, subject) is None
-    speeds = {count: Speed(1.25, count == 8) for count in subject.rows}
-    small_batch_matmul.remember(file, subject, speeds)
-    small_batch_matmul.remember(file, other, FAST)
-    assert small_batch_matmul.remembered(file, subject) == speeds
-    assert small_batch_matmul.remembered(file, other) == FAST
-    assert small_batch_matmul.remembered(None, subject) is None
-    monkeypatch.setattr(small_batch_matmul, "machine", lambda: "another")
-    assert small_batch_matmul.remembered(file, subject) is None
-    monkeypatch.undo()
-    for content in (
-        "{",
-        "[]",
-        '{"speeds": 3}',
-        json.dumps({"machine": small_batch_matmul.machine(), "speeds": {subject.name: {"2": "x"}}}),
-    ):
-        file.write_text(content)
-        assert small_batch_matmul.remembered(file, subject) is None
-    small_batch_matmul.remember(file, subject, speeds)
-    assert small_batch_matmul.remembered(file, subject) == speeds
-
-
 @needs_emulator
-def test_what_was_measured_is_not_measured_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    small_batch_matmul.try_format(FORM, F32, tmp_path / "x.json")
+def test_what_was_measured_is_not_measured_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    small_batch_matmul.try_format(FORM, F32)
+    launches.clear()
     monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", None)
-    verdict = small_batch_matmul.try_format(FORM, F32, tmp_path / "x.json")
+    verdict = small_batch_matmul.try_format(FORM, F32)
     assert verdict is not None
     assert set(verdict.speeds) == {2, 4, 8, 16}
+    assert not launches
 
 
 @needs_emulator
-def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file, asked = tmp_path / "x.json", []
-    small_batch_matmul.try_format(FORM, BF16, file)
+def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkeypatch: pytest.MonkeyPatch, kept: Path) -> None:
+    asked = []
+    small_batch_matmul.try_format(FORM, BF16)
 
     def stalls(subject: Subject, seconds: float) -> dict[int, Speed]:
         asked.append(seconds)
         return {count: Speed(3.0, stalled=True) for count in subject.rows}
 
     monkeypatch.setattr(trial, "speeds", stalls)
-    (line,) = small_batch_matmul.product_status(BF16, file)
+    (line,) = small_batch_matmul.product_status(BF16)
     assert "as the kernel became slower while it ran" in line
     assert asked[0] >= 2
     monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
-    verdict = small_batch_matmul.try_format(FORM, BF16, file)  # a later load knows
+    verdict = small_batch_matmul.try_format(FORM, BF16)  # a later load knows
     assert verdict is not None
     assert not verdict.speeds
     assert small_batch_matmul.TRIAL.lost()

@@ -13,6 +13,7 @@ from time import perf_counter
 
 import mlx.core as mx
 
+from ...kernels_metal.kernel_trial import KernelTrial, Speed, Speeds
 from ...kernels_metal.paged_attention.arrays import sealed_arrays
 from ...kernels_metal.paged_attention.plan import Pools, SegmentRows
 from ...kernels_metal.paged_attention.reference import attention
@@ -54,13 +55,16 @@ def may_unseal(shape: Shape, tokens: int, rows: int, *, softcap: float | None, k
 def unsealing_is_faster(shape: Shape) -> bool:
     """Compare both ways on this device, once for all layers that differ only in the number of KV heads. False unless the device is an Apple
     GPU."""
-    return has_metal() and _measured(replace(shape, heads=_KV_HEADS * shape.group, kv_heads=_KV_HEADS))
+    return has_metal() and TRIAL.obstacle(replace(shape, heads=_KV_HEADS * shape.group, kv_heads=_KV_HEADS)) is not None
 
 
-@cache
-def _measured(shape: Shape) -> bool:
+def _speeds(shape: Shape) -> Speeds:
     kernel, unsealed = (min(_seconds(way) for _ in range(3)) for way in (_by_kernel(shape), _by_mlx(shape)))
-    return unsealed < kernel
+    return {_ROWS: Speed(unsealed / max(kernel, 1e-9), seconds=kernel)}
+
+
+TRIAL = KernelTrial("prompts over a quantized cache", lambda shape: None, speeds=_speeds, listed=False)
+"""By shape: the kernel's speed compared to dequantizing the past for MLX's attention. Both have passed the trials of attention."""
 
 
 def _seconds(way: Callable[[], mx.array]) -> float:

@@ -172,6 +172,15 @@ def logprob_table(logprobs: Sequence[TokenLogprob]) -> str:
 
 
 @contextmanager
+def compiling_told() -> Iterator[None]:
+    """Within the context, tell a user once that a start takes longer because Metal compiles kernels and they are tried."""
+    from ...kernels_metal.kernel_trial import slow_trials_told
+
+    with slow_trials_told(lambda: tell("compiling kernels (once)")):
+        yield
+
+
+@contextmanager
 def byte_bar(title: str) -> Iterator[Progress | None]:
     """Yield a progress callback of a temporary bar; None if standard error is not a terminal."""
     if not sys.stderr.isatty() or dumb_terminal():
@@ -181,7 +190,7 @@ def byte_bar(title: str) -> Iterator[Progress | None]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("[dim]{task.description}"), BarColumn(30), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar, compiling_told():
         task = bar.add_task(title, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...util.words import counted
-from .console import dumb_terminal, human_bytes, tell
+from .console import compiling_told, dumb_terminal, human_bytes, tell
 
 FIRST_S, EVERY_S = 10.0, 30.0
 """Seconds before the first line and between lines, without a terminal."""
@@ -74,7 +74,8 @@ def stages() -> Iterator[Stages]:
     )
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     try:
-        yield Stages(bar)
+        with compiling_told():
+            yield Stages(bar)
     finally:
         bar.stop()
 

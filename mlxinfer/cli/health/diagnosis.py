@@ -19,8 +19,9 @@ from ...cache.kv_format import KVFormat, layer_lines
 from ...cache.paged import PagedCache
 from ...engine.runner.replay_check import replay_lines, replays_file
 from ...errors import DraftError, MemoryPlanError
+from ...kernels_metal.kept_trials import tried_afresh
 from ...loading.find.catalog import local_models
-from ...loading.find.resolve import ALIASES, cache_dir
+from ...loading.find.resolve import ALIASES
 from ...loading.load import PreparedModel, meta_model
 from ...loading.memory.images import image_memory
 from ...loading.memory.kv_choice import kv_format
@@ -119,6 +120,7 @@ class Diagnosis:
 _TF32 = "products in float32 are rounded to TF32 (3 digits) by this GPU's matrix units: MLX_ENABLE_TF32=0 makes them exact, and slower"
 
 
+@tried_afresh()
 def diagnose() -> Diagnosis:
     memory = device_memory()
     room = memory.usable * (1 - _CACHE_SHARE)
@@ -132,7 +134,7 @@ def diagnose() -> Diagnosis:
         device=_device(),
         cpu_kernels="" if is_gpu() else kernels_cpu.status(),
         gpu_kernels=gpu_status(),
-        gpu_products=product_status(default_dtype(), cache_dir() / "products.json"),
+        gpu_products=product_status(default_dtype()),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
         float32=_TF32 if rounds_float32() else "",
         memory_bytes=memory.total,
@@ -260,6 +262,7 @@ class ModelDiagnosis:
             yield f"weights: {human_bytes(change.stored)} of {source} {became}: {change.reason}"
 
 
+@tried_afresh()
 def diagnose_model(
     model: str,
     kv: str,

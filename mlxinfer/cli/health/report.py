@@ -28,6 +28,7 @@ import mlx.core as mx
 from ...cache.attention.select import attention_lines
 from ...cache.kv_format import KVFormat
 from ...errors import MLXInferError
+from ...kernels_metal.kept_trials import tried_afresh
 from ...kernels_metal.kernel_trial import failed_trials
 from ...loading.find.catalog import local_models
 from ...loading.load import meta_model
@@ -63,6 +64,7 @@ def is_report(file: Path) -> bool:
         return False
 
 
+@tried_afresh()
 def report(model: str | None) -> str:
     """Return the report in Markdown. `model` is measured; None means SmolLM2 if installed. A failed part has its error."""
     chosen = model or (_DEMO if any(found.name == _DEMO for found in local_models()) else None)

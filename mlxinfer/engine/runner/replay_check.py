@@ -17,9 +17,9 @@ from typing import cast
 
 import mlx.core as mx
 
+from ...kernels_metal.kept_trials import machine
 from ...kernels_metal.kernel_trial import age
-from ...loading.find.resolve import cache_dir
-from ...nn.small_batch_matmul import machine
+from ...util.cache_dir import cache_dir
 
 STEPS = 64
 """Steps of a model that must be equal before one is replayed."""

@@ -14,9 +14,9 @@ import mlx.core as mx
 from ... import kernels_cpu
 from ..._version import __version__
 from ...errors import ModelNotFoundError
+from ...util.cache_dir import cache_dir
 from ..files import add_bytes, file_stamp
 from ..gguf.files import part_paths
-from .resolve import cache_dir
 
 _SUFFIXES = (".safetensors", ".json", ".gguf")
 _SHA256 = re.compile("[0-9a-f]{64}")

@@ -7,16 +7,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from ...errors import CheckpointError, MLXInferError, ModelNotFoundError
+from ...util.cache_dir import cache_dir
 from ...util.dataclass import dataclass
 from ...util.installing import install_line
 from ...util.plain_file import open_plain
-
-
-def cache_dir() -> Path:
-    """`$MLXINFER_HOME`, or `mlxinfer` in the user's cache directory. Not created."""
-    if home := os.environ.get("MLXINFER_HOME"):
-        return Path(home).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mlxinfer"
 
 
 def models_dir() -> Path:

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from ...kernels_cpu import ALIGNMENT
+from ...util.cache_dir import cache_dir
 from ...util.dataclass import dataclass
 from ..files import file_stamp
-from ..find.resolve import cache_dir
 
 LIMIT = "MLXINFER_PACKED_GB"
 """Environment variable: gigabytes for all copies together; 0 keeps none."""

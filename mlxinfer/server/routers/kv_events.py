@@ -23,7 +23,7 @@ import zmq
 from ...cache.kv_events import BlockRemoved, BlockStored, KVEvent
 from ...cache.pages import PAGE
 from ...errors import ServerError
-from ...loading.find.resolve import cache_dir
+from ...util.cache_dir import cache_dir
 
 KEPT = 10_000
 """Batches stored for replay."""

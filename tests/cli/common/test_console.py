@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import io
+import sys
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.cli.common.console import did_you_mean, human_bytes, printable, usage_line, wrapped
+from mlxinfer.cli.common.console import byte_bar, did_you_mean, human_bytes, printable, usage_line, wrapped
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.types import RequestStats, Usage
 
 
@@ -53,3 +57,18 @@ def test_lines_of_the_interface_break_between_words():
 )
 def test_did_you_mean(typed, meant):
     assert did_you_mean(typed, ["run", "convert"]) == meant
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_the_first_start_says_that_kernels_are_compiled(monkeypatch, terminal):
+    screen = io.StringIO()
+    screen.isatty = lambda: terminal
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    notice = kernel_trial._Notice()
+    monkeypatch.setattr(kernel_trial, "_NOTICE", notice)
+    for _ in range(2):
+        with byte_bar("loading"):
+            notice._due()
+    notice._due()
+    assert screen.getvalue().count("compiling kernels (once)") == terminal

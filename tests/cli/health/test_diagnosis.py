@@ -8,7 +8,9 @@ import mlx.core as mx
 import pytest
 
 from mlxinfer import __version__, kernels_cpu
+from mlxinfer.cli.health import diagnosis
 from mlxinfer.engine.runner.replay_check import ReplayCheck, forget, replays_file
+from mlxinfer.kernels_metal import kept_trials
 from mlxinfer.util.installing import install_line
 from mlxinfer.util.mac import Power
 
@@ -119,3 +121,17 @@ def test_a_model_that_does_not_fit_says_so_in_its_place(call, chat_model):
 def test_a_draft_model_is_planned_too(call, chat_model):
     plan = json.loads(call("doctor", chat_model, "--json", "--draft", chat_model).out)["plan"]
     assert plan["draft_weights"] == plan["weights"] > 0
+
+
+def test_kernels_are_tried_afresh(call, monkeypatch):
+    """Whatever an earlier process kept."""
+    asked = []
+
+    def status():
+        asked.append(kept_trials._afresh.get())
+        return ""
+
+    monkeypatch.setattr(diagnosis, "gpu_status", status)
+    assert call("doctor").code == 0
+    assert asked == [True]
+    assert not kept_trials._afresh.get()

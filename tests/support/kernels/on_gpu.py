@@ -16,4 +16,4 @@ def pretend_gpu(monkeypatch: pytest.MonkeyPatch, blocks: Collection[str] = ()) -
     for module in (load, weights, packing):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(formats, "default_dtype", lambda: mx.bfloat16)
-    monkeypatch.setattr(load, "block_kinds", lambda dtype, kinds, measured: frozenset(blocks) & frozenset(kinds))
+    monkeypatch.setattr(load, "block_kinds", lambda dtype, kinds: frozenset(blocks) & frozenset(kinds))
