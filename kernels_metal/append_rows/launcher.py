@@ -43,16 +43,18 @@ def append_rows(
     plan: AppendPlan,
     shape: Shape,
     *,
+    bias: mx.array | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     waves: mx.array | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
     """Return queries `[T, Hq, Dk]`, and the recent keys and values `[entries, Hkv, plan.length, D]` after a step.
 
-    Heads of queries and keys are normed, then rotated by `waves`, float32 `[T, 2, dims / 2]`: cosines and sines of each row's angles. `old`
-    are the recent keys and values before the step (empty without any). Raises ValueError if arrays do not fit the plan.
+    `bias` `[n]`, of all queries, keys and values, is added first. Heads of queries and keys are normed, then rotated by `waves`, float32
+    `[T, 2, dims / 2]`: cosines and sines of each row's angles. `old` are the recent keys and values before the step (empty without any).
+    Raises ValueError if arrays do not fit the plan.
     """
-    check_rows(parts, old, plan, shape, (q_norm, k_norm), waves)
+    check_rows(parts, old, plan, shape, bias, (q_norm, k_norm), waves)
     (queries, q_at), (keys, k_at), (values, v_at) = ((part.rows, part.at) for part in parts)
     half = 0 if waves is None else waves.shape[2]
     entries, length = len(plan.new), plan.length
@@ -60,12 +62,13 @@ def append_rows(
     out, new_keys, new_values = get_kernel(*_APPEND)(
         inputs=[
             *(queries, keys, values),
+            nothing(shape.dtype) if bias is None else bias,
             *(nothing(shape.dtype) if norm is None else norm.weight for norm in (q_norm, k_norm)),
             nothing(mx.float32) if waves is None else waves,
             *(old or [nothing(shape.dtype)] * 2),
             plan.entries,
             cached_integers(shape.heads, shape.kv_heads, q_at, k_at, v_at, half, plan.rows, length, entries),
-            _epsilons(q_norm.eps if q_norm else -1.0, k_norm.eps if k_norm else -1.0),
+            _settings(q_norm.eps if q_norm else -1.0, k_norm.eps if k_norm else -1.0, float(bias is not None)),
         ],
         template=[("T", shape.dtype), ("KEY_DIM", shape.key_dim), ("VALUE_DIM", shape.value_dim)],
         output_shapes=[
@@ -80,7 +83,7 @@ def append_rows(
 
 
 @lru_cache(64)
-def _epsilons(*numbers: float) -> mx.array:
+def _settings(*numbers: float) -> mx.array:
     return mx.array(numbers, mx.float32)
 
 
@@ -89,6 +92,7 @@ def check_rows(
     old: Sequence[mx.array],
     plan: AppendPlan,
     shape: Shape,
+    bias: mx.array | None,
     norms: tuple[Norm | None, Norm | None],
     waves: mx.array | None,
 ) -> None:
@@ -101,6 +105,8 @@ def check_rows(
     if old or plan.old:
         dims = (shape.key_dim, shape.value_dim)
         expect("recent rows", old, [((len(plan.old), shape.kv_heads, plan.old_length, dim), shape.dtype) for dim in dims])
+    if bias is not None:
+        expect("a bias", [bias], [((sum(sizes),), shape.dtype)])
     for norm in norms:
         if norm is not None:
             expect_floats("weights of a norm", norm.weight, shape.key_dim)

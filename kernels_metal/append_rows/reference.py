@@ -18,19 +18,23 @@ def appended(
     plan: AppendPlan,
     shape: Shape,
     *,
+    bias: mx.array | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     waves: mx.array | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
     """Like `launcher.append_rows`, in float32, head by head."""
-    q = _turned(_heads(parts[0], shape.heads, shape.key_dim), q_norm, waves).astype(shape.dtype)
-    k = _turned(_heads(parts[1], shape.kv_heads, shape.key_dim), k_norm, waves).astype(shape.dtype)
-    v = _heads(parts[2], shape.kv_heads, shape.value_dim).astype(shape.dtype)
-    return q, [_recent(x, old[i] if old else None, plan) for i, x in enumerate((k, v))]
+    sizes = (shape.heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim)
+    ends = np.cumsum([heads * dim for heads, dim in sizes])
+    biases = [None] * 3 if bias is None else mx.split(bias, ends[:-1].tolist())
+    q, k, v = (_heads(part, *size, own) for part, size, own in zip(parts, sizes, biases, strict=True))
+    q, k = _turned(q, q_norm, waves).astype(shape.dtype), _turned(k, k_norm, waves).astype(shape.dtype)
+    return q, [_recent(x, old[i] if old else None, plan) for i, x in enumerate((k, v.astype(shape.dtype)))]
 
 
-def _heads(part: RowPart, heads: int, dim: int) -> mx.array:
-    return part.rows[:, part.at : part.at + heads * dim].reshape(-1, heads, dim).astype(mx.float32)
+def _heads(part: RowPart, heads: int, dim: int, bias: mx.array | None) -> mx.array:
+    rows = part.rows[:, part.at : part.at + heads * dim]
+    return (rows if bias is None else rows + bias).reshape(-1, heads, dim).astype(mx.float32)
 
 
 def _turned(x: mx.array, norm: Norm | None, waves: mx.array | None) -> mx.array:

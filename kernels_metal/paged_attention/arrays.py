@@ -74,14 +74,20 @@ def cached_integers(*numbers: int) -> mx.array:
 
 @cache
 def settings(
-    scale: float, softcap: float, has_sinks: bool, divided: bool = False, query_eps: float = -1.0, key_eps: float = -1.0
+    scale: float,
+    softcap: float,
+    has_sinks: bool,
+    divided: bool = False,
+    query_eps: float = -1.0,
+    key_eps: float = -1.0,
+    has_bias: bool = False,
 ) -> mx.array:
-    """Return float32 `[8]`: scale, soft cap (0: none), 1 with sinks, 1 if answers are merged from parts, and the epsilons of the norms of
-    query and key heads (-1: without a norm).
+    """Return float32 `[8]`: scale, soft cap (0: none), 1 with sinks, 1 if answers are merged from parts, the epsilons of the norms of
+    query and key heads (-1: without a norm), 1 with a bias.
 
     Evaluated, like every cached array here, because streams belong to threads, and the creating thread may have ended.
     """
-    return _evaluated(mx.array([scale, softcap, float(has_sinks), float(divided), query_eps, key_eps, 0.0, 0.0], mx.float32))
+    return _evaluated(mx.array([scale, softcap, float(has_sinks), float(divided), query_eps, key_eps, float(has_bias), 0.0], mx.float32))
 
 
 @cache

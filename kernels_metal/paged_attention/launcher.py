@@ -45,7 +45,7 @@ def paged_attention_decode(
     chosen, logits = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None), sink_logits(sinks, shape.dtype)
     pages = [*_inputs(sealed, first, open_pages, recent, plan), cached_integers(0)]
     result = (plan.rows, shape.heads, shape.value_dim)
-    inputs = [q, *[lacking] * 4, nothing(mx.float32), *pages, plan.table, plan.work, numbers, chosen, logits]
+    inputs = [q, *[lacking] * 5, nothing(mx.float32), *pages, plan.table, plan.work, numbers, chosen, logits]
     answers, parts, *_ = _decode(plan, result, (0, 0)).run(inputs)
     return answers if plan.parts is None else _combine(plan, result).run([parts, plan.parts, chosen, logits])[0]
 
@@ -60,6 +60,7 @@ def paged_attention_append(
     plan: DecodePlan,
     *,
     scale: float,
+    bias: mx.array | None = None,
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     waves: mx.array | None = None,
@@ -72,10 +73,21 @@ def paged_attention_append(
     queries, keys and values. Raises ValueError if arrays do not fit the plans, or the plan does not append.
     """
     check_pages(sealed, first, open_pages, sinks, plan)
-    check_rows(parts, old, append, plan.shape, (q_norm, k_norm), waves)
-    launch = append_launch(parts, append, plan, scale=scale, q_norm=q_norm, k_norm=k_norm, waves=waves, softcap=softcap, sinks=sinks)
-    weights = [nothing(plan.shape.dtype) if norm is None else norm.weight for norm in (q_norm, k_norm)]
-    rows = [*(part.rows for part in parts), *weights]
+    check_rows(parts, old, append, plan.shape, bias, (q_norm, k_norm), waves)
+    launch = append_launch(
+        parts,
+        append,
+        plan,
+        scale=scale,
+        has_bias=bias is not None,
+        q_norm=q_norm,
+        k_norm=k_norm,
+        waves=waves,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    vectors = [bias, *(None if norm is None else norm.weight for norm in (q_norm, k_norm))]
+    rows = [*(part.rows for part in parts), *(nothing(plan.shape.dtype) if vector is None else vector for vector in vectors)]
     answers, recent = launch.run(rows, old, sealed, first, open_pages, sink_logits(sinks, plan.shape.dtype))
     return answers.reshape(plan.rows, plan.shape.heads, plan.shape.value_dim), recent
 
@@ -103,7 +115,7 @@ class AppendLaunch:
         logits: mx.array,
     ) -> tuple[mx.array, list[mx.array]]:
         """Return answers `[plan.rows, Hq * Dv]`, and the recent keys and values after the step. `rows` are the arrays of queries, keys and
-        values, and the norms' weights or placeholders; `logits` come from `sink_logits`."""
+        values, their bias and the norms' weights, or placeholders; `logits` come from `sink_logits`."""
         pages = _inputs(sealed, first, open_pages, old, self.plan)
         answers, parts, *recent = self.decode.run([*rows, self.waves, *pages, *self.fixed, logits])
         if self.combine is not None:
@@ -118,6 +130,7 @@ def append_launch(
     plan: DecodePlan,
     *,
     scale: float,
+    has_bias: bool,
     q_norm: Norm | None,
     k_norm: Norm | None,
     waves: mx.array | None,
@@ -132,7 +145,7 @@ def append_launch(
     lengths = append.old_length, append.length, len(append.new), len(plan.sequences)
     numbers = cached_integers(1, *places, 0 if waves is None else waves.shape[2], *lengths)
     eps = [-1.0 if norm is None else norm.eps for norm in (q_norm, k_norm)]
-    chosen = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None, *eps)
+    chosen = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None, *eps, has_bias)
     wide = (plan.rows, shape.heads * shape.value_dim)
     return AppendLaunch(
         plan,

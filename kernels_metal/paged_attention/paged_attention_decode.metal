@@ -56,8 +56,8 @@ inline void attend_pages(Pages<typename D::T> pages, Item item, const device int
   }
 }
 
-//: kernel paged_attention_decode(queries, keys, values, query_weights, key_weights, waves, sealed_keys, key_scales, sealed_values,
-//:                               value_scales, first_keys, first_values, open_keys, open_values, recent_keys, recent_values, entries,
+//: kernel paged_attention_decode(queries, keys, values, biases, query_weights, key_weights, waves, sealed_keys, key_scales,
+//:                               sealed_values, value_scales, first_keys, first_values, open_keys, open_values, recent_keys, recent_values, entries,
 //:                               table, work, numbers, settings, sinks) -> answers, parts, new_keys, new_values
 //: threads (32 * SIMDGROUPS, KV heads, work items), groups of (32 * SIMDGROUPS, 1, 1)
 typedef Decode<T, K_BITS, V_BITS, KEY_DIM, VALUE_DIM, GROUP, HEADS, QUERIES, KEY_RUN, VALUE_RUN, SIMDGROUPS, SHARED, STAGE> D;
@@ -84,14 +84,16 @@ const size_t sealed = size_t(head) * sealed_keys_shape[1], first = size_t(head) 
 
 const bool appends = numbers[0] != 0;  // otherwise queries are ready, and recent rows have the step's own among them
 const int pairs = numbers[7], recent_length = appends ? numbers[9] : numbers[8];
-typedef Steps<decltype(&query_weights[0]), decltype(&waves[0])> QuerySteps;
-typedef Steps<decltype(&key_weights[0]), decltype(&waves[0])> KeySteps;
+const bool has_bias = settings[6] != 0.0f;  // `biases`: of all query heads, all key heads, all value heads
+const int key_bias = heads * HEADS * KEY_DIM, value_bias = key_bias + heads * KEY_DIM;
+typedef Steps<decltype(&biases[0]), decltype(&query_weights[0]), decltype(&waves[0])> QuerySteps;
+typedef Steps<decltype(&biases[0]), decltype(&key_weights[0]), decltype(&waves[0])> KeySteps;
 if (appends) {
   Appending<T, KeySteps> step;
   step.keys = {keys + numbers[4], numbers[3], recent_keys, numbers[8], new_keys, numbers[9]};
   step.values = {values + numbers[6], numbers[5], recent_values, numbers[8], new_values, numbers[9]};
-  step.key_steps = {&key_weights[0], settings[5], &waves[0], pairs};
-  step.value_steps = {&key_weights[0], -1.0f, &waves[0], 0};
+  step.key_steps = {&biases[0] + key_bias, has_bias, &key_weights[0], settings[5], &waves[0], pairs};
+  step.value_steps = {&biases[0] + value_bias, has_bias, &key_weights[0], -1.0f, &waves[0], 0};
   step.entries = &entries[0];
   if (item.end > item.past / 64) append_entry<D>(step, item.recent, head, heads, place);
   // Sequences that do not take part in the step keep what they have.
@@ -124,7 +126,8 @@ all.row = uint(numbers[1]);
 all.start = queries + size_t(item.row) * all.row + numbers[2] + head * HEADS * KEY_DIM;
 all.first = first_query;
 all.last = item.count * HEADS - 1;
-const QuerySteps query_steps = {&query_weights[0], settings[4], &waves[0] + item.row * 2 * pairs, pairs};
+const QuerySteps query_steps = {
+    &biases[0] + head * HEADS * KEY_DIM, has_bias, &query_weights[0], settings[4], &waves[0] + item.row * 2 * pairs, pairs};
 const auto own = queries_of<D>(Staging<(STAGED_QUERIES > 0)>(), all, appends, query_steps, query_room, place);
 State<D> state;
 attend_pages<D>(pages, item, table, own, first_query, settings[0], settings[1], place, state);

@@ -182,12 +182,14 @@ class HeadNorm(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeadSteps:
-    """Operations on query and key heads before attention, in this order."""
+    """Operations on the heads of projections before attention: a sum with their bias, norms, rotation."""
 
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
     rotation: Rotation | None = None
-    """Rotary embedding of both."""
+    """Rotary embedding of queries and keys."""
+    bias: mx.array | None = None
+    """Bias of queries, keys and values, `[n]`, unless the rows include it already."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -141,7 +141,8 @@ class Attention:
         if self.wide_norms:
             rows, steps = self._normed(*self.qkv(x, norm=norm)), HeadSteps(rotation=turning)
         else:
-            rows, steps = self.qkv.runs(x, norm=norm), HeadSteps(self.q_norm, self.k_norm, turning)
+            rows, bias = self.qkv.runs_and_bias(x, norm=norm)
+            steps = HeadSteps(self.q_norm, self.k_norm, turning, bias)
         y = step.attend_rows(self.layer, rows, steps, self.params)
         return self.output(y, onto=onto)
 

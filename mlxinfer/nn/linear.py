@@ -144,6 +144,15 @@ class JoinedLinear:
         x = x if norm is None else norm(x)
         return [linear(x, *chosen) for linear in self.linears]
 
+    def runs_and_bias(self, x: mx.array, *, norm: RMSNorm | None = None) -> tuple[list[mx.array], mx.array | None]:
+        """Return `runs` without their bias, and the bias `[n]`, if it would be added to a quantized product by another operation; otherwise
+        `runs` and None."""
+        linear = self.linears[0]
+        if linear.bias is None or len(self.linears) > 1 or type(linear) is not Linear or type(linear.matrix) is not Quantized:
+            return self.runs(x, norm=norm), None
+        y = quantized_product(x if norm is None else norm(x), linear.matrix)
+        return ([y], linear.bias) if y.dtype == linear.bias.dtype else ([y + linear.bias], None)
+
     def gated(self, gate: Gate, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> mx.array:
         """`gate(first projection, second projection)`; a packed matrix computes it within its product."""
         linear = self.linears[0]

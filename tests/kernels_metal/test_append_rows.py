@@ -24,6 +24,8 @@ SCENES = {
     "a part rotates": AppendScene(((0, 2, 3),), dim=96, value_dim=64, heads=3, kv_heads=1, dtype=F16, norms="qk", dims=24),
     "only keys are normed": AppendScene(((0, 1, 63),), ((0, 50, 63),), dim=72, value_dim=40, dtype=F16, norms="k", dims=72, joined=False),
     "nothing to do": AppendScene(((0, 3, 1), (1, 1, 0)), dim=40, value_dim=16, heads=1, kv_heads=1, joined=False),
+    "biases": AppendScene(((0, 1, 5), (1, 2, 0)), ((0, 3, 5),), dim=72, value_dim=40, heads=6, dtype=BF16, dims=40, biased=True),
+    "biases and norms": AppendScene(((0, 1, 5),), ((0, 3, 5),), dim=64, heads=4, dtype=F32, norms="qk", dims=64, biased=True, joined=False),
     "many sequences": AppendScene(
         ((2, 1, 9), (0, 4, 30), (5, 8, 0)), ((0, 24, 31), (1, 7, 12), (2, 0, 9)), dim=64, heads=6, norms="q", dims=64, dtype=BF16
     ),
@@ -111,6 +113,7 @@ def test_arrays_that_do_not_fit_are_refused() -> None:
         ({"old": s.old_rows[::-1]}, "recent rows are"),
         ({"old": []}, "recent rows are none"),
         ({"waves": mx.concatenate([s.waves, s.waves], axis=2)}, "160 channels of 80"),
+        ({"bias": mx.zeros((9,), BF16)}, "a bias are"),
         ({"waves": s.waves.astype(F16)}, "cosines and sines"),
     ]:
         with pytest.raises(ValueError, match=message):

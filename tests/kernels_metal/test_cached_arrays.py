@@ -25,7 +25,7 @@ KEPT: dict[str, Callable[[], mx.array]] = {
     "kernels_metal/paged_attention/arrays.py:nothing": lambda: arrays.nothing(mx.bfloat16),
     "kernels_metal/add_norm/launcher.py:_epsilons_and_factors": lambda: add_norm._epsilons_and_factors(1e-5, 1e-6, 0.5, 2.0),
     "kernels_metal/router/launcher.py:_settings": lambda: router._settings(0.5, 1e-20, 2.5),
-    "kernels_metal/append_rows/launcher.py:_epsilons": lambda: append_rows._epsilons(0.5, 1e-6),
+    "kernels_metal/append_rows/launcher.py:_settings": lambda: append_rows._settings(0.5, 1e-6, 1.0),
     "kernels_metal/paged_attention/arrays.py:cached_integers": lambda: arrays.cached_integers(1, 2, 3),
     "mlxinfer/cache/recent_rows.py:_heads": lambda: recent._heads(3),
     "mlxinfer/cache/replayable_step.py:_blank": lambda: steady._blank(AttentionSpec(2, 8, 8), mx.bfloat16, 1, 16)[0],
@@ -51,7 +51,7 @@ def test_an_array_belongs_to_the_stream_of_its_thread_until_it_is_evaluated() ->
 
 @pytest.mark.parametrize("name", KEPT)
 def test_made_in_one_thread_and_used_in_another(name: str) -> None:
-    kept_here = (add_norm._epsilons_and_factors, append_rows._epsilons, router._settings)
+    kept_here = (add_norm._epsilons_and_factors, append_rows._settings, router._settings)
     for keeper in (arrays.settings, arrays.nothing, arrays.cached_integers, *kept_here):
         keeper.cache_clear()
     recent._heads.cache_clear()

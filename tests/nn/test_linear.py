@@ -110,3 +110,18 @@ def test_halves_of_one_row_lie_as_rows_of_their_own() -> None:
     first, second = JoinedLinear.fused(stored, [4, 4])(x)
     np.testing.assert_array_equal(mx.concatenate([first, second], axis=-1), stored(x))
     assert [memoryview(half).strides for half in (first, second)] == [(16, 4)] * 2
+
+
+@pytest.mark.parametrize(
+    ("form", "bias", "apart"),
+    [(AFFINE, mx.float32, True), (AFFINE, mx.float16, False), (AFFINE, None, False), (None, mx.float32, False)],
+    ids=str,
+)
+def test_only_the_bias_of_a_quantized_product_may_be_added_later(form: Format | None, bias: mx.Dtype | None, apart: bool) -> None:
+    weights = [random(8, 64, seed=1), random(16, 64, seed=2)]
+    biases = [None if bias is None else random(len(weight), seed=3).astype(bias) for weight in weights]
+    parts = [Linear(Dense(w) if form is None else pack(w, form), b) for w, b in zip(weights, biases, strict=True)]
+    joined, x = JoinedLinear(parts, [8, 16]), random(3, 64)
+    (y,), later = joined.runs_and_bias(x)
+    assert (later is not None) == apart
+    np.testing.assert_allclose(y if later is None else y + later, joined.runs(x)[0], rtol=1e-6)

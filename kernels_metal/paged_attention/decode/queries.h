@@ -34,16 +34,19 @@ inline float query_at(DeviceQueries<typename D::T> queries, int query, int chann
 template <bool STAGED>
 struct Staging {};
 
-// Queries as they are, or as projections have them, with their norm and rotation still to come (`makes`); `steps.waves` are those of the
-// item's first row.
+// Queries as they are, or as projections have them, with their bias, norm and rotation still to come (`makes`); `steps.waves` are those of
+// the item's first row, `steps.bias` those of the first head.
 template <typename D, typename T, typename Steps>
 inline StagedQueries<T> queries_of(Staging<true>, DeviceQueries<T> queries, bool makes, Steps steps, threadgroup T* room, Place place) {
   if (makes) {
     const auto waves = steps.waves;
+    const auto bias = steps.bias;
     for (int query = int(place.simdgroup); query <= queries.last; query += D::SIMDGROUPS) {
       const int row = query / D::HEADS;
+      const int offset = query % D::HEADS * D::KEY_DIM;
       steps.waves = waves + row * 2 * steps.pairs;
-      make_head<D::KEY_DIM>(queries.start + uint(row) * queries.row + query % D::HEADS * D::KEY_DIM, room + query * D::KEY_DIM, steps, place.lane);
+      steps.bias = bias + offset;
+      make_head<D::KEY_DIM>(queries.start + uint(row) * queries.row + offset, room + query * D::KEY_DIM, steps, place.lane);
     }
   } else {
     for (int i = int(place.index); i < (queries.last + 1) * D::KEY_DIM; i += 32 * D::SIMDGROUPS) {

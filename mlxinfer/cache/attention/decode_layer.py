@@ -22,13 +22,14 @@ class DecodeLayer:
     params: AttentionParams
     q_norm: HeadNorm | None
     k_norm: HeadNorm | None
+    bias: mx.array | None
     widths: list[int]
     """Columns of each array of rows."""
     shape: Shape
     places: tuple[tuple[int, int], ...]
     """(index of the array of rows, first column) of queries, keys and values."""
-    weights: list[mx.array]
-    """Weights of both norms, as inputs of the kernel."""
+    vectors: list[mx.array]
+    """Bias and weights of both norms, as inputs of the kernel."""
     logits: mx.array
     """Sinks, as an input of the kernel."""
     kind: int
@@ -36,8 +37,8 @@ class DecodeLayer:
 
     def fits(self, widths: list[int], heads: HeadSteps, params: AttentionParams) -> bool:
         """True if these constants belong to these arguments."""
-        norms = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm
-        return norms and self.params is params and self.widths == widths
+        vectors = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm and self.bias is heads.bias
+        return vectors and self.params is params and self.widths == widths
 
     def parts(self, rows: Sequence[mx.array]) -> tuple[RowPart, RowPart, RowPart]:
         """Return queries, keys and values in the arrays of a step."""
@@ -45,9 +46,9 @@ class DecodeLayer:
         return q, k, v
 
     def inputs(self, rows: Sequence[mx.array]) -> list[mx.array]:
-        """Return queries, keys and values as inputs of the kernel, with the weights of both norms."""
+        """Return queries, keys and values as inputs of the kernel, with their bias and the weights of both norms."""
         (q, _), (k, _), (v, _) = self.places
-        return [rows[q], rows[k], rows[v], *self.weights]
+        return [rows[q], rows[k], rows[v], *self.vectors]
 
     @property
     def norms(self) -> tuple[Norm | None, Norm | None]:
@@ -76,15 +77,16 @@ def _described_layer(store: LayerStore, widths: list[int], heads: HeadSteps, par
     shape = shape_of(store, count)
     norms = (heads.q_norm, heads.k_norm)
     weights = [nothing(store.dtype) if norm is None else norm.weight for norm in norms]
+    vectors = [nothing(store.dtype) if heads.bias is None else heads.bias, *weights]
     logits = sink_logits(params.sinks, store.dtype)
     mx.eval(logits)  # cached for all threads
     alike = [None if norm is None else (norm.eps, tuple(norm.weight.shape), norm.weight.dtype) for norm in norms]
     sinks = None if params.sinks is None else (tuple(params.sinks.shape), params.sinks.dtype)
-    kind = (shape, places, tuple(widths), *alike, params.scale, params.softcap, sinks)
+    kind = (shape, places, tuple(widths), heads.bias is None, *alike, params.scale, params.softcap, sinks)
     number = _kinds.get(kind)
     if number is None:
         number = _kinds.setdefault(kind, next(_numbers))
-    return DecodeLayer(params, heads.q_norm, heads.k_norm, widths, shape, places, weights, logits, number)
+    return DecodeLayer(params, heads.q_norm, heads.k_norm, heads.bias, widths, shape, places, vectors, logits, number)
 
 
 _kinds: dict[tuple[object, ...], int] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 import mlx.core as mx
@@ -28,7 +29,7 @@ from .apart import renumbered_segments, row_order
 from .decode_layer import DecodeLayer, decode_layer, shape_of
 from .native import Full, StepAttention
 from .prefill_choice import may_unseal, most_unsealed_bytes, unsealed_bytes
-from .reference import PlainStep, separate
+from .reference import PlainStep, separate, with_bias
 
 Alike = tuple[int, int, tuple[int, int, int], int]
 """Key of layers with equal decode launches in a step: `DecodeLayer.kind`, rotation, pool sizes, append plan."""
@@ -124,7 +125,7 @@ class MetalStep:
         """Append and attend with the rows of small segments. Returns `[T, Hq * Dv]`."""
         dtype = store.dtype
         if any(piece.dtype != dtype for piece in rows):
-            rows = [piece.astype(dtype) for piece in rows]
+            rows, heads = [piece.astype(dtype) for piece in with_bias(rows, heads)], replace(heads, bias=None)
         layer, append = decode_layer(store, rows, heads, params), self._append_plan(store)
         key = layer.kind, id(heads.rotation), store.sizes, id(append)
         launch = self._launches.get(key) or self._launch(key, layer, append, store, rows, heads)
@@ -132,7 +133,7 @@ class MetalStep:
         if isinstance(launch, DecodePlan):
             q_norm, k_norm = layer.norms
             waves = None if heads.rotation is None else heads.rotation.waves
-            q, recent = append_rows(layer.parts(rows), old, append, layer.shape, q_norm=q_norm, k_norm=k_norm, waves=waves)
+            q, recent = append_rows(layer.parts(rows), old, append, layer.shape, bias=layer.bias, q_norm=q_norm, k_norm=k_norm, waves=waves)
             scale, softcap, sinks = params.scale, params.softcap, params.sinks
             y = paged_attention_decode(q, *pools, launch, recent=recent, scale=scale, softcap=softcap, sinks=sinks)
             y = y.reshape(y.shape[0], -1)
@@ -151,12 +152,13 @@ class MetalStep:
             (q_norm, k_norm), params, parts = layer.norms, layer.params, layer.parts(rows)
             waves = None if heads.rotation is None else heads.rotation.waves
             check_pages(store.sealed, store.first, store.kept, params.sinks, plan)
-            check_rows(parts, store.recent.arrays, append, layer.shape, (q_norm, k_norm), waves)
+            check_rows(parts, store.recent.arrays, append, layer.shape, layer.bias, (q_norm, k_norm), waves)
             way = append_launch(
                 parts,
                 append,
                 plan,
                 scale=params.scale,
+                has_bias=layer.bias is not None,
                 q_norm=q_norm,
                 k_norm=k_norm,
                 waves=waves,

@@ -82,6 +82,7 @@ class NativeStep:
         return y.reshape(y.shape[0], qkv[0].shape[1], -1), full
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
+        assert heads.bias is None  # the products of these kernels add it
         q_norm, k_norm = heads.q_norm, heads.k_norm
         form = store.format
         answers, store.open, filled, first = kernels_cpu.paged_attention(

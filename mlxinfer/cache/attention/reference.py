@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Union
 
 import mlx.core as mx
@@ -26,6 +27,7 @@ def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) ->
     `[T, Hkv, Dv]`."""
     count, kv, dim = rows[0].shape[0], spec.kv_heads, spec.key_dim
     keys, values = kv * dim, kv * spec.value_dim
+    rows = with_bias(rows, heads)
     queries = sum(piece.shape[1] for piece in rows) - keys - values
     if heads.q_norm is None and heads.k_norm is None and rows[0].shape[1] >= queries + keys:
         turned, *rest = _split_at_parts(rows, [queries + keys, values])
@@ -36,6 +38,14 @@ def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) ->
     q, k = flat_q.reshape(count, -1, dim), flat_k.reshape(count, kv, dim)
     q, k = (x if norm is None else norm(x) for x, norm in ((q, heads.q_norm), (k, heads.k_norm)))
     return _rotated_heads(q, heads), _rotated_heads(k, heads), flat_v.reshape(count, kv, -1)
+
+
+def with_bias(rows: Sequence[mx.array], heads: HeadSteps) -> Sequence[mx.array]:
+    """Return the rows of `Step.attend_rows` with their bias."""
+    if heads.bias is None:
+        return rows
+    ends = list(accumulate(piece.shape[1] for piece in rows))
+    return [piece + part for piece, part in zip(rows, mx.split(heads.bias, ends[:-1]), strict=True)]
 
 
 def _rotated_heads(x: mx.array, heads: HeadSteps) -> mx.array:

@@ -95,7 +95,7 @@ def forget_trials() -> None:
 
 def _answers(backend: AttentionBackend, kind: Kind, steps: Steps) -> Iterator[mx.array]:
     """Yield the answers of all steps of two layers, flat, float32. The first has neither sinks nor a soft cap, and its heads are ready. The
-    second has both, and norms and rotates its heads."""
+    second has both; its heads get a bias, are normed and rotate."""
     spec, dtype, form = kind
     group = AttentionGroup(spec.window, 8, first=form.first16)
     group.tables.update({0: PageTable(), 1: PageTable()})
@@ -160,7 +160,8 @@ class _HalfRotation:
 
 def _head_steps(spec: AttentionSpec, dtype: mx.Dtype, segments: Sequence[Segment]) -> HeadSteps:
     norm = _Norm(spec.key_dim, dtype)
-    return HeadSteps(norm, norm, _HalfRotation(segments, spec.key_dim))
+    width = (spec.query_heads + spec.kv_heads) * spec.key_dim + spec.kv_heads * spec.value_dim
+    return HeadSteps(norm, norm, _HalfRotation(segments, spec.key_dim), mx.linspace(-1.0, 1.0, width).astype(dtype))
 
 
 def _segments(parts: Sequence[tuple[int, int]], past: list[int]) -> tuple[Segment, ...]:

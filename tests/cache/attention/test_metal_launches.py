@@ -10,6 +10,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 from support.models.checkpoints import config_of, random_checkpoint
+from support.models.plain_weights import pack
 from support.models.tiny import open_model
 
 from mlxinfer.cache.attention.metal import METAL
@@ -18,6 +19,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.models.decoder import Model
+from mlxinfer.nn.weights import Format
 
 VIEWS = {"Reshape", "Slice", "Split", "Broadcast", "Transpose", "ExpandDims", "Squeeze", "Flatten", "Unflatten"}
 """Primitives that launch nothing if their input is contiguous, as in all of these graphs."""
@@ -121,3 +123,13 @@ def test_a_step_in_sixteen_writes_pages(model: Model, tmp_path: Path) -> None:
     assert decoded(model, tmp_path, [5], warm=11) == (7, 5)
     assert decoded(model, tmp_path, [5, 5, 5], warm=11) == (9, 5)
     assert decoded(model, tmp_path, [5], warm=12) == (5, 5)
+
+
+def test_the_bias_of_a_quantized_projection_takes_none(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 1}
+    qwen = open_model(random_checkpoint(tmp_path / "qwen2", config_of("qwen2", **sizes)))
+    block: Any = qwen.blocks[0]
+    (linear,) = block.mixer.qkv.linears
+    assert linear.bias is not None
+    linear.matrix = pack(linear.matrix.weight, Format(4, 32))
+    assert decoded(qwen, tmp_path, [5]) == (5, 5)

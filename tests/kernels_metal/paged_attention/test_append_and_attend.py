@@ -23,7 +23,7 @@ SCENES = {
         AppendScene(((0, 1, 5),), ((0, 3, 5),), dim=128, value_dim=128, heads=8, dtype=BF16, dims=128), (9,), (4, 4), cores=40
     ),
     "norms, odd heads": AppendedAttention(
-        AppendScene(((1, 2, 40), (0, 1, 63)), ((1, 32, 40),), dim=80, value_dim=72, heads=6, dtype=F16, norms="qk", dims=24),
+        AppendScene(((1, 2, 40), (0, 1, 63)), ((1, 32, 40),), dim=80, value_dim=72, heads=6, dtype=F16, norms="qk", dims=24, biased=True),
         (1, 3),
         (8, 3),
         window=100,
@@ -31,7 +31,15 @@ SCENES = {
     ),
     "shared pages, others keep their rows": AppendedAttention(
         AppendScene(
-            ((2, 1, 9), (0, 4, 30)), ((0, 24, 31), (1, 7, 12), (3, 0, 9)), dim=64, heads=6, kv_heads=1, norms="q", dims=64, dtype=BF16
+            ((2, 1, 9), (0, 4, 30)),
+            ((0, 24, 31), (1, 7, 12), (3, 0, 9)),
+            dim=64,
+            heads=6,
+            kv_heads=1,
+            norms="q",
+            dims=64,
+            dtype=BF16,
+            biased=True,
         ),
         (2, 5),
         (16, 16),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
@@ -28,6 +29,7 @@ class AppendScene:
     kv_heads: int = 2
     dtype: mx.Dtype = mx.float32
     norms: str = ""
+    biased: bool = False
     dims: int = 0
     joined: bool = True
     seed: int = 0
@@ -59,6 +61,20 @@ class AppendScene:
         """Queries, keys and values `[rows, heads, D]`, rounded to the dtype."""
         counts = ((self.heads, self.dim), (self.kv_heads, self.dim), (self.kv_heads, self.value_dim))
         return [to_float(self._cast(3 * self.random.normal(size=(self.rows, *shape)))) for shape in counts]
+
+    @cached_property
+    def bias(self) -> mx.array | None:
+        sizes = self.heads * self.dim, self.kv_heads * self.dim, self.kv_heads * self.value_dim
+        return self._cast(self.random.normal(size=sum(sizes))) if self.biased else None
+
+    @cached_property
+    def biased_heads(self) -> list[Array]:
+        """`heads_of` with their bias, rounded to the dtype."""
+        if self.bias is None:
+            return self.heads_of
+        ends = np.cumsum([x.shape[1] * x.shape[2] for x in self.heads_of])[:-1]
+        pairs = zip(self.heads_of, np.split(to_float(self.bias), ends), strict=True)
+        return [to_float(self._cast(x + bias.reshape(x.shape[1:]))) for x, bias in pairs]
 
     @cached_property
     def parts(self) -> tuple[RowPart, RowPart, RowPart]:
@@ -100,21 +116,25 @@ class AppendScene:
     def _cast(self, x: Array) -> mx.array:
         return mx.array(x.astype(np.float32)).astype(self.dtype)
 
+    @property
+    def steps(self) -> dict[str, Any]:
+        """What launchers are told about heads."""
+        q_norm, k_norm = self.norm_weights
+        return {"bias": self.bias, "q_norm": q_norm, "k_norm": k_norm, "waves": self.waves}
+
     def run(self) -> list[mx.array]:
         """Queries, recent keys, recent values."""
-        q_norm, k_norm = self.norm_weights
-        q, recent = append_rows(self.parts, self.old_rows, self.plan, self.shape, q_norm=q_norm, k_norm=k_norm, waves=self.waves)
+        q, recent = append_rows(self.parts, self.old_rows, self.plan, self.shape, **self.steps)
         return [q, *recent]
 
     def plain(self) -> list[mx.array]:
         """The same by the reference in plain MLX."""
-        q_norm, k_norm = self.norm_weights
-        q, recent = appended(self.parts, self.old_rows, self.plan, self.shape, q_norm=q_norm, k_norm=k_norm, waves=self.waves)
+        q, recent = appended(self.parts, self.old_rows, self.plan, self.shape, **self.steps)
         return [q, *recent]
 
     def expected(self) -> list[Array]:
         """In float64."""
-        q, k, v = (x.astype(np.float64) for x in self.heads_of)
+        q, k, v = (x.astype(np.float64) for x in self.biased_heads)
         q, k = (self._turned(x, norm) for x, norm in zip((q, k), self.norm_weights, strict=True))
         recent = []
         for x, old in zip((k, v), self.old_rows or [None, None], strict=True):

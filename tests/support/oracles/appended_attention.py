@@ -95,23 +95,18 @@ class AppendedAttention:
         return mx.array(self._numbers(self.shape.heads)) if self.sinks else None
 
     @property
-    def _steps(self) -> dict[str, Any]:
-        q_norm, k_norm = self.append.norm_weights
-        return {"q_norm": q_norm, "k_norm": k_norm, "waves": self.append.waves}
-
-    @property
     def _how(self) -> dict[str, Any]:
         return {"scale": self.shape.key_dim**-0.5, "softcap": self.softcap, "sinks": self.sink_logits}
 
     def run(self) -> list[mx.array]:
         """Answers, and recent keys and values, by one launch."""
         a, pages = self.append, (self.pages[0], [], self.opened)
-        y, recent = paged_attention_append(a.parts, a.old_rows, a.plan, *pages, self.plan, **self._steps, **self._how)
+        y, recent = paged_attention_append(a.parts, a.old_rows, a.plan, *pages, self.plan, **a.steps, **self._how)
         return [y, *recent]
 
     def in_two_launches(self) -> list[mx.array]:
         a, pages = self.append, (self.pages[0], [], self.opened)
-        q, recent = append_rows(a.parts, a.old_rows, a.plan, self.shape, **self._steps)
+        q, recent = append_rows(a.parts, a.old_rows, a.plan, self.shape, **a.steps)
         return [paged_attention_decode(q, *pages, self.plan, recent=recent, **self._how), *recent]
 
     def expected(self) -> Array:
