@@ -118,7 +118,7 @@ def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat
             size = config.get("text_config", config)["vocab_size"]
             note(top_k_top_p.TRIAL, (size,))
     for s in SUBJECTS:
-        note(small_batch_matmul.TRIAL, (Format(s.bits, s.group_size, s.mode), s.dtype, s.gate))
+        note(small_batch_matmul.TRIAL, small_batch_matmul.kind_of(Format(s.bits, s.group_size, s.mode), s.dtype, s.gate, s.shape))
     return list(asked)
 
 

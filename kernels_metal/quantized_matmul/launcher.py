@@ -32,6 +32,11 @@ _MANY_TILES = 512
 _MOST_SIMDGROUPS, _FEWER_SIMDGROUPS = 8, 4
 _ROWS_OF_PART, _LANES = 4, 32
 """One row of x: rows of the matrix that a simdgroup multiplies, and its lanes, each with a run of numbers at a time."""
+ROW_WIDTHS = {"wide": 4096, "narrow": 1536, "wide uneven": 3712, "narrow uneven": 1664}
+"""Classes of shapes for products of one row, with the width at which each is timed. MLX has one kernel for even shapes and another for
+uneven ones; narrow matrices do not occupy a large GPU."""
+_NARROW, _EVEN_N, _EVEN_K = 2048, 8, 512
+"""Results below which a matrix is narrow; divisors of N and K in an even shape."""
 _ENOUGH_PARTS = 2048
 """Simdgroups that occupy a large GPU. A matrix with fewer blocks of four rows has several simdgroups for each block."""
 _THREADS = 256
@@ -178,6 +183,12 @@ def _one_row(name: str, template: list[tuple[str, int | mx.Dtype]], n: int, k: i
     groups = -(-n // (_ROWS_OF_PART * blocks))
     threads = _LANES * shares
     return Launch(_ROW_FILE, name, template, [(1, n // sides)], [dtype], (threads * groups, blocks, 1), (threads, blocks, 1))
+
+
+def row_class(n: int, k: int, *, gated: bool = False) -> str:
+    """Return the class in `ROW_WIDTHS` of a product of one row and a matrix `[n, k]`."""
+    uneven = n % _EVEN_N or k % _EVEN_K
+    return ("narrow" if n < _NARROW * (1 + gated) else "wide") + (" uneven" if uneven else "")
 
 
 def parts_of_row(n: int, k: int, bits: int) -> tuple[int, int]:

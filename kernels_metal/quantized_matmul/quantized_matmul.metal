@@ -1,6 +1,6 @@
 // x [rows, K] times a quantized matrix [N, K], transposed, for a few rows: every byte of the matrix is read once per ROWS rows of x.
 //
-// With a GATE, the result is activation(first half of the columns) * second half: `activated` in tile.h has them.
+// With a GATE, the result is activation(first half of the columns) * second half: `activated` in lanes.h has them.
 // README.md has the tile and the bytes, tile.h the arithmetic, codes_of_mlx.h the formats.
 #include "include/codes.h"
 #include "include/fragments.h"

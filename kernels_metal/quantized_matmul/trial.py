@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..kernel_trial import Speed, difference
 from . import reference
 from .block_formats import BLOCKS
-from .launcher import GATED_ROWS, GATES, ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
+from .launcher import GATED_ROWS, GATES, ROW_WIDTHS, ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
 
 Clock = Callable[[], float]
 Product = Callable[[mx.array, int], mx.array]
@@ -20,6 +20,8 @@ Product = Callable[[mx.array, int], mx.array]
 
 _N, _K = 40, 768
 """N and K of the small case: a tile that is not full, and three steps of 256 numbers."""
+_ONE_ROW_N, _ONE_ROW_K = 42, (640, 8832)
+"""The same for one row: a block of rows that is not full; K for one simdgroup, and for eight of which the first has two runs a lane."""
 _MOST_ERROR, _MEAN_ERROR = 0.02, 0.005
 """Bounds of `difference`."""
 WIDTH, _BYTES = 4096, 64 << 20
@@ -44,18 +46,25 @@ class Subject:
     """The dtype of x, of the result, and of affine scales."""
     gate: str = ""
     """Activation of a gated product, one of the launcher's `GATES`; otherwise ""."""
+    shape: str = ""
+    """For products of one row in a format of MLX: a class of shapes, one of the launcher's `ROW_WIDTHS`; otherwise ""."""
 
     @property
     def name(self) -> str:
         form = self.mode if self.mode in BLOCKS else f"{self.mode} {self.bits}/{self.group_size}"
-        return f"{form} {str(self.dtype).rpartition('.')[2]} {self.gate}".rstrip()
+        return " ".join(part for part in (form, str(self.dtype).rpartition(".")[2], self.gate, self.shape) if part)
 
     @property
     def rows(self) -> tuple[int, ...]:
-        """Variants to try: MLX reads its own formats once for one row, but gates products separately."""
-        if self.gate:
-            return GATED_ROWS
-        return ROWS if self.mode in BLOCKS else ROWS[1:]
+        """Variants to try. In formats of MLX, one row has a kernel of its own, which is tried for each class of shapes."""
+        if self.mode in BLOCKS:
+            return ROWS
+        return ROWS[:1] if self.shape else GATED_ROWS[1:] if self.gate else ROWS[1:]
+
+    @property
+    def width(self) -> int:
+        """Columns of the timed matrices, and results of their products, since each is the input of the next."""
+        return ROW_WIDTHS.get(self.shape, WIDTH)
 
     @property
     def sides(self) -> int:
@@ -86,8 +95,13 @@ def wrong_products(subject: Subject) -> str | None:
             return "unpacked numbers differ from plain MLX"
         numbers = reference.dequantized(weight, subject.mode, mx.float32)
         return _wrong_rows(subject, numbers, lambda x: block_matmul(x, weight, subject.mode))
+    sizes = [(_ONE_ROW_N, k) for k in _ONE_ROW_K] if subject.shape else [(_N, _K)]
+    return next((fault for n, k in sizes if (fault := _wrong_codes(subject, n, k))), None)
+
+
+def _wrong_codes(subject: Subject, n: int, k: int) -> str | None:
     bits, group, mode = subject.bits, subject.group_size, subject.mode
-    words, scales, biases = _codes(bits, group, mode, subject.dtype, _N, _K)
+    words, scales, biases = _codes(bits, group, mode, subject.dtype, n, k)
     if biases is None:
         numbers = mx.dequantize(words, scales, None, group, bits, mode).astype(mx.float32)
     else:
@@ -99,7 +113,7 @@ def wrong_products(subject: Subject) -> str | None:
 def _wrong_rows(subject: Subject, numbers: mx.array, product: Callable[[mx.array], mx.array]) -> str | None:
     """Compare each variant's product with one in float32."""
     for rows in subject.rows:
-        x = mx.random.normal((rows, _K), key=mx.random.key(rows)).astype(subject.dtype)
+        x = mx.random.normal((rows, numbers.shape[1]), key=mx.random.key(rows)).astype(subject.dtype)
         expected = x.astype(mx.float32) @ numbers.T
         if subject.gate:
             gate, up = mx.split(expected, 2, axis=-1)
@@ -110,13 +124,15 @@ def _wrong_rows(subject: Subject, numbers: mx.array, product: Callable[[mx.array
 
 
 def speeds(
-    subject: Subject, seconds: float, *, clock: Clock = time.perf_counter, width: int = WIDTH, most_bytes: int = _BYTES
+    subject: Subject, seconds: float, *, clock: Clock = time.perf_counter, width: int | None = None, most_bytes: int = _BYTES
 ) -> dict[int, Speed]:
-    """Measure the speed of each variant compared with MLX's product of as many rows, for about `seconds` in total.
+    """Measure the speed of each variant compared with MLX's product of as many rows, for about `seconds` in total. Matrices have the
+    width of the subject, or `width`.
 
     Products follow one another through several matrices, as in a model, more than a cache stores. GGUF types are compared with the affine
     codes that would replace them.
     """
+    width = width or subject.width
     count = max(most_bytes * 8 // (width * width * subject.sides * subject.bits), 1)
     ours, theirs = _products(subject, count, width, width)
     share = seconds / len(subject.rows)

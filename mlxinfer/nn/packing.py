@@ -17,7 +17,7 @@ from ..util.device import is_gpu
 from .activations import Activated
 from .linear import Embedding, Linear
 from .mlp import GatedMLP
-from .small_batch_matmul import try_format
+from .small_batch_matmul import row_shape, try_format
 from .weights import Blocks, Dense, Matrix, Quantized, RawBlocks
 
 
@@ -127,6 +127,8 @@ def _try_matrix(matrix: object, dtype: mx.Dtype, gate: str = "") -> None:
     if isinstance(matrix, (Quantized, Blocks)) and len(matrix.shape) == 2:
         computed = matrix.scales.dtype if isinstance(matrix, Quantized) and matrix.biases is not None else dtype
         try_format(matrix.format, computed, gate=gate)
+        if isinstance(matrix, Quantized) and (shape := row_shape(matrix, gate)):
+            try_format(matrix.format, computed, gate=gate, shape=shape)
 
 
 def in_memory(matrix: RawBlocks) -> Blocks:

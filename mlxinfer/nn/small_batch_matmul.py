@@ -2,14 +2,14 @@
 
 MLX reads an affine matrix once per row, or once per five rows. The kernels read it once per sixteen rows, and for up to eight rows also
 compute the gated unit that follows. A format is tried when its first matrix is loaded: every variant on a small case, then its speed, which
-is remembered on disk. MLX multiplies all other products.
+is remembered on disk. The kernel of one row is tried for each class of shapes. MLX multiplies all other products.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import mlx.core as mx
 
@@ -26,14 +26,17 @@ _MOST_ROWS = 16
 """Maximum rows for which a product in MLX's formats reads the matrix once."""
 _MOST_GATED_ROWS = 8
 """The same for gated products."""
+_LEAST_NUMBERS = 1 << 21
+"""Least numbers of a matrix whose product with one row may use our kernel. A launch of ours costs the host microseconds more, and models of
+smaller matrices wait for the host."""
 _MOST_BLOCK_ROWS = 48
 """Maximum rows for which reading blocks once per 16 rows is cheaper than unpacking them to memory."""
 UNPACKED_BYTES = 64 << 20
 """Bytes of a matrix that are unpacked at a time, for products of many rows."""
-_SECONDS = 0.2
-"""Duration of a format's measurement, once per machine."""
-_USUAL, _LONG_SECONDS = Format(4, 64), 2.0
-"""Format that `mlxinfer doctor` measures, and the duration: some kernels slow down only after a while."""
+_SECONDS, _ROW_SECONDS = 0.2, 0.1
+"""Duration of the measurement of a format, and of one row and a class of shapes, once per machine."""
+_USUAL, _USUAL_SHAPE, _LONG_SECONDS = Format(4, 64), "wide", 2.0
+"""Format that `mlxinfer doctor` measures, the class of shapes for one row, and the duration: some kernels slow down only after a while."""
 _KNOWN_PRODUCTS = 64
 """Shapes of rows for which a matrix caches its product."""
 _WORTH = 0.8
@@ -95,12 +98,12 @@ def _product(x: mx.array, matrix: Quantized) -> Product:
 
 def _kernel_product(x: mx.array, matrix: Quantized, gate: str = "") -> Product | None:
     """Return the product by our kernel, gated by the activation `gate` if it is not empty; None if MLX's product is used."""
-    fast = _fast_variants(matrix.format, x.dtype, gate)
-    if not fast or matrix.weight.ndim != 2 or not is_gpu():
+    if matrix.weight.ndim != 2 or not is_gpu():
         return None
-    rows = x.size // x.shape[-1]
-    few, most = (1, _MOST_GATED_ROWS) if gate else (2, _MOST_ROWS)
-    if not few <= rows <= most or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
+    rows, most = x.size // x.shape[-1], _MOST_GATED_ROWS if gate else _MOST_ROWS
+    shape = row_shape(matrix, gate) if rows == 1 else ""
+    fast = _fast_variants(matrix.format, x.dtype, gate, shape)
+    if not fast or not 1 <= rows <= most or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
         return None
     from ..kernels_metal.quantized_matmul.launcher import launch_of, parts_of, rows_of_variant
 
@@ -113,6 +116,14 @@ def _kernel_product(x: mx.array, matrix: Quantized, gate: str = "") -> Product |
     if x.ndim == 2:
         return lambda x: launch.run([x, *parts])[0]
     return lambda x: launch.run([x.reshape(rows, -1), *parts])[0].reshape(*x.shape[:-1], -1)
+
+
+def row_shape(matrix: Quantized, gate: str = "") -> str:
+    """Return the class of shapes in which the product of this matrix and one row is tried; "" if MLX computes it in any case."""
+    from ..kernels_metal.quantized_matmul.launcher import row_class
+
+    n, k = matrix.shape
+    return row_class(n, k, gated=bool(gate)) if gate or n * k >= _LEAST_NUMBERS else ""
 
 
 def block_product(x: mx.array, matrix: Blocks) -> mx.array:
@@ -162,25 +173,33 @@ def in_use() -> bool:
     return kernels_in_use() and not mx.cuda.is_available()
 
 
-def try_format(form: Format, dtype: mx.Dtype, *, gate: str = "", seconds: float = _SECONDS, again: bool = False) -> Verdict | None:
+def try_format(
+    form: Format, dtype: mx.Dtype, *, gate: str = "", shape: str = "", seconds: float = 0.0, again: bool = False
+) -> Verdict | None:
     """Return how products in this format and dtype are computed: those with this gate, by default those without one.
 
-    A format is tried and measured once, or `again` on request. None if this device does not run the kernels.
+    With a `shape` of `row_shape`, it is about one row and matrices of this class; otherwise about several rows. A kind is tried and
+    measured once, or `again` on request, for `seconds` if given. None if this device does not run the kernels.
     """
     if not in_use():
         return None
     from ..kernels_metal.quantized_matmul.trial import is_supported
 
-    kind = form, dtype, gate
+    kind, seconds = kind_of(form, dtype, gate, shape), seconds or (_ROW_SECONDS if shape else _SECONDS)
     if not is_supported(_subject(*kind)):
         return TRIAL.verdicts.setdefault(kind, Verdict("there is no kernel for them", quiet=True))
     return TRIAL.try_now(*kind, again=again, speeds=partial(_speeds, seconds=seconds))
 
 
-def _speeds(form: Format, dtype: mx.Dtype, gate: str, seconds: float) -> Speeds:
+def kind_of(form: Format, dtype: mx.Dtype, gate: str, shape: str) -> Kind:
+    """Return the kind of `TRIAL`: of one row if there is a `shape` of `row_shape`, otherwise of several."""
+    return (form, dtype, gate, shape) if shape else (form, dtype, gate)
+
+
+def _speeds(*kind: Any, seconds: float) -> Speeds:
     from ..kernels_metal.quantized_matmul.trial import speeds
 
-    return speeds(_subject(form, dtype, gate), seconds)
+    return speeds(_subject(*kind), seconds)
 
 
 def _chosen(kind: Kind, speeds: Speeds) -> Verdict:
@@ -193,40 +212,42 @@ def _chosen(kind: Kind, speeds: Speeds) -> Verdict:
     return one if one.obstacle else Verdict(speeds=speeds)
 
 
-def _subject(form: Format, dtype: mx.Dtype, gate: str) -> Subject:
+def _subject(form: Format, dtype: mx.Dtype, gate: str, shape: str = "") -> Subject:
     from ..kernels_metal.quantized_matmul.trial import Subject
 
-    return Subject(form.mode, form.bits, form.group_size, dtype, gate)
+    return Subject(form.mode, form.bits, form.group_size, dtype, gate, shape)
 
 
-def _fast_variants(form: Format, dtype: mx.Dtype, gate: str = "") -> Mapping[int, Speed]:
+def _fast_variants(form: Format, dtype: mx.Dtype, gate: str = "", shape: str = "") -> Mapping[int, Speed]:
     """The variants that are used, by rows, with their speeds."""
-    verdict = TRIAL.verdicts.get((form, dtype, gate))
+    verdict = TRIAL.verdicts.get(kind_of(form, dtype, gate, shape))
     return verdict.speeds if verdict else {}
 
 
-def _check(form: Format, dtype: mx.Dtype, gate: str) -> str | None:
+def _check(*kind: Any) -> str | None:
     from ..kernels_metal.quantized_matmul.trial import wrong_products
 
-    return wrong_products(_subject(form, dtype, gate))
+    return wrong_products(_subject(*kind))
 
 
 def _describe(kind: Kind, verdict: Verdict) -> str:
-    form, dtype, gate = kind
+    form, dtype, gate, *shape = kind
     name = form.mode if form.mode not in ("affine", "mxfp4") else f"{form.bits}-bit {form.mode} in groups of {form.group_size}"
     name = f", {name}, {str(dtype).rpartition('.')[2]}" + (f", gated by {gate}" if gate else "")
+    name += f", {shape[0]} matrices" if shape else ""
     if verdict.obstacle:
         return f"{name}: MLX's products, as {verdict.obstacle}"
     speeds = ", ".join(f"{speed.times_mlx:.2g}x at {rows}" for rows, speed in sorted(verdict.speeds.items()))
-    return f"{name}: this project's kernels; next to MLX's products {speeds} rows"
+    return f"{name}: this project's kernels; next to MLX's products {speeds} row{'' if shape else 's'}"
 
 
 TRIAL = KernelTrial("products of few rows", _check, choose=_chosen, describe=_describe)
-"""By format, dtype, and the activation of gated products, "" for others."""
+"""By format, dtype, and the activation of gated products, "" for others; those of one row also by their class of shapes."""
 
 
 def product_status(dtype: mx.Dtype) -> list[str]:
     """Describe products in all formats that were tried, and in the usual one, which is measured for longer than at load; empty without
     a GPU."""
-    try_format(_USUAL, dtype, seconds=_LONG_SECONDS, again=True)
+    for shape in ("", _USUAL_SHAPE):
+        try_format(_USUAL, dtype, shape=shape, seconds=_LONG_SECONDS, again=True)
     return TRIAL.described()

@@ -26,11 +26,13 @@ MODELS = ("qwen2.5", "mixtral")
 
 
 def few_kinds() -> list[tuple[KernelTrial, Kind]]:
-    """The first kind of each trial that these models request, with a quantized cache; of products, that of each format of codes."""
+    """The first kind of each trial that these models request, with a quantized cache; of products, that of each format of codes, and of one
+    row."""
     kinds = trial_kinds([published()[name] for name in MODELS], [KVFormat(4, 4)])
     chosen = {trial.name: (trial, kind) for trial, kind in reversed(kinds)}
-    products = {kind[0].mode: (trial, kind) for trial, kind in reversed(kinds) if trial is small_batch_matmul.TRIAL}
-    return [*chosen.values(), *(products[mode] for mode in ("affine", "mxfp4", "Q8_0"))]
+    products = {(kind[0].mode, *kind[3:]): (trial, kind) for trial, kind in reversed(kinds) if trial is small_batch_matmul.TRIAL}
+    several = [products[mode,] for mode in ("affine", "mxfp4", "Q8_0")]
+    return [*chosen.values(), *several, *(products[mode, "wide"] for mode in ("affine", "mxfp4"))]
 
 
 @needs_emulator

@@ -21,7 +21,7 @@ def test_without_a_gpu_it_says_so() -> None:
 
 def test_a_wrong_kernel_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trial, "wrong_products", lambda subject: "products of 2 rows differ")
-    with pytest.raises(ClickException, match="affine 2/64 bfloat16: the kernel failed"):
+    with pytest.raises(ClickException, match="affine 4/64 bfloat16 wide: the kernel failed"):
         list(measure())
 
 
