@@ -49,13 +49,13 @@ def tried_afresh() -> Iterator[None]:
         _afresh.reset(token)
 
 
+def repeated() -> bool:
+    """Return True within `tried_afresh`."""
+    return _afresh.get()
+
+
 def kept(trial: str, check: Callable[..., object], kind: object) -> Mapping[str, Any] | None:
     """Return the entry of a kind that passed this trial, or None. `check` is the trial's function."""
-    return None if _afresh.get() else last_kept(trial, check, kind)
-
-
-def last_kept(trial: str, check: Callable[..., object], kind: object) -> Mapping[str, Any] | None:
-    """Return the same, also within `tried_afresh`."""
     file = trials_file() if executors.kind() else None
     if file is None:
         return None
@@ -71,7 +71,7 @@ def keep(trial: str, check: Callable[..., object], kind: object, entry: Mapping[
 def drop(trial: str, check: Callable[..., object], kinds: Collection[object]) -> None:
     """Remove the entries of these kinds."""
     names = {repr(kind) for kind in kinds}
-    if any(last_kept(trial, check, kind) for kind in kinds):
+    if any(kept(trial, check, kind) for kind in kinds):
         _change(trial, check, lambda known: {name: entry for name, entry in known.items() if name not in names})
 
 

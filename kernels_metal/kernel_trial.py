@@ -7,8 +7,9 @@ import contextlib
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from functools import cache
 from threading import Lock, Timer
 from time import monotonic
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import mlx.core as mx
 
 from ..errors import UnsupportedShapeError, one_line
+from ..util import mac
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
 from . import executors, kept_trials
@@ -47,19 +49,39 @@ class Verdict:
     """True if the obstacle is not a loss: MLX is faster, or a kernel does not exist."""
     speeds: Mapping[int, Speed] = field(default_factory=dict)
     """Of a kernel whose speed is measured: the variants that are used, by rows."""
+    power: str = ""
+    """Power of the machine while it measured, if that was less than usual, such as "battery"."""
 
 
 Speeds = Mapping[int, Speed]
 """Of all variants of a kernel for a kind, by rows."""
+MARGIN = 1.03
+"""Least factor between two speeds that are different: a smaller one is noise, and changes no choice."""
 
 
-def faster_variants(kind: Kind, speeds: Speeds, *, least: float = 1.0) -> Verdict:
-    """Use the variants whose speed is more than `least` times MLX's."""
-    fast = {rows: speed for rows, speed in speeds.items() if not speed.stalled and speed.times_mlx > least}
+def faster_variants(kind: Kind, speeds: Speeds, used: Collection[int], *, least: float = 1.0) -> Verdict:
+    """Use the variants whose speed is more than `least` times MLX's, by a margin: variants that an earlier measurement favoured, `used`,
+    stay in use until they are slower by the same margin."""
+    fast = {
+        rows: speed
+        for rows, speed in speeds.items()
+        if not speed.stalled and speed.times_mlx >= (least / MARGIN if rows in used else least * MARGIN)
+    }
     if fast or not speeds:
         return Verdict(speeds=fast)
     stalled = any(speed.stalled for speed in speeds.values())
     return Verdict("the kernel became slower while it ran") if stalled else Verdict("MLX is faster", quiet=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Result of a passed trial."""
+
+    speeds: Speeds
+    used: frozenset[int]
+    """The variants that were chosen."""
+    power: str
+    """As in `Verdict`."""
 
 
 class KernelTrial:
@@ -71,7 +93,7 @@ class KernelTrial:
         check: Callable[..., str | None],
         *,
         speeds: Callable[..., Speeds] | None = None,
-        choose: Callable[[Kind, Speeds], Verdict] = faster_variants,
+        choose: Callable[[Kind, Speeds, Collection[int]], Verdict] = faster_variants,
         describe: Callable[[Kind, Verdict], str] = lambda _, verdict: f": plain MLX instead: {verdict.obstacle}",
         failure: str = "a Metal kernel failed its trial",
         listed: bool = True,
@@ -108,24 +130,29 @@ class KernelTrial:
             return self.verdicts[kind]
 
     def _verdict(self, kind: Kind, *, again: bool = False, measure: Callable[..., Speeds] | None = None) -> Verdict:
-        measure = measure or self._speeds
-        found = None if again else self._kept_speeds(kind)
-        if found is None:
-            with _NOTICE.trial():
-                if problem := self.problem(kind):
-                    kept_trials.drop(self.name, self._check, [kind])
-                    return problem
-                found = measure(*kind) if measure else {}
-            kept_trials.keep(self.name, self._check, kind, _entry(found))
-        return self._choose(kind, found)
+        measure, kept = measure or self._speeds, self._kept(kind)
+        if kept is not None and not again and not kept_trials.repeated() and not (kept.power and not _power_now().limited):
+            return replace(self._choose(kind, kept.speeds, kept.used), power=kept.power)
+        with _NOTICE.trial():
+            if problem := self.problem(kind):
+                kept_trials.drop(self.name, self._check, [kind])
+                return problem
+            speeds = measure(*kind) if measure else {}
+        verdict = self._choose(kind, speeds, kept.used if kept else ())
+        power = mac.power() if speeds else mac.Power()
+        found = _Kept(speeds, frozenset(verdict.speeds), str(power) if power.limited else "")
+        kept_trials.keep(self.name, self._check, kind, _entry(found))
+        return replace(verdict, power=found.power)
 
-    def _kept_speeds(self, kind: Kind) -> Speeds | None:
-        """Return the speeds of a kind that passed its trial in an earlier process; None if none is known."""
+    def _kept(self, kind: Kind) -> _Kept | None:
+        """Return the result of a kind that passed its trial in an earlier process; None if none is known."""
         entry = kept_trials.kept(self.name, self._check, kind)
         if entry is None:
             return None
         try:
-            return {int(rows): Speed(float(times), bool(stalled)) for rows, (times, stalled) in entry["speeds"].items()}
+            speeds = {int(rows): Speed(float(times), bool(stalled)) for rows, (times, stalled, _) in entry["speeds"].items()}
+            used = frozenset(int(rows) for rows, (_, _, chosen) in entry["speeds"].items() if chosen)
+            return _Kept(speeds, used, str(entry.get("power", "")))
         except (AttributeError, KeyError, TypeError, ValueError):
             return None
 
@@ -170,7 +197,7 @@ class KernelTrial:
         return self._described(list(self.verdicts))
 
     def _described(self, kinds: Iterable[Kind]) -> list[str]:
-        return sorted({self.name + self._describe(kind, self.verdicts[kind]) for kind in kinds})
+        return sorted({self.name + self._describe(kind, self.verdicts[kind]) + _measured_on(self.verdicts[kind]) for kind in kinds})
 
 
 class _Notice:
@@ -215,8 +242,19 @@ def slow_trials_told(tell: Callable[[], None]) -> Iterator[None]:
         _NOTICE.tell = None
 
 
-def _entry(speeds: Speeds) -> dict[str, Any]:
-    return {"speeds": {str(rows): [round(speed.times_mlx, 3), speed.stalled] for rows, speed in speeds.items()}}
+def _measured_on(verdict: Verdict) -> str:
+    return f" (measured on {verdict.power})" if verdict.power else ""
+
+
+def _entry(kept: _Kept) -> dict[str, Any]:
+    speeds = {str(rows): [round(speed.times_mlx, 3), speed.stalled, rows in kept.used] for rows, speed in kept.speeds.items()}
+    return {"speeds": speeds} | ({"power": kept.power} if kept.power else {})
+
+
+@cache
+def _power_now() -> mac.Power:
+    """Return the power of this machine at the first question."""
+    return mac.power()
 
 
 _ERRORS: list[tuple[str, str]] = []

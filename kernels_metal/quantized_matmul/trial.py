@@ -9,12 +9,12 @@ from functools import partial
 
 import mlx.core as mx
 
+from ..kernel_speed import Clock, compare
 from ..kernel_trial import Speed, difference
 from . import reference
 from .block_formats import BLOCKS
 from .launcher import GATED_ROWS, GATES, ROW_WIDTHS, ROWS, block_dequantize, block_matmul, quantized_matmul, why_unsupported
 
-Clock = Callable[[], float]
 Product = Callable[[mx.array, int], mx.array]
 """Multiplies x by the matrix with this number."""
 
@@ -26,9 +26,6 @@ _MOST_ERROR, _MEAN_ERROR = 0.02, 0.005
 """Bounds of `difference`."""
 WIDTH, _BYTES = 4096, 64 << 20
 """Width of the timed matrices, and their total bytes: more than a cache stores."""
-_ROUNDS = 4
-_STALL = 2.0
-"""Factor of a stall: a kernel's slowdown since its first round, without one of MLX's."""
 _AFFINE_BITS = {4: 4, 5: 5, 6: 8, 8: 8}
 """Bits of the affine codes that replace a GGUF type without its kernel."""
 
@@ -136,28 +133,9 @@ def speeds(
     count = max(most_bytes * 8 // (width * width * subject.sides * subject.bits), 1)
     ours, theirs = _products(subject, count, width, width)
     share = seconds / len(subject.rows)
-    return {rows: _speed(ours, theirs, mx.ones((rows, width), subject.dtype), count, share, clock) for rows in subject.rows}
-
-
-def _speed(ours: Product, theirs: Product, x: mx.array, count: int, seconds: float, clock: Clock) -> Speed:
-    for product in (ours, theirs):
-        _time(product, x, count, 1, clock)  # compiles, and raises the clock of the GPU
-    once = _time(theirs, x, count, 1, clock)
-    passes = max(int(seconds / (2 * _ROUNDS) / max(once, 1e-6)), 1)
-    times = [(_time(ours, x, count, passes, clock), _time(theirs, x, count, passes, clock)) for _ in range(_ROUNDS)]
-    own, other = [t[0] for t in times], [t[1] for t in times]
-    stalled = own[-1] > _STALL * own[0] and other[-1] <= _STALL * other[0]
-    return Speed(sum(other) / max(sum(own), 1e-9), stalled, sum(own) / (_ROUNDS * passes * count))
-
-
-def _time(product: Product, x: mx.array, count: int, passes: int, clock: Clock) -> float:
-    """Return the seconds for `passes` through all matrices, one product after another."""
-    start = clock()
-    for _ in range(passes):
-        for number in range(count):
-            x = product(x, number)
-    mx.eval(x)
-    return clock() - start
+    return {
+        rows: compare(ours, theirs, mx.ones((rows, width), subject.dtype), steps=count, seconds=share, clock=clock) for rows in subject.rows
+    }
 
 
 def _products(subject: Subject, count: int, n: int, k: int) -> tuple[Product, Product]:

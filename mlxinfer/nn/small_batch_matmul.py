@@ -7,7 +7,7 @@ is remembered on disk. The kernel of one row is tried for each class of shapes. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -202,13 +202,13 @@ def _speeds(*kind: Any, seconds: float) -> Speeds:
     return speeds(_subject(*kind), seconds)
 
 
-def _chosen(kind: Kind, speeds: Speeds) -> Verdict:
+def _chosen(kind: Kind, speeds: Speeds, used: Collection[int]) -> Verdict:
     """Choose the variants that are faster. Blocks are multiplied by all variants or by none, since MLX needs other codes."""
     from ..kernels_metal.quantized_matmul.block_formats import BLOCKS
 
     if kind[0].mode not in BLOCKS or 1 not in speeds:
-        return faster_variants(kind, speeds)
-    one = faster_variants(kind, {1: speeds[1]}, least=_WORTH)
+        return faster_variants(kind, speeds, used)
+    one = faster_variants(kind, {1: speeds[1]}, used, least=_WORTH)
     return one if one.obstacle else Verdict(speeds=speeds)
 
 

@@ -156,7 +156,7 @@ def test_a_broken_file_is_as_good_as_none(file: Path, tried: Tried, content: byt
 
 
 @pytest.mark.parametrize(
-    "entry", [None, 3, [], {}, {"speeds": 1}, {"speeds": {"1": 2}}, {"speeds": {"x": [1, False]}}, {"speeds": {"1": ["x", 0]}}]
+    "entry", [None, 3, [], {}, {"speeds": 1}, {"speeds": {"1": 2}}, {"speeds": {"x": [1, False, True]}}, {"speeds": {"1": ["x", 0, 0]}}]
 )
 def test_a_broken_entry_is_as_good_as_none(file: Path, tried: Tried, entry: object) -> None:
     assert tried.trial().obstacle("a") is None
@@ -253,6 +253,7 @@ def test_the_choice_for_prompts_is_kept(file: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(prefill_choice, "_by_mlx", lambda shape: "mlx")
     monkeypatch.setattr(prefill_choice, "_seconds", lambda way: (asked.append(way), times[way])[1])
     shape = Shape(mx.bfloat16, 8, 2, 128, 128, 4, 4)
+    prefill_choice.TRIAL.forget()
     try:
         for _ in range(2):
             prefill_choice.TRIAL.forget()
@@ -262,3 +263,62 @@ def test_the_choice_for_prompts_is_kept(file: Path, monkeypatch: pytest.MonkeyPa
         assert not prefill_choice.unsealing_is_faster(Shape(mx.float16, 8, 2, 128, 128, 4, 4))
     finally:
         prefill_choice.TRIAL.forget()
+
+
+@pytest.fixture
+def pmset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, str], None]:
+    """Put a stub of `pmset` into PATH: it tells the power source and the low power mode that are set."""
+
+    def put(source: str, low: str = "0") -> None:
+        (tmp_path / "batt").write_text(f"Now drawing from '{source}'\n")
+        (tmp_path / "settings").write_text(f"Currently in use:\n lowpowermode {low}\n")
+        kernel_trial._power_now.cache_clear()  # as in another process
+
+    stub = tmp_path / "pmset"
+    stub.write_text(f'#!/bin/sh\necho >> "{tmp_path}/asked"; cat "{tmp_path}/${{2:-settings}}"\n')
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(sys, "platform", "darwin")
+    put("AC Power")
+    return put
+
+
+@pytest.mark.parametrize(("slow", "text"), [(("Battery Power", "0"), "battery"), (("AC Power", "1"), "mains, low power mode")])
+def test_a_speed_measured_with_little_power_is_measured_again_with_more(
+    file: Path, tried: Tried, pmset: Callable[..., None], slow: tuple[str, str], text: str
+) -> None:
+    pmset(*slow)
+    trial = tried.trial(speeds=lambda kind: {1: Speed(0.9)})
+    assert trial.obstacle("a") == "MLX is faster"
+    assert trial.described() == [f"sums: plain MLX instead: MLX is faster (measured on {text})"]
+    pmset(*slow)
+    again = tried.trial()
+    assert again.obstacle("a") == "MLX is faster"
+    assert again.described() == trial.described()
+    assert tried.calls == ["a"]
+    pmset("AC Power")
+    for _ in range(2):
+        trial = tried.trial()
+        assert trial.try_now("a").speeds == {1: Speed(1.25)}
+        pmset(*slow)
+        assert not trial.verdicts["a",].power
+    assert tried.calls == ["a", "a"]
+
+
+def test_power_is_asked_for_only_if_it_matters(file: Path, tried: Tried, pmset: Callable[..., None], tmp_path: Path) -> None:
+    assert tried.trial(speeds=None).obstacle("not measured") is None
+    assert not (tmp_path / "asked").exists()
+    assert tried.trial().obstacle("measured") is None
+    asked = (tmp_path / "asked").read_text()
+    assert tried.trial().obstacle("measured") is None
+    assert (tmp_path / "asked").read_text() == asked
+
+
+def test_noise_changes_no_choice(file: Path, tried: Tried) -> None:
+    def measured_again(times: float) -> bool:
+        with kept_trials.tried_afresh():
+            return tried.trial(speeds=lambda kind: {1: Speed(times)}).obstacle("a") is None
+
+    steps = (1.0, 1.02, 1.03, 1.0, 0.98, 0.96, 1.0, 1.02, 1.04)
+    assert [measured_again(times) for times in steps] == [False, False, True, True, True, False, False, False, True]
+    assert tried.trial().obstacle("a") is None

@@ -103,7 +103,7 @@ def test_a_part_is_tried_when_it_is_settled(launches: Counter[str], kept: Path) 
     assert used(launches, rows(8), linear.matrix)
     ((kind, entry),) = json.loads(kept.read_text())["trials"]["products of few rows"]["kinds"].items()
     assert "bits=4, group_size=64" in kind
-    assert entry == {"speeds": {str(count): [1.5, False] for count in (2, 4, 8, 16)}}
+    assert entry == {"speeds": {str(count): [1.5, False, True] for count in (2, 4, 8, 16)}}
 
 
 @needs_emulator
@@ -243,29 +243,35 @@ def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkey
     assert small_batch_matmul.TRIAL.lost()
 
 
-class Clock:
-    """A clock that products advance."""
+class Device:
+    """A device that computes in `mx.eval` only, and its host."""
 
     def __init__(self) -> None:
-        self.now = 0.0
+        self.now, self.waiting = 0.0, 0.0
 
-    def __call__(self) -> float:
+    def clock(self) -> float:
         return self.now
 
-
-def measured(monkeypatch: pytest.MonkeyPatch, ours: Callable[[float], float]) -> tuple[dict[int, Speed], float]:
-    """Measure with products of 1 ms for MLX and `ours(time)` for the kernels. Return the speeds and the duration."""
-    clock = Clock()
-
-    def product(seconds: Callable[[float], float]) -> Callable[[mx.array, int], mx.array]:
+    def product(self, seconds: Callable[[float], float], host: float) -> Callable[[mx.array, int], mx.array]:
         def call(x: mx.array, number: int) -> mx.array:
-            clock.now += seconds(clock.now)
+            self.now += host
+            self.waiting += seconds(self.now)
             return x
 
         return call
 
-    monkeypatch.setattr(trial, "_products", lambda *_: (product(ours), product(lambda _: 0.001)))
-    return trial.speeds(Subject("affine", 4, 64, BF16), 0.2, clock=clock, width=256, most_bytes=1 << 15), clock.now
+    def eval(self, *_: object) -> None:
+        self.now += self.waiting
+        self.waiting = 0.0
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, ours: Callable[[float], float], host: float = 0.0) -> tuple[dict[int, Speed], float]:
+    """Measure with products of 1 ms for MLX and `ours(time)` for the kernels, which also take `host` seconds to build. Return the speeds
+    and the duration."""
+    device = Device()
+    monkeypatch.setattr(trial, "_products", lambda *_: (device.product(ours, host), device.product(lambda _: 0.001, 0.0)))
+    monkeypatch.setattr(mx, "eval", device.eval)
+    return trial.speeds(Subject("affine", 4, 64, BF16), 0.2, clock=device.clock, width=256, most_bytes=1 << 15), device.now
 
 
 def test_speeds_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -273,6 +279,13 @@ def test_speeds_are_those_of_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {count: round(speed.times_mlx, 3) for count, speed in found.items()} == {2: 2.0, 4: 2.0, 8: 2.0, 16: 2.0}
     assert not any(speed.stalled for speed in found.values())
     assert took < 0.25
+
+
+def test_building_graphs_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model's next step is built while the device computes the previous one."""
+    found, _ = measured(monkeypatch, lambda _: 0.0005, host=0.01)
+    assert {round(speed.times_mlx, 3) for speed in found.values()} == {2.0}
+    assert {round(speed.seconds, 6) for speed in found.values()} == {0.0005}
 
 
 def test_a_stall_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
