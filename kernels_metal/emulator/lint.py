@@ -1,6 +1,8 @@
 """Finds what Metal rejects and C++ for OpenCL accepts, in the compiler's syntax tree.
 
-Metal has practically no generic address space: user code whose type has one lacks a `device`, `constant`, `threadgroup` or `thread`. Metal
+Until Metal 4.0 there is practically no generic address space: user code whose type has one lacks a `device`, `constant`, `threadgroup` or
+`thread`. Since Metal 4.1 (macOS 27), `this` of a member function without one is generic. Constructors of matrices take `thread` alone, so a
+struct with matrices has no default constructor (github.com/ml-explore/mlx/pull/3963, github.com/pytorch/executorch/issues/22981). Metal
 does not have lambdas, goto or recursion either.
 """
 
@@ -14,10 +16,15 @@ _NODE = re.compile(r"^(?P<indent>[ |`-]*)(?P<kind>\w+) 0x[0-9a-f]+ (?P<rest>.*)$
 _PLACE = re.compile(r"(?:(?<=<)|(?<=, )|(?<=> ))(?:(?P<file>line|<[^<>]*>|[^<>,:]+):(?P<line>\d+):\d+|col:\d+)")
 _DECLARATION = re.compile(r"^(?:ParmVar|Var|Field)Decl$")
 _CAST = re.compile(r"^(?:CStyleCast|CXXStaticCast|CXXReinterpretCast|CXXFunctionalCast)Expr$")
+_MATRIX = re.compile(r"^(?:\w+ )*(?:metal::)?simdgroup_(?:matrix<[^<>]*>|(?:float|half|bfloat)8x8)(?:\[[^\]]*\])*$")
+"""A type that is a matrix, or an array of them."""
+_ALIAS = re.compile(r"(\w+) '")
+_MEMBER_TYPE = re.compile(r"^(?:.*[\s:])?(\w+)(?:\[[^\]]*\])*$")
 _IMPLICIT_MEMBER = re.compile(r"^CXX(?:Constructor|Method|Destructor)Decl$")
 _MISSING = {"LambdaExpr": "Metal has no lambdas", "GotoStmt": "Metal has no goto"}
 _BRANCHES = " |`-"
 _IMPLICIT_MEMBERS = ("CXXConstructorDecl ", "CXXMethodDecl ", "CXXDestructorDecl ")
+_ALIASES = ("TypedefDecl ", "TypeAliasDecl ")
 _DECLARATIONS_AND_CASTS = (
     *("ParmVarDecl ", "VarDecl ", "FieldDecl "),
     *("CStyleCastExpr ", "CXXStaticCastExpr ", "CXXReinterpretCastExpr ", "CXXFunctionalCastExpr "),
@@ -59,11 +66,14 @@ def _may_have_problems(lines: list[str]) -> bool:
             skip = len(text) - len(node)
         elif ("__generic" in node and node.startswith(_DECLARATIONS_AND_CASTS)) or node.startswith(tuple(_MISSING)):
             return True
+        if "simdgroup_" in node and node.startswith(("FieldDecl ", *_ALIASES)):
+            return True
     return False
 
 
 def _problems(lines: list[str], files: frozenset[str]) -> Iterator[Problem]:
     file, line, skip = "", 0, 1 << 30
+    aliases: set[str] = set()
     for text in lines:
         node = _NODE.match(text)
         if not node:
@@ -77,6 +87,7 @@ def _problems(lines: list[str], files: frozenset[str]) -> Iterator[Problem]:
             skip = depth
         elif own_file in files:
             yield from _of_node(kind, rest, own_file, own_line)
+            yield from _of_matrices(kind, rest, aliases, own_file, own_line)
 
 
 def _places(rest: str, file: str, line: int) -> tuple[str, int, str, int]:
@@ -101,3 +112,15 @@ def _of_node(kind: str, rest: str, file: str, line: int) -> Iterator[Problem]:
         yield Problem(file, line, f"{name[1] if name else 'a pointer'} needs device, constant, threadgroup or thread")
     elif _CAST.match(kind):
         yield Problem(file, line, f"a cast to {types[0].replace('__generic ', '')} needs device, constant, threadgroup or thread")
+
+
+def _of_matrices(kind: str, rest: str, aliases: set[str], file: str, line: int) -> Iterator[Problem]:
+    """Find members that are matrices. Adds other names of their types to `aliases`."""
+    types = re.findall(r"'([^']*)'", rest)
+    if f"{kind} " in _ALIASES and any(map(_MATRIX.match, types)):
+        name = _ALIAS.search(rest)
+        aliases.update([name[1]] if name else [])
+    elif kind == "FieldDecl":
+        names = (_MEMBER_TYPE.match(found) for found in types)
+        if any(map(_MATRIX.match, types)) or any(name and name[1] in aliases for name in names):
+            yield Problem(file, line, "a struct with a matrix has no default constructor in Metal 4.1: keep matrices in local arrays")

@@ -88,21 +88,6 @@ struct Operands {
   float scale, softcap;
 };
 
-// What a simdgroup holds of its 8 rows.
-template <typename P>
-struct Answer {
-  typename P::Sums scores[P::KEYS / 8];
-  typename P::Sums sums[P::CHANNELS / 8];
-  OnlineSoftmax softmax;
-};
-
-template <typename P>
-inline void begin(thread Answer<P>& answer) {
-#pragma clang loop unroll(full)
-  for (int d = 0; d < P::CHANNELS / 8; ++d) answer.sums[d] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  answer.softmax = empty_softmax();
-}
-
 // A logit that takes part in the softmax and has no value. Sums of weights are added up over lanes, so that one lane of a row has it.
 inline void add_sink(thread OnlineSoftmax& softmax, float sink, uint lane) {
   softmax.maximum = sink;
@@ -163,41 +148,42 @@ inline simdgroup_matrix<T, 8, 8> queries_of(const device T* queries, int stride,
 // Queries times the keys in the room, transposed.
 template <typename P>
 inline void multiply_keys(
-    const threadgroup typename P::T* keys, thread const Operands<typename P::T>& x, Tile tile, Place place, thread Answer<P>& answer) {
+    const threadgroup typename P::T* keys, thread const Operands<typename P::T>& x, Tile tile, Place place, thread typename P::Sums* scores) {
   const int stride = x.heads * P::KEY_DIM;
   const device typename P::T* queries = x.queries + long(tile.row + place.row) * stride + place.head * P::KEY_DIM;
 #pragma clang loop unroll(full)
-  for (int n = 0; n < P::KEYS / 8; ++n) answer.scores[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  for (int n = 0; n < P::KEYS / 8; ++n) scores[n] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
   for (int channel = 0; channel < P::KEY_DIM; channel += 8) {
     const typename P::Matrix left = queries_of(queries + channel, stride, place.rows, place.lane);
 #pragma clang loop unroll(full)
     for (int n = 0; n < P::KEYS / 8; ++n) {
       typename P::Matrix right;
       simdgroup_load(right, keys + 8 * n * P::KEY_LINE + channel, P::KEY_LINE, ulong2(0, 0), true);
-      simdgroup_multiply_accumulate(answer.scores[n], left, right, answer.scores[n]);
+      simdgroup_multiply_accumulate(scores[n], left, right, scores[n]);
     }
   }
 }
 
 // Scores become weights, in place; returns what the answer so far has to be multiplied by.
 template <typename P>
-inline float weigh(Tile tile, Place place, int first, float scale, float softcap, thread Answer<P>& answer) {
+inline float weigh(
+    Tile tile, Place place, int first, float scale, float softcap, thread typename P::Sums* scores, thread OnlineSoftmax& softmax) {
   // How far behind its query the lane's first key lies.
   const int distance = tile.position + place.row + int(fragment_row(place.lane)) - first - int(fragment_column(place.lane));
   float highest = kNothing;
 #pragma clang loop unroll(full)
   for (int i = 0; i < P::KEYS / 4; ++i) {
     const int behind = distance - i / 2 * 8 - i % 2;
-    const float score = score_of(answer.scores[i / 2].thread_elements()[i % 2], scale, softcap);
-    answer.scores[i / 2].thread_elements()[i % 2] = score;
+    const float score = score_of(scores[i / 2].thread_elements()[i % 2], scale, softcap);
+    scores[i / 2].thread_elements()[i % 2] = score;
     if (behind >= 0 && behind < tile.window) highest = max(highest, score);
   }
-  const float shrink = raise_maximum(answer.softmax, row_maximum(highest));
+  const float shrink = raise_maximum(softmax, row_maximum(highest));
 #pragma clang loop unroll(full)
   for (int i = 0; i < P::KEYS / 4; ++i) {
     const int behind = distance - i / 2 * 8 - i % 2;
-    const float score = answer.scores[i / 2].thread_elements()[i % 2];
-    answer.scores[i / 2].thread_elements()[i % 2] = weight_of(answer.softmax, score, behind >= 0 && behind < tile.window);
+    const float score = scores[i / 2].thread_elements()[i % 2];
+    scores[i / 2].thread_elements()[i % 2] = weight_of(softmax, score, behind >= 0 && behind < tile.window);
   }
   return shrink;
 }
@@ -210,24 +196,25 @@ inline bool has_channels(Place place, int channel) {
 
 // What is added up so far, shrunk, and the weights times the values in the room.
 template <typename P>
-inline void multiply_values(const threadgroup typename P::T* values, Place place, float shrink, thread Answer<P>& answer) {
+inline void multiply_values(
+    const threadgroup typename P::T* values, Place place, float shrink, thread typename P::Sums* scores, thread typename P::Sums* sums) {
 #pragma clang loop unroll(full)
   for (int d = 0; d < P::CHANNELS / 8; ++d) {
     if (!has_channels<P>(place, 8 * d)) continue;
-    answer.sums[d].thread_elements()[0] *= shrink;
-    answer.sums[d].thread_elements()[1] *= shrink;
+    sums[d].thread_elements()[0] *= shrink;
+    sums[d].thread_elements()[1] *= shrink;
 #pragma clang loop unroll(full)
     for (int n = 0; n < P::KEYS / 8; ++n) {
       typename P::Matrix right;
       simdgroup_load(right, values + 8 * n * P::VALUE_LINE + place.split * P::CHANNELS + 8 * d, P::VALUE_LINE);
-      simdgroup_multiply_accumulate(answer.sums[d], answer.scores[n], right, answer.sums[d]);
+      simdgroup_multiply_accumulate(sums[d], scores[n], right, sums[d]);
     }
   }
 }
 
 template <typename P>
-inline void store(Tile tile, Place place, int heads, thread Answer<P>& answer, device typename P::T* out) {
-  const float sum = row_sum(answer.softmax.sum);
+inline void store(Tile tile, Place place, int heads, thread typename P::Sums* sums, float lane_sum, device typename P::T* out) {
+  const float sum = row_sum(lane_sum);
   const int row = int(fragment_row(place.lane));
   if (row >= place.rows) return;
   const int channel = place.split * P::CHANNELS + int(fragment_column(place.lane));
@@ -235,27 +222,34 @@ inline void store(Tile tile, Place place, int heads, thread Answer<P>& answer, d
 #pragma clang loop unroll(full)
   for (int d = 0; d < P::CHANNELS / 8; ++d) {
     if (!has_channels<P>(place, 8 * d)) continue;
-    to[8 * d] = static_cast<typename P::T>(answer.sums[d].thread_elements()[0] / sum);
-    to[8 * d + 1] = static_cast<typename P::T>(answer.sums[d].thread_elements()[1] / sum);
+    to[8 * d] = static_cast<typename P::T>(sums[d].thread_elements()[0] / sum);
+    to[8 * d + 1] = static_cast<typename P::T>(sums[d].thread_elements()[1] / sum);
   }
 }
 
+// `sums` [CHANNELS / 8] is the answer so far of a simdgroup's 8 rows.
 template <typename P>
 inline void attend(
-    threadgroup typename P::T* room, thread const Operands<typename P::T>& x, Tile tile, Place place, thread Answer<P>& answer) {
+    threadgroup typename P::T* room,
+    thread const Operands<typename P::T>& x,
+    Tile tile,
+    Place place,
+    thread typename P::Sums* sums,
+    thread OnlineSoftmax& softmax) {
+  typename P::Sums scores[P::KEYS / 8];
   const int oldest = max(tile.position - tile.window + 1, 0);
   for (int first = oldest / P::KEYS * P::KEYS; first < tile.position + tile.rows; first += P::KEYS) {
     stage<P, true>(room, x, tile, place, first);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float shrink = 1.0f;
     if (place.rows > 0) {
-      multiply_keys(room, x, tile, place, answer);
-      shrink = weigh(tile, place, first, x.scale, x.softcap, answer);
+      multiply_keys<P>(room, x, tile, place, scores);
+      shrink = weigh<P>(tile, place, first, x.scale, x.softcap, scores, softmax);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
     stage<P, false>(room, x, tile, place, first);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    if (place.rows > 0) multiply_values(room, place, shrink, answer);
+    if (place.rows > 0) multiply_values<P>(room, place, shrink, scores, sums);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
@@ -287,8 +281,11 @@ x.softcap = settings[1];
 
 const Tile tile = tile_at(tiles, threadgroup_position_in_grid.x);
 const Place place = place_of<P>(tile, threadgroup_position_in_grid.y, simdgroup_index_in_threadgroup, thread_index_in_simdgroup);
-Answer<P> answer;
-begin(answer);
-if (settings[2] != 0.0f) add_sink(answer.softmax, float(sinks[place.head]), place.lane);
-attend(room, x, tile, place, answer);
-if (place.rows > 0) store(tile, place, x.heads, answer, out);
+// Matrices stay in local arrays: in Metal 4.1 a struct of them has no default constructor.
+typename P::Sums sums[P::CHANNELS / 8];
+#pragma clang loop unroll(full)
+for (int d = 0; d < P::CHANNELS / 8; ++d) sums[d] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+OnlineSoftmax softmax = empty_softmax();
+if (settings[2] != 0.0f) add_sink(softmax, float(sinks[place.head]), place.lane);
+attend<P>(room, x, tile, place, sums, softmax);
+if (place.rows > 0) store<P>(tile, place, x.heads, sums, softmax.sum, out);

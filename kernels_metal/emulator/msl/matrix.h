@@ -13,7 +13,7 @@ struct simdgroup_matrix {
   static_assert(Columns == 8 && Rows == 8, "simdgroup matrices are 8x8");
   vec<T, 2> elements;
 
-  simdgroup_matrix() = default;
+  simdgroup_matrix() thread {}  // thread alone, as in Apple's: members have none that their struct could call
   explicit simdgroup_matrix(T diagonal) {
     const uint row = __matrix_row(__emu_lane()), column = __matrix_column(__emu_lane());
     elements[0] = row == column ? diagonal : T(0);

@@ -16,10 +16,32 @@ ADDRESS_SPACE = {
     "reference parameter": ("inline void f(float& r) { r = 1; }", ""),
     "field": ("struct S { const float* p; };", ""),
     "cast": ("", "out[1] = ((const float*)x)[0];"),
+    "matrix in a struct": ("struct S { simdgroup_matrix<float, 8, 8> m; };", ""),
+    "matrix in a union": ("union U { float f[2]; simdgroup_float8x8 m; };", ""),
+    "matrices in a template": ("template <typename P>\nstruct S { simdgroup_half8x8 m[P::N][2]; };", ""),
+    "matrices by another name": (
+        "template <typename T> struct D { typedef simdgroup_matrix<T, 8, 8> Matrix; };\n"
+        "template <typename P> struct S { typename P::Matrix m[2]; };",
+        "",
+    ),
+    "matrix in braces": (
+        "struct S { float f;\nsimdgroup_float8x8 m; }; inline S f() { return S{0, make_filled_simdgroup_matrix<float, 8, 8>(1)}; }",
+        "",
+    ),
     "lambda": ("", "auto f = [&](float a) { return a * 2; };"),
     "goto": ("", "goto end; end: out[0] = 1;"),
 }
+# Since Metal 4.1 `this` is in no address space of its own, unless the function says so.
+WITHOUT_THREAD = {
+    "reference to a member": ("struct S { float v[4]; thread float& at(int i) { return v[i]; } };", ""),
+    "pointer to a member": ("struct S { float v[4]; thread float* at() { return v; } };", ""),
+    "member as an argument": ("inline void f(thread float& a) { a = 1; }\nstruct S { float v; void g() { f(v); } };", ""),
+    "member function that says thread": ("struct S { float v; void f() thread { v = 1; } void g() { f(); } };", ""),
+    "constructor that says thread": ("struct S { float v; S() thread { v = 1; } }; struct T { S s; };", "T t;"),
+    "default constructor of a struct of matrices": ('#line 1 "metal"\nstruct S { simdgroup_float8x8 m; };\n#line 1 "k.metal"', "S s;"),
+}
 COMPILE = {
+    **WITHOUT_THREAD,
     "threadgroup to device": ("inline float f(const device float* p) { return p[0]; }", "threadgroup float t[4];\nout[1] = f(t);"),
     "dropped in a cast": ("", "auto p = (const thread float*)x;"),
     "writing an input": ("", "x[0] = 1;"),
@@ -42,6 +64,14 @@ COMPILE = {
     "too much to exchange": ("struct S { float4 a, b; };", "S s;\nsimd_broadcast(s, 0);"),
 }
 TAKEN = {
+    "functions that say thread": (
+        "struct S { float v[4]; thread float& at(int i) thread { return v[i]; } void f() thread { at(1) = 1; } };",
+        "S s; s.f(); out[1] = s.at(1);",
+    ),
+    "matrices in a function": (
+        "inline void f(thread simdgroup_float8x8* m) { m[1] = make_filled_simdgroup_matrix<float, 8, 8>(1); }",
+        "simdgroup_float8x8 m[2]; f(m); out[1] = m[1].thread_elements()[0];",
+    ),
     "auto pointer": ("", "auto p = x + 1; out[1] = p[0];"),
     "space in a template": ("template <typename P> inline float f(P p) { return p[0]; }", "out[1] = f(x);"),
     "thread pointer": ("inline float f(const thread float* p) { return p[0]; }", "float a[2] = {1, 2}; out[1] = f(a);"),
