@@ -75,6 +75,21 @@ def _product(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) 
     return work | {"operations": 2 * rows * numbers, "unpacked": passes * numbers}
 
 
+def _experts(details: Mapping[str, Any], named: Named, outputs: Sequence[Laid]) -> Work:
+    """Each pair of a row and an expert reads the expert's matrix; caches deliver what several pairs read."""
+    stored = [a for name, a in named.items() if name in ("weight", "scales", "biases")]
+    experts, pairs = named["weight"].shape[0], named["chosen"].size
+    each, columns = sum(a.bytes for a in stored) // experts, named["x"].shape[-1]
+    others = sum(named[name].bytes for name in ("x", "chosen", "shares") if name in named)
+    if details["template"]["BIASED"]:
+        others += pairs * named["bias"].bytes // experts
+    if details["template"].get("ADDED"):
+        others += named["added"].bytes
+    numbers = pairs * columns * named["weight"].shape[1]
+    work = {"reads": others + pairs * each, "repeated": max(pairs - experts, 0) * each, "matrix": pairs * each}
+    return work | {"operations": 2 * numbers, "unpacked": numbers if len(stored) > 1 else 0}
+
+
 _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = {
     "paged_attention_decode": _decode,
     "paged_attention_prefill": _prefill,
@@ -84,6 +99,7 @@ _RULES: dict[str, Callable[[Mapping[str, Any], Named, Sequence[Laid]], Work]] = 
     "mxfp4_matmul": _product,
     "mxfp4_vector": _product,
     "block_matmul": _product,
+    **{f"{form}_experts_{way}": _experts for form in ("affine", "mxfp4", "plain") for way in ("in", "out")},
 }
 
 _POOLS = ("sealed_keys", "key_scales", "sealed_values", "value_scales", "first_keys", "first_values", "open_keys", "open_values")

@@ -24,7 +24,7 @@ from mlxinfer.kernels_metal.kernel_trial import Speed, Verdict
 from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS
 from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.models import Model, build
-from mlxinfer.nn import small_batch_matmul
+from mlxinfer.nn import few_row_experts, small_batch_matmul
 from mlxinfer.nn.packing import arrays
 from mlxinfer.types import SamplingParams
 from mlxinfer.util.device import DeviceMemory
@@ -257,7 +257,8 @@ def trusted_kernels() -> Iterator[None]:
         stack.enter_context(patch("mlxinfer.cache.attention.select.gpu_backend", lambda *_: METAL))
         stack.enter_context(patch("mlxinfer.kernels_metal.kernel_trial.KernelTrial.problem", _problem))
         used = Verdict(speeds=dict.fromkeys(ROWS, Speed(1.0)))
-        stack.enter_context(patch.object(small_batch_matmul.TRIAL, "verdicts", _Always(used)))
+        for trial in (small_batch_matmul.TRIAL, few_row_experts.TRIAL):
+            stack.enter_context(patch.object(trial, "verdicts", _Always(used)))
         # A compared step would be counted twice. A replayed one has the launches of a built one.
         stack.enter_context(patch.dict(os.environ, {COMPILED_STEPS: os.environ.get(COMPILED_STEPS, "0")}))
         yield

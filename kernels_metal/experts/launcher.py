@@ -17,8 +17,10 @@ UNITS = {"": 0, "silu": 1, "gelu_tanh": 2, "clamped_swiglu": 3, "relu_squared": 
 _SINGLE = ("", "relu_squared")
 """Units without gates: the matrix has one row per number."""
 _FILE = "experts/experts.metal"
-_ROWS, _PIECE, _WHOLE = 16, 32, 8
-"""Rows of a matrix in a threadgroup's tile; numbers of a row per load of a lane; least size of an array that has its own memory."""
+PIECE, WHOLE = 32, 8
+"""Numbers of a row per load of a lane, which divide K; smaller arrays are passed in another address space."""
+_ROWS = 16
+"""Rows of a matrix in a threadgroup's tile."""
 _THOUSAND = 1000
 _KNOWN_SHAPES = 4096
 
@@ -69,25 +71,26 @@ def experts_in(x: mx.array, chosen: mx.array, matrices: Matrices, unit: Unit) ->
     Gates are the first half of a matrix's rows. Sums are float32, and results are rounded once, after the unit. Raises ValueError for
     arrays that do not fit together, and `UnsupportedShapeError` for what has no kernel.
     """
-    return launch_in(x, chosen, matrices, unit).run([x, chosen, *matrices.arrays, x if matrices.bias is None else matrices.bias])[0]
+    launch = launch_in(x.shape, chosen.shape, x.dtype, matrices, unit)
+    return launch.run([x, chosen, *matrices.arrays, x if matrices.bias is None else matrices.bias])[0]
 
 
 def experts_out(x: mx.array, chosen: mx.array, shares: mx.array, matrices: Matrices, added: mx.array | None = None) -> mx.array:
     """Add up the products of x `[T, k, K]` with the matrices of the chosen experts, uint32 `[T, k]`, times `shares`, float32 `[T, k]`, and
     `added` `[T, N]`: `[T, N]`. Sums are float32 and rounded once. Raises the errors of `experts_in`."""
     bias = x if matrices.bias is None else matrices.bias
-    launch = launch_out(x, chosen, matrices, added is not None)
+    launch = launch_out(x.shape, chosen.shape, x.dtype, matrices, added is not None)
     return launch.run([x, chosen, shares, *matrices.arrays, bias, x if added is None else added])[0]
 
 
-def launch_in(x: mx.array, chosen: mx.array, matrices: Matrices, unit: Unit) -> Launch:
+def launch_in(x: Shape, chosen: Shape, dtype: mx.Dtype, matrices: Matrices, unit: Unit) -> Launch:
     """Return the launch of `experts_in` for arrays of these shapes, which callers may cache. Raises its errors."""
-    return _launch_in(x.shape, chosen.shape, x.dtype, *_described(matrices), unit)
+    return _launch_in(x, chosen, dtype, *_described(matrices), unit)
 
 
-def launch_out(x: mx.array, chosen: mx.array, matrices: Matrices, added: bool) -> Launch:
+def launch_out(x: Shape, chosen: Shape, dtype: mx.Dtype, matrices: Matrices, added: bool) -> Launch:
     """Return the launch of `experts_out`, likewise."""
-    return _launch_out(x.shape, chosen.shape, x.dtype, *_described(matrices), added)
+    return _launch_out(x, chosen, dtype, *_described(matrices), added)
 
 
 def why_no_form(form: Form, dtype: mx.Dtype, scales: mx.Dtype) -> str | None:
@@ -128,7 +131,7 @@ def _launch_in(
     pairs, width = chosen[0] * chosen[1], rows // unit.sides
     numbers: _Template = [("ALPHA", round(_THOUSAND * unit.alpha)), ("LIMIT", round(_THOUSAND * unit.limit))]
     template = [("GATE", UNITS[unit.name]), *numbers, ("BIASED", int(bias is not None))]
-    return _launch("in", form, dtype, template, (*chosen, width), (-(-rows // _ROWS), pairs), simdgroups_of(rows * pairs, x[1]))
+    return _launch("in", form, dtype, template, (*chosen, width), (pairs, -(-rows // _ROWS)), simdgroups_of(rows * pairs, x[1]))
 
 
 @lru_cache(_KNOWN_SHAPES)
@@ -140,7 +143,7 @@ def _launch_out(
     rows = _checked(x[2], dtype, form, arrays, bias)
     template: _Template = [("BIASED", int(bias is not None)), ("ADDED", int(added))]
     simdgroups = simdgroups_of(rows * chosen[0], chosen[1] * x[2])
-    return _launch("out", form, dtype, template, (chosen[0], rows), (-(-rows // _ROWS), chosen[0]), simdgroups)
+    return _launch("out", form, dtype, template, (chosen[0], rows), (chosen[0], -(-rows // _ROWS)), simdgroups)
 
 
 def _checked(k: int, dtype: mx.Dtype, form: Form, arrays: _Arrays, bias: tuple[Shape, mx.Dtype] | None) -> int:
@@ -152,21 +155,21 @@ def _checked(k: int, dtype: mx.Dtype, form: Form, arrays: _Arrays, bias: tuple[S
         expected = [(*outer, k)]
     else:
         expected = [(*outer, k * form.bits // 32), *[(*outer, k // form.group_size)] * (1 if form.mode == "mxfp4" else 2)]
-    right = [shape for shape, _ in arrays] == expected and not k % max(form.group_size, _PIECE)
+    right = [shape for shape, _ in arrays] == expected and not k % max(form.group_size, PIECE)
     if not right or (form.mode != "plain" and arrays[0][1] != mx.uint32):
         raise ValueError(f"matrices of {[list(shape) for shape, _ in arrays]} do not multiply rows of {k}; expected {expected}")
     if bias is not None and bias[0] != outer:
         raise ValueError(f"biases are {list(bias[0])}; expected {list(outer)}")
     if bias is not None and bias[1] != dtype:
         raise UnsupportedShapeError(f"no experts of {dtype} with biases of {bias[1]}")
-    if outer[0] * outer[1] < _WHOLE:
+    if outer[0] * outer[1] < WHOLE:
         raise UnsupportedShapeError(f"no experts with matrices of {list(outer)}")
     return outer[1]
 
 
-def _launch(way: str, form: Form, dtype: mx.Dtype, template: _Template, shape: Shape, tiles: tuple[int, int], simdgroups: int) -> Launch:
+def _launch(way: str, form: Form, dtype: mx.Dtype, template: _Template, shape: Shape, groups: tuple[int, int], simdgroups: int) -> Launch:
     template = [("T", dtype), *template]
     if form.mode == "affine":
         template += [("BITS", form.bits), ("GROUP", form.group_size)]
     threads = 32 * simdgroups
-    return Launch(_FILE, f"{form.mode}_experts_{way}", template, [shape], [dtype], (threads * tiles[0], tiles[1], 1), (threads, 1, 1))
+    return Launch(_FILE, f"{form.mode}_experts_{way}", template, [shape], [dtype], (threads * groups[0], groups[1], 1), (threads, 1, 1))

@@ -10,7 +10,7 @@ from .launcher import Matrices, Unit
 
 def experts_in(x: mx.array, chosen: mx.array, matrices: Matrices, unit: Unit) -> mx.array:
     """See the launcher."""
-    y = _gathered(x[:, None, None], chosen, matrices).squeeze(-2)
+    y = gathered(x[:, None, None], chosen, matrices).squeeze(-2)
     if unit.sides == 1:
         return activated(y, unit)
     gate, up = mx.split(y, 2, axis=-1)
@@ -19,7 +19,7 @@ def experts_in(x: mx.array, chosen: mx.array, matrices: Matrices, unit: Unit) ->
 
 def experts_out(x: mx.array, chosen: mx.array, shares: mx.array, matrices: Matrices, added: mx.array | None = None) -> mx.array:
     """See the launcher."""
-    y = _gathered(x[..., None, :], chosen, matrices).squeeze(-2)
+    y = gathered(x[..., None, :], chosen, matrices).squeeze(-2)
     y = (y * shares.astype(x.dtype)[..., None]).sum(axis=-2)
     return y if added is None else y + added
 
@@ -37,7 +37,7 @@ def gated(gate: mx.array, up: mx.array, unit: Unit) -> mx.array:
     return gate * mx.sigmoid(unit.alpha * gate) * (mx.clip(up, -unit.limit, unit.limit) + 1)
 
 
-def _gathered(x: mx.array, chosen: mx.array, matrices: Matrices) -> mx.array:
+def gathered(x: mx.array, chosen: mx.array, matrices: Matrices) -> mx.array:
     """Multiply x `[..., 1, K]` by the matrices of `chosen` `[...]`, transposed: `[..., 1, N]`."""
     f, (weight, *scales) = matrices.form, matrices.arrays
     if f.mode == "plain":

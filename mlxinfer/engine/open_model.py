@@ -29,7 +29,7 @@ from ..loading.vision import vision_bytes
 from ..loading.weights import Progress
 from ..models.config_reader import check_ignored
 from ..models.decoder import Model
-from ..nn import small_batch_matmul
+from ..nn import few_row_experts, small_batch_matmul
 from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..util.dataclass import dataclass
@@ -368,5 +368,6 @@ def _blind_drafts(loaded: LoadedModel, drafter: Drafter | None) -> list[str]:
 
 def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
-    slower = (*fallback_lines(layers, kv, dtype), *small_batch_matmul.TRIAL.lost(), *cuts.fallback_lines(loaded.model.vocab_size))
+    lost = (*small_batch_matmul.TRIAL.lost(), *few_row_experts.TRIAL.lost())
+    slower = (*fallback_lines(layers, kv, dtype), *lost, *cuts.fallback_lines(loaded.model.vocab_size))
     return (*no_device_lines(), *loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import field
+from functools import partial
 
 import mlx.core as mx
 
@@ -10,6 +12,7 @@ from ..kernels_cpu import Packed
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
 from .activations import Gate
+from .few_row_experts import TRIAL, Parts, WeightedExperts, computation, try_experts
 from .linear import JoinedLinear, Linear, NamedProjection
 from .mixed_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
@@ -18,6 +21,10 @@ from .weights import Dense, Quantized, Recipe, Weights
 
 SORT_FROM = 64
 """Minimum rows for sorting them by expert, so that each matrix is read once."""
+_TOGETHER = 4
+"""Minimum rows per expert for which MLX's sorted products read a matrix once for several of them."""
+_KNOWN_WAYS = 64
+"""Shapes of rows for which experts cache how they are computed."""
 
 
 class ExpertLinear(Linear):
@@ -94,12 +101,26 @@ class Experts:
     down: ExpertLinear
     """`[experts, hidden, inner]`."""
     gate: Gate
+    ways: dict[tuple[object, ...], WeightedExperts] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Computations of `weighted` by shapes and dtypes."""
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Compute x `[T, hidden]` with the chosen experts `[T, k]`: `[T, k, hidden]`."""
         return _through_experts(
             lambda rows, chosen, is_sorted: self.gate_up.gated(self.gate, rows, chosen, is_sorted), self.down, x, experts
         )
+
+    def weighted(self, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None = None) -> mx.array:
+        """Add up the results of `self(x, experts)` times `shares` float32 `[T, k]`, and `added` `[T, hidden]`: `[T, hidden]`.
+
+        The kernels of few rows compute in float32 and round once; plain MLX rounds every result to the dtype of x.
+        """
+        return _weighted(self, x, experts, shares, added)
+
+    def parts(self) -> Parts | None:
+        """Return the products for the kernels; None if gates and ups are stored in different formats."""
+        linears = self.gate_up.linears
+        return Parts(linears[0], self.down, self.gate) if len(linears) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +133,23 @@ class PlainExperts:
     """`[experts, hidden, inner]`."""
     activation: Callable[[mx.array], mx.array]
     """Applied between `up` and `down`."""
+    ways: dict[tuple[object, ...], WeightedExperts] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Computations of `weighted` by shapes and dtypes."""
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Compute x `[T, hidden]` with the chosen experts `[T, k]`: `[T, k, hidden]`."""
         return _through_experts(lambda rows, chosen, is_sorted: self.activation(self.up(rows, chosen, is_sorted)), self.down, x, experts)
+
+    def weighted(self, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None = None) -> mx.array:
+        """Add up the results of `self(x, experts)` times `shares` float32 `[T, k]`, and `added` `[T, hidden]`: `[T, hidden]`.
+
+        See `Experts.weighted` for rounding.
+        """
+        return _weighted(self, x, experts, shares, added)
+
+    def parts(self) -> Parts:
+        """Return the products for the kernels."""
+        return Parts(self.up, self.down, self.activation)
 
 
 def _through_experts(inner: Callable[[mx.array, mx.array, bool], mx.array], down: ExpertLinear, x: mx.array, experts: mx.array) -> mx.array:
@@ -129,6 +163,23 @@ def _through_experts(inner: Callable[[mx.array, mx.array, bool], mx.array], down
         rows = x[order // experts.shape[-1]].reshape(-1, 1, x.shape[-1])
     y = down(inner(rows, chosen, back is not None), chosen, back is not None).squeeze(-2)
     return y if back is None else y[back].reshape(*experts.shape, -1)
+
+
+def _weighted(layer: Experts | PlainExperts, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None) -> mx.array:
+    known, key = layer.ways, (x.shape, x.dtype, experts.shape, None if added is None else added.dtype, TRIAL.age)
+    way = known.get(key)
+    if way is None:
+        if len(known) >= _KNOWN_WAYS:
+            known.clear()
+        few = experts.size < max(SORT_FROM, _TOGETHER * layer.down.matrix.shape[0])
+        parts = layer.parts() if few else None
+        way = known[key] = (parts and computation(parts, x, experts, added)) or partial(_plainly_weighted, layer)
+    return way(x, experts, shares, added)
+
+
+def _plainly_weighted(layer: Experts | PlainExperts, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None) -> mx.array:
+    y = (layer(x, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+    return y if added is None else y + added
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +214,18 @@ class MixtureOfExperts:
         x = x if norm is None else norm(x)
         experts, shares = self.route(self.router(x))
         read = x if self.narrowing is None else self.narrowing(x)
-        y = (self.experts(read, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
-        y = y if self.widening is None else self.widening(y)
-        y = y if self.shared is None else y + self.shared(x)
+        every = None if self.shared is None else self.shared(x)
+        if self.widening is None:
+            y = self.experts.weighted(read, experts, shares, every)
+        else:
+            y = self.widening(self.experts.weighted(read, experts, shares))
+            y = y if every is None else y + every
         return y if onto is None else onto + y
+
+
+def try_mixture(layer: object, dtype: mx.Dtype) -> None:
+    """Try the kernels for the experts of a layer with `experts` and a `route`, whose activations have this dtype; others are left alone."""
+    experts, route = getattr(layer, "experts", None), getattr(layer, "route", None)
+    if isinstance(experts, (Experts, PlainExperts)) and isinstance(route, Route) and (parts := experts.parts()):
+        added = isinstance(layer, MixtureOfExperts) and layer.shared is not None and layer.widening is None
+        try_experts(parts, dtype, route.rule.chosen, added=added)

@@ -17,6 +17,7 @@ from ..util.device import is_gpu
 from .activations import Activated
 from .linear import Embedding, Linear
 from .mlp import GatedMLP
+from .moe import try_mixture
 from .small_batch_matmul import row_shape, try_format
 from .weights import Blocks, Dense, Matrix, Quantized, RawBlocks
 
@@ -104,9 +105,11 @@ def settle(
                 holder.matrix = in_memory(holder.matrix)
             if dtype:
                 _try_matrix(holder.matrix, dtype)
-        for layer in objects(part):
+        for layer in list(objects(part)):
             if dtype and isinstance(layer, GatedMLP):
                 _try_gate(layer, dtype)
+            if dtype:
+                try_mixture(layer, dtype)
     elif kernels_cpu.available():
         for holder in holders(part):
             if not isinstance(holder.matrix, kernels_cpu.Packed):

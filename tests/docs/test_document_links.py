@@ -206,5 +206,5 @@ def test_the_first_hour_runs_the_tests_of_every_kernel():
     collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", *options]
     found = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=False).stdout
     attention = "attention_decode", "attention_prefill", "append_rows", "seal", "unseal"
-    for kernel in (*attention, "add_norm", "quantized_matmul", "router", "sampling"):
+    for kernel in (*attention, "add_norm", "experts", "quantized_matmul", "router", "sampling"):
         assert re.search(rf"tests/\S*{kernel}", found), kernel

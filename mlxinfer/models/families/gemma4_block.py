@@ -102,7 +102,7 @@ class ParallelExperts:
     def __call__(self, x: mx.array, mlp: mx.array) -> mx.array:
         """Map the stream and the MLP's result, both `[T, hidden]`, to the sum of both results."""
         best, shares = self.route(self.router(self.router_norm(x)))
-        y = (self.experts(self.norms[1](x), best) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+        y = self.experts.weighted(self.norms[1](x), best, shares)
         return self.norms[0](mlp) + self.norms[2](y)
 
     def natively(self, builder: ProgramBuilder, x: View, mlp: View, sink: Accumulator) -> None:
