@@ -148,7 +148,7 @@ class JoinedLinear:
         """Return `runs` without their bias, and the bias `[n]`, if it would be added to a quantized product by another operation; otherwise
         `runs` and None."""
         linear = self.linears[0]
-        if linear.bias is None or len(self.linears) > 1 or type(linear) is not Linear or type(linear.matrix) is not Quantized:
+        if len(self.linears) > 1 or type(linear) is not Linear or linear.bias is None or type(linear.matrix) is not Quantized:
             return self.runs(x, norm=norm), None
         y = quantized_product(x if norm is None else norm(x), linear.matrix)
         return ([y], linear.bias) if y.dtype == linear.bias.dtype else ([y + linear.bias], None)
