@@ -13,6 +13,7 @@ from support.kernels.emulated import emulated, needs_emulator
 from support.oracles import sealed_pages
 from support.oracles.append_scenes import AppendScene
 from support.oracles.decode_scenes import Scene
+from support.oracles.expert_scenes import compute_both
 from support.oracles.prefill_scenes import PrefillScene
 from support.oracles.quantized_products import matrix, rows_of_x
 from support.oracles.sealed_pages import to_float
@@ -33,6 +34,8 @@ PAIRS = list(zip(BITS, (*BITS[1:], 16), strict=True))
 """Of bits of keys and of values, each once."""
 PRODUCTS = ("4/64", "Q4_K", "3/32", "Q5_K", "8/128", "Q6_K", "mxfp4", "6/64", "Q8_0", "5/32", "2/32", "Q5_0", "Q4_0")
 """Formats of quantized matrices."""
+EXPERTS = ("4/64", "mxfp4", "plain")
+"""Formats of the matrices of experts, one of each pair of kernels."""
 
 
 @pytest.mark.parametrize(
@@ -225,6 +228,17 @@ def test_what_runs_between_layers_and_after_them_compiles() -> None:
     assert all(".target sm_90" in ptx for ptx in compiled)
 
 
+@pytest.mark.long
+@needs_nvrtc
+def test_experts_of_few_rows_compile_for_sm_90() -> None:
+    compiled = Compiled()
+    with run_with(compiled.maker):
+        for kind in EXPERTS:
+            compute_both(kind, F16)
+    assert len(compiled) == 2 * len(EXPERTS)
+    assert all(".target sm_90" in ptx for ptx in compiled)
+
+
 def test_no_kernel_is_left_out() -> None:
     """Compare the kernels that these tests compile with those in the Metal files."""
     launched = set()
@@ -242,6 +256,8 @@ def test_no_kernel_is_left_out() -> None:
         between_layers()
         cut()
         routed()
+        for kind in EXPERTS:
+            compute_both(kind)
     texts = [file.read_text(encoding="utf-8") for file in ROOT.rglob("*.metal")]
     assert launched == {name for text in texts for name in re.findall(r"^//: kernel (\w+)", text, re.MULTILINE)}
 
@@ -252,6 +268,17 @@ def test_what_runs_between_layers_and_after_them_is_that_of_the_emulator() -> No
         expected = [*between_layers(), cut(), *routed()]
     with run_with(cuda_cpu.maker):
         found = [*between_layers(), cut(), *routed()]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert np.array_equal(to_float(ours), to_float(theirs))
+
+
+@needs_emulator
+@pytest.mark.parametrize("kind", EXPERTS)
+def test_experts_as_translated_are_those_of_the_emulator(kind: str) -> None:
+    with emulated():
+        expected = compute_both(kind)
+    with run_with(cuda_cpu.maker):
+        found = compute_both(kind)
     for ours, theirs in zip(found, expected, strict=True):
         assert np.array_equal(to_float(ours), to_float(theirs))
 

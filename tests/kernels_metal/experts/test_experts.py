@@ -8,7 +8,20 @@ import pytest
 from support.kernels import cuda_cpu
 from support.kernels.cuda_compiled import PTX, Compiled, needs_nvrtc
 from support.kernels.emulated import emulated, needs_emulator
-from support.oracles.expert_scenes import CLAMPED, GELU, NOTHING, RELU2, SILU, UNITS, check_in, check_out, choice, layer, random
+from support.oracles.expert_scenes import (
+    CLAMPED,
+    GELU,
+    NOTHING,
+    RELU2,
+    SILU,
+    UNITS,
+    check_in,
+    check_out,
+    choice,
+    compute_both,
+    layer,
+    random,
+)
 
 from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator
@@ -127,10 +140,9 @@ def test_they_are_right_as_translated_to_cuda(kind: str, unit: Unit, dtype: mx.D
 @needs_nvrtc
 @pytest.mark.parametrize("kind", ["4/64", "8/32", "mxfp4", "plain"])
 def test_they_compile_for_cuda_and_stay_in_registers(kind: str) -> None:
-    of, compiled = layer(kind, 4, 32, 256, BF16), Compiled(PTX)
+    compiled = Compiled(PTX)
     with run_with(compiled.maker):
-        experts_in(mx.zeros((1, 256), BF16), choice(1, 2, 4), of.matrices, SILU)
-        experts_out(mx.zeros((1, 2, 256), BF16), choice(1, 2, 4), mx.zeros((1, 2)), of.matrices)
+        compute_both(kind)
     assert len(compiled) == 2
     assert not any("ld.local" in ptx for ptx in compiled)
 

@@ -54,6 +54,13 @@ def choice(rows: int, count: int, experts: int) -> mx.array:
     return mx.array([[int(order[(row * (count - 1) + i) % experts]) for i in range(count)] for row in range(rows)], mx.uint32)
 
 
+def compute_both(kind: str, dtype: mx.Dtype = mx.bfloat16) -> list[mx.array]:
+    """Run both kernels in a format for one row, as the context has them."""
+    of, chosen = layer(kind, 4, 32, 256, dtype, biased=kind == "mxfp4"), choice(1, 2, 4)
+    x, inner = mx.array(random(1, 256, seed=2)).astype(dtype), mx.array(random(1, 2, 256, seed=3)).astype(dtype)
+    return [experts_in(x, chosen, of.matrices, SILU), experts_out(inner, chosen, mx.array(random(1, 2, seed=4)), of.matrices)]
+
+
 def check_in(of: Layer, chosen: mx.array, unit: Unit, dtype: mx.Dtype, seed: int = 3) -> None:
     """Run the kernel as the context has it; its results are the exact ones, rounded once."""
     picked = np.array(chosen)
