@@ -7,7 +7,7 @@ from functools import lru_cache
 import mlx.core as mx
 
 from ...errors import UnsupportedShapeError
-from ..executors import Launch
+from ..executors import Launch, gpu_cores
 from .block_formats import BLOCKS
 
 ROWS = (1, 2, 4, 8, 16)
@@ -37,8 +37,9 @@ ROW_WIDTHS = {"wide": 4096, "narrow": 1536, "wide uneven": 3712, "narrow uneven"
 uneven ones; narrow matrices do not occupy a large GPU."""
 _NARROW, _EVEN_N, _EVEN_K = 2048, 8, 512
 """Results below which a matrix is narrow; divisors of N and K in an even shape."""
-_ENOUGH_PARTS = 2048
-"""Simdgroups that occupy a large GPU. A matrix with fewer blocks of four rows has several simdgroups for each block."""
+_ENOUGH_PARTS = 48
+"""Simdgroups that occupy a GPU core, about twice as many as it runs at a time. If a matrix has fewer blocks of four rows per core, several
+simdgroups share each block."""
 _THREADS = 256
 _PADDED = 8
 """Smaller arrays are passed in another address space."""
@@ -191,15 +192,17 @@ def row_class(n: int, k: int, *, gated: bool = False) -> str:
     return ("narrow" if n < _NARROW * (1 + gated) else "wide") + (" uneven" if uneven else "")
 
 
-def parts_of_row(n: int, k: int, bits: int) -> tuple[int, int]:
+def parts_of_row(n: int, k: int, bits: int, cores: int | None = None) -> tuple[int, int]:
     """Return how many simdgroups share the K of four rows, and how many such blocks a threadgroup has, for a product of one row.
 
-    Threadgroups have at least two simdgroups if there is enough to do. A simdgroup has no share without a run for its first lane.
+    `cores` are those of the GPU, by default this machine's. Threadgroups have at least two simdgroups if there is enough to do. Each share
+    has a run for its first lane.
     """
+    enough = _ENOUGH_PARTS * (cores or gpu_cores())
     runs = k // (16 if bits == 8 else 32)
     steps, all_blocks = -(-runs // _LANES), -(-n // _ROWS_OF_PART)
     shares = 1
-    while shares < min(_MOST_SIMDGROUPS, steps) and shares * all_blocks < _ENOUGH_PARTS:
+    while shares < min(_MOST_SIMDGROUPS, steps) and shares * all_blocks < enough:
         shares *= 2
     shares = min(shares, steps)
     return shares, 1 if shares > 1 or all_blocks == 1 else 2

@@ -103,7 +103,7 @@ def _kernel_product(x: mx.array, matrix: Quantized, gate: str = "") -> Product |
     rows, most = x.size // x.shape[-1], _MOST_GATED_ROWS if gate else _MOST_ROWS
     shape = row_shape(matrix, gate) if rows == 1 else ""
     fast = _fast_variants(matrix.format, x.dtype, gate, shape)
-    if not fast or not 1 <= rows <= most or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
+    if not fast or not (2 <= rows <= most or shape) or (matrix.biases is not None and matrix.scales.dtype != x.dtype):
         return None
     from ..kernels_metal.quantized_matmul.launcher import launch_of, parts_of, rows_of_variant
 
