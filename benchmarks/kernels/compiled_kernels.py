@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -22,13 +22,18 @@ from mlxinfer.cache.base import PAGE, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.kernels_metal import executors, kernel_trial
+from mlxinfer.kernels_metal.experts import trial as experts
+from mlxinfer.kernels_metal.experts.launcher import Form
 from mlxinfer.kernels_metal.kernel_trial import KernelTrial, Kind
 from mlxinfer.kernels_metal.paged_attention.arrays import sealed_arrays
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
+from mlxinfer.kernels_metal.quantized_matmul.launcher import BITS
 from mlxinfer.kernels_metal.source import all_kernels
 from mlxinfer.kernels_metal.unseal_pages.launcher import SEALED, plan_unseal, unseal_pages
-from mlxinfer.models import build
-from mlxinfer.nn import small_batch_matmul
+from mlxinfer.models import Model, build
+from mlxinfer.nn import few_row_experts, small_batch_matmul
+from mlxinfer.nn.moe import mixture_subject
+from mlxinfer.nn.packing import objects
 from mlxinfer.nn.weights import Format
 from mlxinfer.sampling import top_k_top_p
 
@@ -106,7 +111,7 @@ def _described(template: executors.Template) -> str:
 
 
 def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat]) -> list[tuple[KernelTrial, Kind]]:
-    """Return the trials of kernels that models with these configs request, with their kinds, and products in all formats."""
+    """Return the trials of kernels that models with these configs request, with their kinds, and products and experts in all formats."""
     asked: dict[tuple[KernelTrial, Kind], None] = {}
 
     def note(trial: KernelTrial, kind: Kind) -> None:
@@ -114,7 +119,11 @@ def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat
 
     with _as_on_gpu(note):
         for config in configs:
-            _build_graphs(config, formats)
+            model = _built(config)
+            _build_graphs(model, formats)
+            for subject in filter(None, (mixture_subject(part, mx.bfloat16) for part in objects(model))):
+                for other in _in_other_formats(subject):
+                    note(few_row_experts.TRIAL, (other,))
             size = config.get("text_config", config)["vocab_size"]
             note(top_k_top_p.TRIAL, (size,))
     for s in SUBJECTS:
@@ -143,10 +152,21 @@ def _zeros(*, output_shapes: Sequence[Sequence[int]], output_dtypes: Sequence[mx
     return [mx.zeros(shape, dtype) for shape, dtype in zip(output_shapes, output_dtypes)]
 
 
-def _build_graphs(config: Mapping[str, Any], formats: Sequence[KVFormat]) -> None:
+def _built(config: Mapping[str, Any]) -> Model:
     text = config.get("text_config", config)
     tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))
-    model = build(dict(config), EmptyWeights(Format(4, 64), tied=tied))
+    return build(dict(config), EmptyWeights(Format(4, 64), tied=tied))
+
+
+def _in_other_formats(subject: experts.Subject) -> Iterator[experts.Subject]:
+    """Yield the same experts in each format that published checkpoints have: affine of these bits, mxfp4, and not quantized."""
+    for form in (*(Form("affine", bits, 64) for bits in BITS), Form("mxfp4", 4, 32), Form("plain")):
+        other = replace(subject, into=form, out=form)
+        if not experts.why_unsupported(other):
+            yield other
+
+
+def _build_graphs(model: Model, formats: Sequence[KVFormat]) -> None:
     for kv in formats:
         for count in _ROWS:
             cache = PagedCache(model.layers, dtype=mx.bfloat16, kv_cache_tokens=16 * PAGE, chunk=4 * PAGE, kv=kv)

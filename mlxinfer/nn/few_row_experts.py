@@ -43,7 +43,7 @@ class Parts:
 def computation(parts: Parts, x: mx.array, chosen: mx.array, added: mx.array | None) -> WeightedExperts | None:
     """Return the computation of experts for arrays like these by the kernels; None if plain MLX is used."""
     rows, count = chosen.shape
-    subject = _subject(parts, x.dtype, count, added is not None)
+    subject = subject_of(parts, x.dtype, count, added=added is not None)
     if subject is None or not is_gpu() or not _is_faster(subject, rows):
         return None
     if chosen.dtype != mx.uint32 or (added is not None and added.dtype != x.dtype):
@@ -69,7 +69,7 @@ def try_experts(parts: Parts, dtype: mx.Dtype, count: int, *, added: bool) -> Ve
 
     Matrices that the kernels will read are laid out row by row, as the kernels would otherwise copy them in every step.
     """
-    subject = _subject(parts, dtype, count, added) if in_use() else None
+    subject = subject_of(parts, dtype, count, added=added) if in_use() else None
     if subject is None:
         return None
     verdict = TRIAL.try_now(subject)
@@ -87,8 +87,9 @@ def _is_faster(subject: Subject, rows: int) -> bool:
     return verdict is not None and (1 if rows == 1 else FEW) in verdict.speeds
 
 
-def _subject(parts: Parts, dtype: mx.Dtype, count: int, added: bool) -> Subject | None:
-    """Return the subject of the trial of these experts; None if there is no kernel for them."""
+def subject_of(parts: Parts, dtype: mx.Dtype, count: int, *, added: bool) -> Subject | None:
+    """Return the subject of the trial of these experts, `count` of each row, for activations of this dtype; None if there is no kernel for
+    them. `added` is True if a shared expert's result is added."""
     from ..kernels_metal.experts.trial import Subject, why_unsupported
 
     unit, into, out = _unit(parts.gate), _form(parts.into, dtype), _form(parts.out, dtype)

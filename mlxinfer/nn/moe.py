@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
@@ -12,12 +13,15 @@ from ..kernels_cpu import Packed
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
 from .activations import Gate
-from .few_row_experts import TRIAL, Parts, WeightedExperts, computation, try_experts
+from .few_row_experts import TRIAL, Parts, WeightedExperts, computation, subject_of, try_experts
 from .linear import JoinedLinear, Linear, NamedProjection
 from .mixed_scales import is_mixed, narrowed, restored
 from .norms import RMSNorm
 from .routes import Route
 from .weights import Dense, Quantized, Recipe, Weights
+
+if TYPE_CHECKING:
+    from ..kernels_metal.experts.trial import Subject
 
 SORT_FROM = 64
 """Minimum rows for sorting them by expert, so that each matrix is read once."""
@@ -225,7 +229,23 @@ class MixtureOfExperts:
 
 def try_mixture(layer: object, dtype: mx.Dtype) -> None:
     """Try the kernels for the experts of a layer with `experts` and a `route`, whose activations have this dtype; others are left alone."""
+    if found := _mixture(layer):
+        parts, count, added = found
+        try_experts(parts, dtype, count, added=added)
+
+
+def mixture_subject(layer: object, dtype: mx.Dtype) -> Subject | None:
+    """Return the subject of the trial that `try_mixture` requests; None if there is none."""
+    if (found := _mixture(layer)) is None:
+        return None
+    parts, count, added = found
+    return subject_of(parts, dtype, count, added=added)
+
+
+def _mixture(layer: object) -> tuple[Parts, int, bool] | None:
+    """Return the products of a layer's experts, the experts of a row, and True if the result of a shared expert is added to theirs."""
     experts, route = getattr(layer, "experts", None), getattr(layer, "route", None)
-    if isinstance(experts, (Experts, PlainExperts)) and isinstance(route, Route) and (parts := experts.parts()):
-        added = isinstance(layer, MixtureOfExperts) and layer.shared is not None and layer.widening is None
-        try_experts(parts, dtype, route.rule.chosen, added=added)
+    if not isinstance(experts, (Experts, PlainExperts)) or not isinstance(route, Route) or (parts := experts.parts()) is None:
+        return None
+    added = isinstance(layer, MixtureOfExperts) and layer.shared is not None and layer.widening is None
+    return parts, route.rule.chosen, added

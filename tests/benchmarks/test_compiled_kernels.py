@@ -19,7 +19,7 @@ from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.kernels_metal.executors import run_with
 from mlxinfer.kernels_metal.kernel_trial import TRIALS, KernelTrial, Kind
 from mlxinfer.kernels_metal.source import all_kernels
-from mlxinfer.nn import small_batch_matmul
+from mlxinfer.nn import few_row_experts, small_batch_matmul
 
 MODELS = ("qwen2.5", "mixtral")
 """Many query heads for a KV head, and experts."""
@@ -27,12 +27,13 @@ MODELS = ("qwen2.5", "mixtral")
 
 def few_kinds() -> list[tuple[KernelTrial, Kind]]:
     """The first kind of each trial that these models request, with a quantized cache; of products, that of each format of codes, and of one
-    row."""
+    row; of experts, that of each format."""
     kinds = trial_kinds([published()[name] for name in MODELS], [KVFormat(4, 4)])
     chosen = {trial.name: (trial, kind) for trial, kind in reversed(kinds)}
     products = {(kind[0].mode, *kind[3:]): (trial, kind) for trial, kind in reversed(kinds) if trial is small_batch_matmul.TRIAL}
+    experts = {kind[0].into.mode: (trial, kind) for trial, kind in reversed(kinds) if trial is few_row_experts.TRIAL}
     several = [products[mode,] for mode in ("affine", "mxfp4", "Q8_0")]
-    return [*chosen.values(), *several, *(products[mode, "wide"] for mode in ("affine", "mxfp4"))]
+    return [*chosen.values(), *several, *(products[mode, "wide"] for mode in ("affine", "mxfp4")), *experts.values()]
 
 
 @needs_emulator
