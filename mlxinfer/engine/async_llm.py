@@ -22,6 +22,7 @@ from ..config import EngineArgs
 from ..errors import DeadlineError, MLXInferError
 from ..loading.load import LoadedModel
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from ..util.progress_bar import answers_bar
 from .adapter_set import load_into
 from .client.async_request import Piece, Request
 from .client.engine_thread import EngineThread, Progress
@@ -31,7 +32,7 @@ from .open_model import OpenModel
 from .request_keywords import ChatKeywords, ChatRequestKeywords, GenerateKeywords, RequestKeywords, RequestOptions, chatting, generating
 from .text.chat_prompt import ChatPrompt
 from .text.embedding import Embedder, check_texts
-from .text.hooks import Tracing
+from .text.hooks import Tracing, load_trace
 from .text.input_processor import AnyPrompt, InputProcessor, PreparedPrompt, Prompt, as_prompts
 from .text.message_parts import Messages
 from .text.output_processor import FEED, check_unbroken
@@ -132,11 +133,13 @@ class AsyncLLM(ModelBase):
         self,
         prompts: AnyPrompt | Many[AnyPrompt],
         params: SamplingParams | Many[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]:
-        """Answers to one or any number of prompts, as `LLM.generate`: a list with `n` completions for each prompt, in order. Raises
-        `MLXInferError`s."""
-        return await self._generate(prompts, *generating("generate", params, options))
+        """Answers to one or any number of prompts, as `LLM.generate`: a list with `n` completions for each prompt, in order. `progress`
+        shows a bar in a terminal or notebook. Raises `MLXInferError`s."""
+        return await self._generate(prompts, *generating("generate", params, options), progress=progress)
 
     def stream(
         self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
@@ -283,6 +286,10 @@ class AsyncLLM(ModelBase):
         assert isinstance(logits, mx.array)
         return await asyncio.to_thread(tracing.result, opened.loaded, ids, logits, self._thread.compute, images)
 
+    async def load_trace(self, path: str | Path) -> Trace:
+        """Read a trace of this model, as `LLM.load_trace`."""
+        return await asyncio.to_thread(load_trace, Path(path), (await self._opened()).loaded, self._thread.compute)
+
     async def close(self) -> None:
         """Free the memory. Running and later requests raise `EngineError`."""
         self._thread.close()
@@ -313,7 +320,12 @@ class AsyncLLM(ModelBase):
         return opened.result() if opened.done() else await asyncio.wrap_future(opened)
 
     async def _generate(
-        self, prompts: AnyPrompt | Many[AnyPrompt], params: SamplingParams | Many[SamplingParams] | None, terms: RequestOptions
+        self,
+        prompts: AnyPrompt | Many[AnyPrompt],
+        params: SamplingParams | Many[SamplingParams] | None,
+        terms: RequestOptions,
+        *,
+        progress: bool = False,
     ) -> list[Completion]:
         opened = await self._opened()
         items = as_prompts(prompts)
@@ -323,7 +335,10 @@ class AsyncLLM(ModelBase):
         requests = [await _make_sequences(opened.inputs, prompt, one, terms) for prompt, one in zip(found, each, strict=True)]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
         try:
-            answers = await asyncio.gather(*tasks)
+            with answers_bar(len(tasks), shown=progress) as show:
+                for task in tasks if show else ():
+                    task.add_done_callback(lambda _: show(sum(each.done() for each in tasks)))  # type: ignore[misc]
+                answers = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()

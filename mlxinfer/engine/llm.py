@@ -18,6 +18,7 @@ from ..errors import DeadlineError
 from ..loading.load import LoadedModel
 from ..loading.weights import Progress
 from ..types import Chunk, Completion, EngineStats, SamplingParams, TokenLogprob
+from ..util.progress_bar import answers_bar
 from .adapter_set import load_into
 from .client.inproc_client import InprocClient
 from .core.engine import Engine
@@ -111,18 +112,23 @@ class LLM(ModelBase):
         self,
         prompts: AnyPrompt | Many[AnyPrompt],
         params: SamplingParams | Many[SamplingParams] | None = None,
+        *,
+        progress: bool = False,
         **options: Unpack[GenerateKeywords],
     ) -> list[Completion]:
         """Answers to one or any number of prompts, as one batch. A prompt is text, token ids, a `chat_prompt`, or
         `{"prompt": text, "images": [...]}` with the model's placeholder in the text for each image.
 
         Returns a list, also for one prompt: `n` completions for each prompt, in order. `params` is one object for all prompts, or a list
-        with one for each. Raises `PromptError` and `SamplingError` before anything is computed.
+        with one for each. `progress` shows a bar in a terminal or notebook. Raises `PromptError` and `SamplingError` before anything is
+        computed.
         """
         params, terms = generating("generate", params, options)
         inputs, items = self._client.opened.inputs, as_prompts(prompts)
         pairs = zip(items, inputs.all_params(params, len(items)), strict=True)
-        return self._client.complete(deque(inputs.sequences(inputs.prepared(prompt), each, terms) for prompt, each in pairs))
+        requests = deque(inputs.sequences(inputs.prepared(prompt), each, terms) for prompt, each in pairs)
+        with answers_bar(sum(map(len, requests)), shown=progress) as show:
+            return self._client.complete(requests, show)
 
     def stream(
         self, prompt: AnyPrompt, params: SamplingParams | None = None, **options: Unpack[GenerateKeywords]
@@ -266,6 +272,13 @@ class LLM(ModelBase):
         tracing = Tracing.of(opened.loaded.model, what, layers, ids)
         logits = self._client.logits(opened.inputs.scored(ids, None, terms, tracing.hooks, images))
         return tracing.result(opened.loaded, ids, logits, self._make, images)
+
+    def load_trace(self, path: str | Path) -> Trace:
+        """Read a trace of this model that `Trace.save` wrote. Raises `CheckpointError` for another file, and `SettingError` for another
+        model's trace."""
+        from .text.hooks import load_trace
+
+        return load_trace(Path(path), self._client.opened.loaded, self._make)
 
     def _make(self, compute: Callable[[], Made]) -> Made:
         with self._client.turn():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar, Union, cast
 
 import mlx.core as mx
-import numpy as np
 
 from ..cache.base import AttentionSpec
 from ..errors import SettingError
@@ -18,6 +18,7 @@ from ..util.dataclass import dataclass
 from ..util.words import counted
 from .places import ATTENTION, KV, LOGITS, TRACED, Layers, attends, checked_layers, checked_names
 from .recorder import Recorder
+from .trace_file import SavedTrace, TracedImage, model_kind, save
 
 Result = TypeVar("Result")
 Computing = Callable[[Callable[[], Result]], Result]
@@ -89,24 +90,6 @@ class LogitLens:
         return f"LogitLens({counted(len(self.layers), 'layer')}, {counted(len(self.tokens), 'token')}{answer})"
 
 
-@dataclass(frozen=True, slots=True)
-class TracedImage:
-    """An image of a traced prompt."""
-
-    rows: np.ndarray[Any, np.dtype[np.int64]]
-    """Index among the tokens of each image row, int64 `[rows, columns]` over the image; a thumbnail's rows are left out."""
-    size: tuple[int, int]
-    """(height, width) in pixels of the resized image."""
-
-    def patches(self, values: Any) -> np.ndarray[Any, np.dtype[np.float32]]:
-        """Return the values of the image's rows as `[rows, columns]`, float32; `values` `[T]` are of all tokens, as in `Trace`."""
-        of_tokens = np.array(values, np.float32)
-        if of_tokens.ndim != 1 or len(of_tokens) <= self.rows.max():
-            raise SettingError(f"values of an image must be one for each token of the trace, not of shape {list(of_tokens.shape)}")
-        found: np.ndarray[Any, np.dtype[np.float32]] = of_tokens[self.rows]
-        return found
-
-
 class Trace:
     """Activations of one prompt. `t["residual"][layer]` and the like are evaluated float32 arrays:
 
@@ -153,6 +136,17 @@ class Trace:
 
     def __repr__(self) -> str:
         return f"Trace({counted(len(self.token_ids), 'token')}: {', '.join(self._values)})"
+
+    @property
+    def model(self) -> Decoder:
+        """The traced model."""
+        return self._model
+
+    def save(self, path: Union[str, Path]) -> Path:
+        """Write all arrays to a safetensors file, and return its path. `LLM.load_trace` and other readers of the format can read it: an
+        array is named after its place and layer, such as `residual.3`. Raises `SettingError` if the file cannot be written."""
+        saved = SavedTrace(model_kind(self._model), self.token_ids, self.tokens, dict(self._values), self.images)
+        return save(saved, Path(path))
 
     def logit_lens(self) -> LogitLens:
         """Predictions after each layer. Needs "residual", with its last layer."""

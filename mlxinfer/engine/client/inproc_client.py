@@ -155,15 +155,16 @@ class InprocClient:
             change()
             outputs.engine.adapt(self.opened.adapters.adapted)
 
-    def complete(self, requests: deque[list[Sequence]]) -> list[Completion]:
-        """Answers to these requests, which are submitted while there is room."""
-        return [answer.completion() for answer in self._run(requests)]
+    def complete(self, requests: deque[list[Sequence]], show: Callable[[int], None] | None = None) -> list[Completion]:
+        """Answers to these requests, which are submitted while there is room. `show` is called after each step with the number of complete
+        answers."""
+        return [answer.completion() for answer in self._run(requests, show)]
 
     def pooled(self, sequences: Many[Sequence]) -> list[np.ndarray | None]:
         """Vectors of pooled sequences; None for one that ran out of time."""
         return [answer.vector for answer in self._run(deque([s] for s in sequences)) if isinstance(answer, PooledOutput)]
 
-    def _run(self, requests: deque[list[Sequence]]) -> list[Output]:
+    def _run(self, requests: deque[list[Sequence]], show: Callable[[int], None] | None = None) -> list[Output]:
         answers: list[Output] = []
         try:
             while requests or answers:
@@ -172,6 +173,8 @@ class InprocClient:
                     if not requests and not any(answer.sequence in outputs.answers for answer in answers):
                         break
                     self._step(outputs)
+                if show:
+                    show(sum(answer.sequence not in outputs.answers for answer in answers))
             self._check_unbroken(answers)
             return answers
         except KeyboardInterrupt:  # may have come between taking the lock and entering its block

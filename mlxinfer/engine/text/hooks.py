@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
 import mlx.core as mx
 import numpy as np
 
+from ...errors import CheckpointError, SettingError
 from ...loading.load import LoadedModel
 from ...util.dataclass import dataclass
 
@@ -80,7 +82,8 @@ class Tracing:
         images: PromptImages | None = None,
     ) -> Trace:
         """The trace, once the prompt was computed. `compute` calls a function in a thread that may use the model."""
-        from ...interpret.trace import Trace, TracedImage, read
+        from ...interpret.trace import Trace, read
+        from ...interpret.trace_file import TracedImage
 
         decode = loaded.tokenizer.decode
         values = compute(lambda: read(self.recorder, self.model, self.wanted, logits))
@@ -91,3 +94,26 @@ class Tracing:
             for (row, column), place in np.ndenumerate(traced[-1].rows):
                 texts[int(place)] = f"[image {number + 1} ({row}, {column})]"
         return Trace(self.model, token_ids, texts, values, lambda token: decode([token]), compute, tuple(traced))
+
+
+def load_trace(path: Path, loaded: LoadedModel, compute: Callable[[Callable[[], Any]], Any]) -> Trace:
+    """Read a saved trace of this model. `compute` calls a function in a thread that may use the model.
+
+    Raises `CheckpointError` for a file that is not a trace, and `SettingError` for a trace of another model.
+    """
+    from ...interpret.places import native
+    from ...interpret.trace import Trace
+    from ...interpret.trace_file import model_kind, saved_trace
+    from ...loading.safetensors import SafetensorsFile
+
+    model, decode = native(loaded.model), loaded.tokenizer.decode
+    file = SafetensorsFile(path)
+    try:
+        saved = saved_trace({name: file.read(name) for name in file.tensors})
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a saved trace ({error}): Trace.save writes one") from None
+    finally:
+        file.close()
+    if saved.model != model_kind(model):
+        raise SettingError(f"{path} is a trace of another model ({saved.model}), not of {model_kind(model)}")
+    return Trace(model, saved.token_ids, saved.tokens, saved.values, lambda token: decode([token]), compute, saved.images)
