@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -187,7 +186,6 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--ceilings", action="store_true", help="print only the figures of the limits in ceiling.json")
     parser.add_argument("--lower", action="store_true", help="the same, and lower the limits to these figures")
     options = parser.parse_args(arguments)
-    os.environ.setdefault("MLXINFER_COMPILED_STEPS", "0")  # a replayed step that is compared with a built one would count both
     with PhantomGPU() as gpu:
         if options.ceilings or options.lower:
             limits = json.loads(CEILING.read_text(encoding="utf-8"))

@@ -56,7 +56,7 @@ inline void write(device T* row, const thread float* values, uint index) {
   }
 }
 
-//: kernel add_norm(result, stream, after, before, settings) -> sums, normed
+//: kernel add_norm(result, stream, after, before, bias, settings) -> sums, normed
 //: threads (32 SIMDGROUPS, rows, 1), groups of (32 SIMDGROUPS, 1, 1). `settings`: both epsilons, the factor of the result, that of the sum.
 //: Without BEFORE, `normed` has one element.
 typedef Row<DIM, SIMDGROUPS> R;
@@ -65,6 +65,12 @@ const uint index = thread_position_in_threadgroup.x, simdgroup = simdgroup_index
 const size_t start = size_t(threadgroup_position_in_grid.y) * DIM;
 float values[4 * R::PER], sum[4 * R::PER];
 read<T, R, DIM>(result + start, values, index);
+if (BIASED) {
+  UNROLL for (int i = 0; i < 4 * R::PER; ++i) {
+    const int channel = 4 * (i / 4 * R::THREADS + int(index)) + i % 4;
+    if (channel < DIM) values[i] = float(static_cast<T>(values[i] + float(bias[channel])));
+  }
+}
 if (AFTER) norm<T, R, DIM, SIMDGROUPS>(values, &after[0], settings[0], parts, index, simdgroup, lane);
 read<T, R, DIM>(stream + start, sum, index);
 UNROLL for (int i = 0; i < 4 * R::PER; ++i) sum[i] = float(static_cast<T>(sum[i] + values[i] * settings[2]));

@@ -9,10 +9,18 @@ Norm = tuple[mx.array, float]
 
 
 def add_norm(
-    result: mx.array, stream: mx.array, after: Norm | None, before: Norm | None, scale: float = 1.0, gain: float = 1.0
+    result: mx.array,
+    stream: mx.array,
+    after: Norm | None,
+    before: Norm | None,
+    scale: float = 1.0,
+    gain: float = 1.0,
+    bias: mx.array | None = None,
 ) -> tuple[mx.array, mx.array]:
     """Return `sums = gain * (stream + scale * rms_norm(result, after))` and `rms_norm(sums, before)`, all `[T, n]`. Without `after`,
-    `result` is not normed; without `before`, the second result is the sums. `gain` must be a number of the dtype."""
+    `result` is not normed; without `before`, the second result is the sums. `gain` must be a number of the dtype.
+    `bias` `[n]` is added to the result first."""
+    result = result if bias is None else result + bias
     added = result if after is None else mx.fast.rms_norm(result, *after)
     if scale != 1.0:
         # In float32, because the factor itself would lose digits in a 16-bit dtype.

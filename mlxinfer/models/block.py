@@ -9,6 +9,7 @@ import mlx.core as mx
 
 from ..cache.base import AttentionSpec, BidirectionalSpec, Rotation, Step
 from ..nn.activations import Gate, fused
+from ..nn.attention import Attention
 from ..nn.mlp import GatedMLP
 from ..nn.norms import RMSNorm
 from ..nn.residual_stream import ResidualStream
@@ -117,8 +118,12 @@ class Block:
         """Advance a stream whose sums and norms are fused kernels; the last sum is left to the next block."""
         rotation = None if self.rope is None else rotations[self.rope]
         x, row = stream.normed(self.norms.before_mixer)
-        y = self.mixer(row, step, rotation)
-        x, row = ResidualStream(x, y, self.norms.after_mixer, self.residual).normed(self.norms.before_mlp)
+        mixer, bias = self.mixer, None
+        if isinstance(mixer, Attention) and mixer.output.bias is not None:
+            y, bias = mixer.result_and_bias(row, step, rotation)
+        else:
+            y = mixer(row, step, rotation)
+        x, row = ResidualStream(x, y, self.norms.after_mixer, self.residual, bias=bias).normed(self.norms.before_mlp)
         return ResidualStream(x, self.mlp(row), self.norms.after_mlp, self.residual)
 
     def added(self, y: mx.array, after: RMSNorm | None) -> mx.array:

@@ -134,17 +134,24 @@ class Attention:
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
         """`[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
+        return self.output(self._mixed(x, step, rotation, norm), onto=onto)
+
+    def result_and_bias(self, x: mx.array, step: Step, rotation: Rotation | None) -> tuple[mx.array, mx.array | None]:
+        """Return the result `[T, hidden]` without the bias of `output`, and that bias: see `Linear.product_and_bias`."""
+        return self.output.product_and_bias(self._mixed(x, step, rotation, None))
+
+    def _mixed(self, x: mx.array, step: Step, rotation: Rotation | None, norm: RMSNorm | None) -> mx.array:
+        """Map `[T, hidden]` to `[T, heads * dim]`, the input of `output`."""
         turning = rotation if self.rotates else None
         if self.query_gain is not None or self._is_hot(step):
             q, k, v = self.heads_of(*self.qkv(x, norm=norm), rotation=turning)
-            return self.output(self.attend(q, k, v, step), onto=onto)
+            return self.attend(q, k, v, step)
         if self.wide_norms:
             rows, steps = self._normed(*self.qkv(x, norm=norm)), HeadSteps(rotation=turning)
         else:
             rows, bias = self.qkv.runs_and_bias(x, norm=norm)
             steps = HeadSteps(self.q_norm, self.k_norm, turning, bias)
-        y = step.attend_rows(self.layer, rows, steps, self.params)
-        return self.output(y, onto=onto)
+        return step.attend_rows(self.layer, rows, steps, self.params)
 
     def _normed(self, q: mx.array, k: mx.array, v: mx.array) -> list[mx.array]:
         return [self.q_norm(q), self.k_norm(k), v] if self.q_norm and self.k_norm else [q, k, v]

@@ -86,6 +86,19 @@ class Linear:
             y = mx.addmm(bias, x, matrix.weight.T) if isinstance(matrix, Dense) else multiply(x, matrix) + bias
         return y if onto is None else onto + y
 
+    @property
+    def adds_bias_apart(self) -> bool:
+        """True if a bias is added to a quantized product by another operation."""
+        return self.bias is not None and type(self) is Linear and type(self.matrix) is Quantized
+
+    def product_and_bias(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
+        """Return the product without the bias, and the bias `[out]`, if MLX adds them apart; otherwise their sum and None."""
+        matrix, bias = self.matrix, self.bias
+        if not self.adds_bias_apart or bias is None or not isinstance(matrix, Quantized):
+            return self(x), None
+        y = quantized_product(x, matrix)
+        return (y, bias) if y.dtype == bias.dtype else (y + bias, None)
+
     def can_gate(self, activation: str) -> bool:
         """True if `gated` supports this activation."""
         return isinstance(self.matrix, Packed) and self.matrix.can_gate(activation)
@@ -147,11 +160,10 @@ class JoinedLinear:
     def runs_and_bias(self, x: mx.array, *, norm: RMSNorm | None = None) -> tuple[list[mx.array], mx.array | None]:
         """Return `runs` without their bias, and the bias `[n]`, if it would be added to a quantized product by another operation; otherwise
         `runs` and None."""
-        linear = self.linears[0]
-        if len(self.linears) > 1 or type(linear) is not Linear or linear.bias is None or type(linear.matrix) is not Quantized:
+        if len(self.linears) > 1 or not self.linears[0].adds_bias_apart:
             return self.runs(x, norm=norm), None
-        y = quantized_product(x if norm is None else norm(x), linear.matrix)
-        return ([y], linear.bias) if y.dtype == linear.bias.dtype else ([y + linear.bias], None)
+        y, bias = self.linears[0].product_and_bias(x if norm is None else norm(x))
+        return [y], bias
 
     def gated(self, gate: Gate, x: mx.array, *chosen: Any, norm: RMSNorm | None = None) -> mx.array:
         """`gate(first projection, second projection)`; a packed matrix computes it within its product."""

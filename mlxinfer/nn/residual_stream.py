@@ -36,6 +36,8 @@ class ResidualStream:
     """Factor of the result (Granite)."""
     gain: float = 1.0
     """Factor of the sum with the result (Gemma 4)."""
+    bias: mx.array | None = None
+    """Added to the result first, `[hidden]`."""
 
     def sum(self) -> mx.array:
         """Return the whole stream, `[T, hidden]`."""
@@ -43,7 +45,8 @@ class ResidualStream:
             return self.x
         if self.after is not None and not self.after.centring:
             return self._known(self.after, None)(self.result, self.x)[0]
-        y = self.result if self.after is None else self.after(self.result)
+        y = self.result if self.bias is None else self.result + self.bias
+        y = y if self.after is None else self.after(y)
         x = self.x + y if self.scale == 1.0 else (self.x + y * mx.array(self.scale)).astype(self.x.dtype)
         return x if self.gain == 1.0 else x * self.gain
 
@@ -58,7 +61,7 @@ class ResidualStream:
         """Return the computation of the sum and its norm, which `keeper` caches."""
         x, result, known = self.x, self.result, keeper.sums
         assert result is not None
-        key = x.shape, x.dtype, result.dtype, self.after, self.scale, self.gain, norm, TRIAL.age
+        key = x.shape, x.dtype, result.dtype, self.after, self.scale, self.gain, id(self.bias), norm, TRIAL.age
         way = known.get(key)
         if way is None:
             if len(known) >= _KNOWN_SUMS:
@@ -69,11 +72,11 @@ class ResidualStream:
     def _computation_of_sum(self, result: mx.array, norm: RMSNorm | None) -> Sum:
         """Return the computation of sums of this shape; without `norm`, its second result has no meaning."""
         after, before = ((each.weight, each.eps) if each else None for each in (self.after, norm))
-        scale, gain = self.scale, self.gain
+        scale, gain, bias = self.scale, self.gain, self.bias
         if not self._kernel_fits(result, norm):
-            return lambda result, x: reference.add_norm(result, x, after, before, scale, gain)
-        launch = launcher.launch_of(result, self.x, after, before)
-        fixed = launcher.inputs_of(result, self.x, after, before, scale, gain)[2:]
+            return lambda result, x: reference.add_norm(result, x, after, before, scale, gain, bias)
+        launch = launcher.launch_of(result, self.x, after, before, bias)
+        fixed = launcher.inputs_of(result, self.x, after, before, scale, gain, bias)[2:]
 
         def run(result: mx.array, x: mx.array) -> tuple[mx.array, mx.array]:
             sums, normed = launch.run([result, x, *fixed])
@@ -82,14 +85,15 @@ class ResidualStream:
         return run
 
     def _kernel_fits(self, result: mx.array, norm: RMSNorm | None) -> bool:
-        dtype, after = self.x.dtype, self.after
+        dtype, after, bias = self.x.dtype, self.after, self.bias
         if result.dtype != dtype or any(each is not None and each.weight.dtype != dtype for each in (norm, after)):
             return False
-        return TRIAL.obstacle(dtype, self.x.shape[1], after is not None, norm is not None) is None
+        kind = after is not None, norm is not None, *([True] if bias is not None else [])
+        return (bias is None or bias.dtype == dtype) and TRIAL.obstacle(dtype, self.x.shape[1], *kind) is None
 
 
 Kind = tuple[bool, bool]
-"""True if results are normed before they are added, and True if the sum is normed."""
+"""True if results are normed before they are added, and True if the sum is normed; a third True if results have a bias."""
 
 
 def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[Kind]) -> list[str]:
@@ -97,12 +101,13 @@ def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[Kind]) -> lis
     return TRIAL.lines((dtype, channels, *kind) for kind in kinds) if kernels_in_use() else []
 
 
-def _check_add_norm(dtype: mx.Dtype, channels: int, after: bool, before: bool) -> str | None:
-    keys = mx.random.split(mx.random.key(channels), 4)
+def _check_add_norm(dtype: mx.Dtype, channels: int, after: bool, before: bool, biased: bool = False) -> str | None:
+    keys = mx.random.split(mx.random.key(channels), 5)
     result, stream = (mx.random.normal((_ROWS, channels), key=key).astype(dtype) for key in keys[:2])
-    weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:]]
+    weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:4]]
     norms: tuple[Norm | None, Norm | None] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6) if before else None)
-    given = (result, stream, *norms, *_FACTORS)
+    bias = mx.random.normal((channels,), key=keys[4]).astype(dtype) if biased else None
+    given = (result, stream, *norms, *_FACTORS, bias)
     pairs = zip(launcher.add_norm(*given), reference.add_norm(*given), strict=True)
     errors = [error for got, expected in pairs if (error := difference(got, expected, _MOST_ERROR))]
     return f"its answers {errors[0]}" if errors else None

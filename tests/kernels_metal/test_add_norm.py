@@ -9,7 +9,7 @@ import pytest
 from mlxinfer.errors import UnsupportedShapeError
 from mlxinfer.kernels_metal import emulator
 from mlxinfer.kernels_metal.add_norm import reference
-from mlxinfer.kernels_metal.add_norm.launcher import add_norm
+from mlxinfer.kernels_metal.add_norm.launcher import add_norm, inputs_of
 from tests.support.kernels.emulated import emulated, needs_emulator
 from tests.support.oracles.sealed_pages import to_float
 
@@ -23,7 +23,16 @@ class Scene:
     """Random rows, one of them zero and one large."""
 
     def __init__(
-        self, rows: int, dim: int, dtype: mx.Dtype, *, after: bool, before: bool = True, scale: float = 1.0, gain: float = 1.0
+        self,
+        rows: int,
+        dim: int,
+        dtype: mx.Dtype,
+        *,
+        after: bool,
+        before: bool = True,
+        scale: float = 1.0,
+        gain: float = 1.0,
+        biased: bool = False,
     ) -> None:
         random = np.random.default_rng(dim)
         result, stream = (random.normal(size=(rows, dim)).astype(np.float32) for _ in range(2))
@@ -33,21 +42,23 @@ class Scene:
         weights = [mx.array((1 + 0.3 * random.normal(size=dim)).astype(np.float32)).astype(dtype) for _ in range(2)]
         self.after = (weights[0], EPS_AFTER) if after else None
         self.before = (weights[1], EPS_BEFORE) if before else None
+        self.bias = mx.array(random.normal(size=dim).astype(np.float32)).astype(dtype) if biased else None
         self.factors = scale, gain
 
     def run(self) -> list[np.ndarray]:
-        sums, normed = add_norm(self.result, self.stream, self.after, self.before, *self.factors)
+        sums, normed = add_norm(self.result, self.stream, self.after, self.before, *self.factors, self.bias)
         assert sums.dtype == normed.dtype == self.stream.dtype
         return [to_float(sums), to_float(normed)]
 
     def plain(self) -> list[np.ndarray]:
-        return [to_float(a) for a in reference.add_norm(self.result, self.stream, self.after, self.before, *self.factors)]
+        return [to_float(a) for a in reference.add_norm(self.result, self.stream, self.after, self.before, *self.factors, self.bias)]
 
     def exact(self) -> list[np.ndarray]:
         def norm(x: np.ndarray, weight: mx.array, eps: float) -> np.ndarray:
             return to_float(weight).astype(np.float64) * x / np.sqrt((x**2).mean(-1, keepdims=True) + eps)
 
         y, x = (to_float(a).astype(np.float64) for a in (self.result, self.stream))
+        y = y if self.bias is None else y + to_float(self.bias).astype(np.float64)
         scale, gain = self.factors
         sums = gain * (x + scale * (y if self.after is None else norm(y, *self.after)))
         return [sums, sums if self.before is None else norm(sums, *self.before)]
@@ -83,6 +94,12 @@ def test_sum_and_norm_are_those_of_float64(dim: int, dtype: mx.Dtype, after: boo
 
 
 @needs_emulator
+@pytest.mark.parametrize(("dim", "dtype", "after"), [(7, F32, False), (130, F16, True), (2880, BF16, False), (1029, F32, True)])
+def test_a_bias_is_added_first(dim: int, dtype: mx.Dtype, after: bool) -> None:
+    check(Scene(3, dim, dtype, after=after, scale=0.5, biased=True))
+
+
+@needs_emulator
 @pytest.mark.slow
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("dtype", [F32, F16, BF16])
@@ -95,7 +112,7 @@ def test_widths_of_models(dim: int, dtype: mx.Dtype, after: bool) -> None:
 @pytest.mark.parametrize("before", [True, False])
 @pytest.mark.parametrize("mode", ["asan", "tsan", "msan"])
 def test_sanitizers_are_silent_and_no_schedule_changes_a_bit(mode: str, before: bool) -> None:
-    scene = Scene(3, 1023, BF16, after=True, before=before)
+    scene = Scene(3, 1023, BF16, after=True, before=before, biased=before)
     with emulated(mode=mode, order="random", seed=2):
         found = scene.run()
     with emulated(order="reversed"):
@@ -118,12 +135,24 @@ def test_every_row_is_loaded_once_and_stored_once(after: bool) -> None:
     assert count["before"].loaded == scene.stream.nbytes
 
 
+@pytest.mark.parametrize("has", [(False, False), (True, False), (False, True)])
+def test_no_array_of_a_step_is_among_the_inputs_that_callers_keep(has: tuple[bool, bool]) -> None:
+    """It would keep the graph of its step."""
+    result, stream, norm = mx.zeros((2, 8)), mx.zeros((2, 8)), (mx.zeros(8), 1e-5)
+    after, before = (norm if each else None for each in has)
+    assert not [a for a in inputs_of(result, stream, after, before, 1.0)[2:] if a is result or a is stream]
+
+
 def test_what_does_not_fit_is_refused() -> None:
     row, weight = mx.zeros((2, 64)), (mx.zeros(64), 1e-5)
     with pytest.raises(ValueError, match="result, stream and weights"):
         add_norm(row, mx.zeros((3, 64)), None, weight)
     with pytest.raises(ValueError, match="result, stream and weights"):
         add_norm(row, row, (mx.zeros(63), 1e-5), weight)
+    with pytest.raises(ValueError, match="result, stream and weights"):
+        add_norm(row, row, None, weight, bias=mx.zeros(63))
+    with pytest.raises(UnsupportedShapeError, match="bfloat16, float32"):
+        add_norm(row, row, None, weight, bias=mx.zeros(64, BF16))
     with pytest.raises(UnsupportedShapeError, match="bfloat16, float32"):
         add_norm(row, row.astype(BF16), None, weight)
     wide = mx.zeros((1, 16385))

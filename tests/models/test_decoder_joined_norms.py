@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.engines.tiny_engine import GOLDEN, request, run
 from support.kernels.emulated import needs_emulator
-from support.models.plain_weights import PlainWeights
+from support.models.plain_weights import PlainWeights, pack
 from support.oracles.plain_step import PlainCache
 
 from mlxinfer.config import EngineConfig
@@ -24,6 +24,7 @@ from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
 from mlxinfer.nn import residual_stream as residual
 from mlxinfer.nn.norms import RMSNorm
+from mlxinfer.nn.weights import Format
 
 GEMMA4 = ["gemma4_text", "gemma4_text_shared", "gemma4_text_experts"]
 TOKENS = [(7 * i + 3) % 96 for i in range(9)]
@@ -77,6 +78,23 @@ def test_the_same_logits(name: str, launches: LAUNCHES, monkeypatch: pytest.Monk
     plain = model_of(name)
     assert not plain.joined
     np.testing.assert_allclose(got, logits_of(plain), rtol=1e-4, atol=1e-4)
+
+
+@needs_emulator
+def test_kernels_add_the_biases_of_quantized_projections(launches: LAUNCHES, monkeypatch: pytest.MonkeyPatch) -> None:
+    def quantized() -> Decoder:
+        model = model_of("gpt_oss")
+        for block in model.blocks:
+            mixer: Any = block.mixer  # type: ignore[attr-defined]
+            for linear in (*mixer.qkv.linears, mixer.output):
+                assert linear.bias is not None
+                linear.matrix = pack(linear.matrix.weight, Format(4, 16, "nvfp4"))
+        return model
+
+    got = logits_of(quantized())
+    assert (mx.float32, 48, False, True, True) in residual.TRIAL.verdicts
+    monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: False)
+    np.testing.assert_allclose(got, logits_of(quantized()), rtol=1e-4, atol=1e-4)
 
 
 @needs_emulator
