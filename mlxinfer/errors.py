@@ -124,6 +124,10 @@ class GroupLostError(EngineError):
     exit_code = 75  # EX_TEMPFAIL: start again
 
 
+class GpuFaultError(EngineError):
+    """The GPU aborted a step again and again, because of other programs or because it took too long."""
+
+
 class DeadlineError(EngineError):
     """The request took longer than its `timeout_s`."""
 

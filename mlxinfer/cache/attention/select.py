@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import mlx.core as mx
@@ -12,6 +11,7 @@ from ... import kernels_cpu
 from ...errors import MLXInferError, UnsupportedShapeError
 from ...kernels_metal.kernel_trial import SWITCH, has_gpu_kernels
 from ...util.device import default_dtype
+from ...util.gpu_fault import GpuFault, gpu_fault
 from ..base import AttentionSpec, LayerSpec
 from ..kv_format import KVFormat, by_layers
 from ..store import LayerStore
@@ -111,7 +111,7 @@ def why_unsupported(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> str
 
 def may_be_kernels(error: BaseException) -> bool:
     """True if a GPU kernel may have caused this error of a step."""
-    return isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, MLXInferError) and not _NO_MEMORY.search(str(error))
+    return isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, MLXInferError) and not _plain_fails_too(error)
 
 
 def disable_attention_kernels(backends: Iterable[tuple[LayerStore, AttentionBackend]], error: BaseException) -> bool:
@@ -132,5 +132,6 @@ def disable_attention_kernels(backends: Iterable[tuple[LayerStore, AttentionBack
     return any(guilty) or DECODE_TRIAL.disable(error, guilty=False, kinds=kinds)
 
 
-_NO_MEMORY = re.compile("malloc|memory", re.IGNORECASE)
-"""Matches MLX errors that plain MLX would raise too, because it needs even more memory."""
+def _plain_fails_too(error: BaseException) -> bool:
+    """True for errors that plain MLX would raise too: it needs even more memory, and a GPU aborts work because of other programs."""
+    return gpu_fault(error) is GpuFault.OTHERS or GpuFault.MEMORY.value.search(str(error)) is not None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import mlx.core as mx
 
-from ...errors import EngineError, MLXInferError, SettingError
+from ...errors import EngineError, GpuFaultError, MLXInferError, SettingError
 from ...types import EngineStats
 from ..core.sequence import Sequence
 from ..model_base import FORKED
@@ -270,7 +270,8 @@ class EngineThread:
             except Exception as error:
                 self._fail_all(fault_line(error))
                 self._before, self._restarts, now = self.stats, self._restarts + 1, perf_counter()
-                self._faults = [*(at for at in self._faults if now - at < _WITHIN_S), now]
+                if not isinstance(error, GpuFaultError):  # other programs caused it, or the request was too long
+                    self._faults = [*(at for at in self._faults if now - at < _WITHIN_S), now]
                 if len(self._faults) > _RESTARTS:
                     self._down = f"the engine is down, as it failed again after a restart: {fault_line(error)}"
                     self.stats = replace(self.stats, running=0, waiting=0)

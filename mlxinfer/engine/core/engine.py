@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from ...cache.disk.backend import PageSource
     from ...cache.kv_events import KVEventSink
     from ...loading.vision import Vision
+    from ..runner.gpu_faults import GpuFaults
     from ..runner.replay_check import ReplayCheck
     from .image_encoder import ImageEncoder
 
@@ -92,6 +93,7 @@ class Engine:
         self.encoder = None if vision is None else _encoder(vision, dtype, config)
         self._ended = EngineStats()
         self._steps, self._replays, self._check = 0, True, check
+        self._gpu_faults: GpuFaults | None = None
         self._kv_events: KVEventSink | None = None
         self.watch: Callable[[StepReport], None] | None = None
         """Called with a report of every step, for observers; it must not change anything."""
@@ -126,6 +128,7 @@ class Engine:
             check=self._check,
             features=features,
         )
+        self._prefill_rows = 0, 0  # of the last two steps
         self.times = StepTimes()
         self.scheduler = Scheduler(
             max_num_batched_tokens=rows,
@@ -136,6 +139,8 @@ class Engine:
             waiting=RequestQueue(config.max_waiting),
             chunks=chunks,
         )
+        if self._gpu_faults is not None:
+            self.scheduler.budget.most_rows = self._gpu_faults.most_rows
         max_draft = config.max_draft if self.cache.can_fork and chunks.drafts else 0
         draft: TokenDrafter | None = None
         if self.model.mtp is not None and max_draft:
@@ -226,14 +231,16 @@ class Engine:
         self._release_adapters()
 
     def step(self) -> list[Event]:
-        """Advance all sequences by one step. If a GPU kernel fails, they are computed again without it. After any other exception they are
-        cancelled, and the engine restarts empty."""
+        """Advance all sequences by one step. If the GPU aborts it, they are computed again; if a GPU kernel fails, without it. After any
+        other exception they are cancelled, and the engine restarts empty."""
         events: list[Event] = []
         try:
             self._advance(events)
         except BaseException as error:
-            if not self._retry_without_kernels(error):
+            if not self._retry(error):
                 self._cancel_all()
+                if self._gpu_faults is not None:
+                    self._gpu_faults.explain(error)
                 raise
         self._release_adapters()
         return events
@@ -314,6 +321,7 @@ class Engine:
         """Start the next step, if there is one, and return the pending one. If there is neither, and `idle`, wait for the disk."""
         before, self._pending = self._pending, None
         if schedule.work:
+            self._prefill_rows = self._prefill_rows[1], schedule.prefill_rows
             self._pending = self.runner.submit(schedule, before)
         elif before is None and idle and (self.encoder is None or not self.encoder.busy):
             self.cache.wait(_DISK_WAIT_S)
@@ -408,9 +416,17 @@ class Engine:
     def _is_pending(self, sequence: Sequence) -> bool:
         return self._pending is not None and any(w.sequence is sequence for w in self._pending.schedule.work)
 
-    def _retry_without_kernels(self, error: BaseException) -> bool:
-        """True if GPU kernels may have caused the error. Plain MLX is used from now on. The engine restarts with the same sequences, which
-        recompute their known tokens, as after a preemption."""
+    def _retry(self, error: BaseException) -> bool:
+        """True if a GPU aborted the step, or its kernels may have caused the error: plain MLX replaces these from now on. The engine
+        restarts with the same sequences, which recompute their known tokens, as after a preemption."""
+        faults = self._gpu_faults = self._gpu_faults or _gpu_faults()
+        if faults.may_retry(error, self.scheduler.running, max(self._prefill_rows)):
+            rows = faults.most_rows()
+            fewer = "" if rows is None else f", prompts in steps of at most {rows} rows"
+            _log.warning("the GPU aborted a step (%s), which is computed again%s", one_line(error), fewer)
+            faults.drain()
+            self._restart(error)
+            return True
         drafts = self.proposer.draft
         layers = [*self.cache.attention, *(drafts.cache.attention if drafts else ())]
         if not disable_guilty(error, layers, replays=self.runner.replays):
@@ -420,6 +436,13 @@ class Engine:
         unpacking, self.config, cost = unpack_once(models, self.config, self._dtype, self.kv, self._take_memory)
         lines = [*fallback_lines(self.model.layers, self.kv, self._dtype), *lost_lines(), *["all steps are built"][self._replays :], *cost]
         _log.warning("a step failed (%s) and is computed again; %s", one_line(error), "; ".join(lines) or "drafts use plain MLX")
+        del layers, drafts
+        self._restart(error)
+        unpacking.run()
+        return True
+
+    def _restart(self, error: BaseException) -> None:
+        """Begin again with the same sequences."""
         before = self.scheduler
         for sequence in list(before.running):
             if sequence.finish_reason:  # complete, but the step failed before its removal
@@ -428,10 +451,8 @@ class Engine:
             sequence.preempt()
         self._start()
         self.scheduler.inherit(before)
-        del before, layers, drafts
+        del before
         clear_frames(error.__traceback__)  # its frames refer to the old cache
-        unpacking.run()
-        return True
 
     def _cancel_all(self) -> None:
         for sequence in (*self.scheduler.running, *self.scheduler.waiting):
@@ -439,6 +460,12 @@ class Engine:
                 each.finish("cancelled")
                 each.detach()
         self._start()
+
+
+def _gpu_faults() -> GpuFaults:
+    from ..runner.gpu_faults import GpuFaults  # only after a failure
+
+    return GpuFaults()
 
 
 def _encoder(vision: Vision, dtype: mx.Dtype, config: EngineConfig) -> ImageEncoder:

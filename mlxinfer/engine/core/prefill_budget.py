@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
+from collections.abc import Callable
 
 from ...cache.pages import PAGE
 from .step_times import StepTimes
@@ -36,6 +37,8 @@ class PrefillBudget:
         self.times = times
         self.share = share
         self.max_step_s = max_step_s
+        self.most_rows: Callable[[], int | None] = lambda: None
+        """Returns the maximum rows of prompts in a step, if a GPU aborted longer ones."""
         self.balance = 0.0
         """Seconds available for prompts."""
         self.plain: defaultdict[int, int] = defaultdict(int)
@@ -48,7 +51,8 @@ class PrefillBudget:
     def allowance(self, decode_rows: int, wanted: int, most: int, shortest: int = 0) -> int:
         """Rows of prompts for a step with `decode_rows` rows of answers: at most `most`, of `wanted` remaining ones. The next prompt has
         `shortest` rows left, and may overdraw the account a little if it then ends."""
-        most = min(wanted, most)
+        longest = self.most_rows()
+        most = min(wanted, most) if longest is None else min(wanted, most, longest)
         if not decode_rows or most <= 0:
             return max(min(most, self._quiet_rows()), 0)
         self._credit()

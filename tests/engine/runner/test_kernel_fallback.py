@@ -67,12 +67,15 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
         def __init__(self, parts: Any, append: Any, plan: DecodePlan, **options: Any) -> None:
             self.places, self.append, self.plan = [part.at for part in parts], append, plan
             self.norms, self.waves = [options.pop(name) for name in ("q_norm", "k_norm")], options.pop("waves")
+            self.has_bias = options.pop("has_bias")
             self.options = options
 
         def run(self, rows: Any, old: Any, *pages: Any) -> tuple[mx.array, list[mx.array]]:
-            parts = [RowPart(array, at) for array, at in zip(rows[:3], self.places, strict=True)]
-            q_norm, k_norm = (norm and Norm(weight, norm.eps) for norm, weight in zip(self.norms, rows[3:], strict=True))
-            q, recent = appended(parts, old, self.append, self.plan.shape, q_norm=q_norm, k_norm=k_norm, waves=self.waves)
+            q, k, v, bias, *weights = rows
+            parts = [RowPart(array, at) for array, at in zip((q, k, v), self.places, strict=True)]
+            norms = [norm and Norm(weight, norm.eps) for norm, weight in zip(self.norms, weights, strict=True)]
+            steps = {"bias": bias if self.has_bias else None, "q_norm": norms[0], "k_norm": norms[1], "waves": self.waves}
+            q, recent = appended(parts, old, self.append, self.plan.shape, **steps)
             y = found(q, *pages[:3], self.plan, recent=recent, **self.options)
             return y.reshape(len(y), -1), recent
 
