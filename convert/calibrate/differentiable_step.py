@@ -8,7 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 import numpy as np
 
-from ...cache.attention.reference import separate
+from ...cache.attention.head_steps import separate
 from ...cache.base import (
     AttentionParams,
     AttentionSpec,

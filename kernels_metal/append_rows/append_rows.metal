@@ -19,20 +19,20 @@ const int key_bias = heads * KEY_DIM, value_bias = key_bias + kv_heads * KEY_DIM
 if (number < rows * heads) {
   const int row = number / heads;
   const QuerySteps steps = {
-      &biases[0] + number % heads * KEY_DIM, has_bias, &query_weights[0], settings[0], &waves[0] + row * 2 * pairs, pairs};
+      &biases[0] + number % heads * KEY_DIM, has_bias, &query_weights[0], settings[0], &waves[0] + row * 2 * pairs, pairs, true};
   const device T* from = queries + size_t(row) * queries_shape[1] + numbers[2] + number % heads * KEY_DIM;
   make_head<KEY_DIM>(from, out + size_t(number) * KEY_DIM, steps, lane);
 } else if (number < rows * heads + 2 * sides) {
   const bool of_keys = number - rows * heads < sides;
   const int to = of_keys ? number - rows * heads : number - rows * heads - sides;
   const int place = to % length, head = to / length % kv_heads, entry = to / (length * kv_heads);
-  const KeySteps steps = {&biases[0] + key_bias, has_bias, &key_weights[0], settings[1], &waves[0], pairs};
-  const KeySteps none = {&biases[0] + value_bias, has_bias, &key_weights[0], -1.0f, &waves[0], 0};
+  const KeySteps steps = {&biases[0] + key_bias, has_bias, &key_weights[0], settings[1], &waves[0], pairs, true};
+  const KeySteps of_values = {&biases[0] + value_bias, has_bias, &key_weights[0], settings[3], &waves[0], 0, false};
   const RecentRows<T> of_k = {keys + numbers[3], int(keys_shape[1]), old_keys, int(old_keys_shape[2]), new_keys, length};
   const RecentRows<T> of_v = {values + numbers[4], int(values_shape[1]), old_values, int(old_keys_shape[2]), new_values, length};
   if (of_keys) {
     make_recent<KEY_DIM>(of_k, steps, entries + 4 * entry, entry, place, head, kv_heads, lane);
   } else {
-    make_recent<VALUE_DIM>(of_v, none, entries + 4 * entry, entry, place, head, kv_heads, lane);
+    make_recent<VALUE_DIM>(of_v, of_values, entries + 4 * entry, entry, place, head, kv_heads, lane);
   }
 }

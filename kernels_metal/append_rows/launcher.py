@@ -47,17 +47,19 @@ def append_rows(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     waves: mx.array | None = None,
+    value_eps: float | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
     """Return queries `[T, Hq, Dk]`, and the recent keys and values `[entries, Hkv, plan.length, D]` after a step.
 
     `bias` `[n]`, of all queries, keys and values, is added first. Heads of queries and keys are normed, then rotated by `waves`, float32
-    `[T, 2, dims / 2]`: cosines and sines of each row's angles. `old` are the recent keys and values before the step (empty without any).
-    Raises ValueError if arrays do not fit the plan.
+    `[T, 2, dims / 2]`: cosines and sines of each row's angles. Heads of values are normed without a weight, if `value_eps` is given.
+    `old` are the recent keys and values before the step (empty without any). Raises ValueError if arrays do not fit the plan.
     """
     check_rows(parts, old, plan, shape, bias, (q_norm, k_norm), waves)
     (queries, q_at), (keys, k_at), (values, v_at) = ((part.rows, part.at) for part in parts)
     half = 0 if waves is None else waves.shape[2]
     entries, length = len(plan.new), plan.length
+    eps = epsilons(q_norm, k_norm, value_eps)
     made = plan.rows * shape.heads + 2 * entries * shape.kv_heads * length
     out, new_keys, new_values = get_kernel(*_APPEND)(
         inputs=[
@@ -68,7 +70,7 @@ def append_rows(
             *(old or [nothing(shape.dtype)] * 2),
             plan.entries,
             cached_integers(shape.heads, shape.kv_heads, q_at, k_at, v_at, half, plan.rows, length, entries),
-            _settings(q_norm.eps if q_norm else -1.0, k_norm.eps if k_norm else -1.0, float(bias is not None)),
+            _settings(*eps[:2], float(bias is not None), eps[2]),
         ],
         template=[("T", shape.dtype), ("KEY_DIM", shape.key_dim), ("VALUE_DIM", shape.value_dim)],
         output_shapes=[
@@ -80,6 +82,12 @@ def append_rows(
         threadgroup=(_THREADS, 1, 1),
     )
     return out, [new_keys, new_values]
+
+
+def epsilons(q_norm: Norm | None, k_norm: Norm | None, value_eps: float | None) -> tuple[float, float, float]:
+    """Return the epsilons of the norms of queries, keys and values as the kernels take them: -1 without a norm."""
+    q_eps, k_eps = (-1.0 if norm is None else norm.eps for norm in (q_norm, k_norm))
+    return q_eps, k_eps, -1.0 if value_eps is None else value_eps
 
 
 @lru_cache(64)

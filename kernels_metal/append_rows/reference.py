@@ -22,6 +22,7 @@ def appended(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     waves: mx.array | None = None,
+    value_eps: float | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
     """Like `launcher.append_rows`, in float32, head by head."""
     sizes = (shape.heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim)
@@ -29,6 +30,7 @@ def appended(
     biases = [None] * 3 if bias is None else mx.split(bias, ends[:-1].tolist())
     q, k, v = (_heads(part, *size, own) for part, size, own in zip(parts, sizes, biases, strict=True))
     q, k = _turned(q, q_norm, waves).astype(shape.dtype), _turned(k, k_norm, waves).astype(shape.dtype)
+    v = v if value_eps is None else mx.fast.rms_norm(v, None, value_eps)
     return q, [_recent(x, old[i] if old else None, plan) for i, x in enumerate((k, v.astype(shape.dtype)))]
 
 

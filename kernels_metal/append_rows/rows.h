@@ -3,8 +3,8 @@
 // A simdgroup makes one head of one row. Arithmetic is in float32, and rounds once, after the sum with a bias once more.
 #pragma once
 
-// What is done to a head: a sum with the projection's bias, a norm, unless `eps` is negative, then the rotation of channel i with channel
-// i + pairs, for i below pairs.
+// What is done to a head: a sum with the projection's bias, a norm, unless `eps` is negative, with weights if `weighted`, then the
+// rotation of channel i with channel i + pairs, for i below pairs.
 template <typename Bias, typename Weights, typename Waves>
 struct Steps {
   Bias bias;  // of the head, by channel
@@ -13,6 +13,7 @@ struct Steps {
   float eps;
   Waves waves;  // of the row: cosines of all pairs, then sines
   int pairs;
+  bool weighted;
 };
 
 template <typename T, typename Bias, typename Weights, typename Waves>
@@ -24,7 +25,8 @@ inline float biased(const device T* from, Steps<Bias, Weights, Waves> steps, int
 template <typename T, typename Bias, typename Weights, typename Waves>
 inline float normed(const device T* from, Steps<Bias, Weights, Waves> steps, float factor, int channel) {
   const float x = biased(from, steps, channel);
-  return steps.eps < 0.0f ? x : x * factor * float(steps.weights[channel]);
+  if (steps.eps < 0.0f) return x;
+  return steps.weighted ? x * factor * float(steps.weights[channel]) : x * factor;
 }
 
 // `To` points to device or threadgroup memory.

@@ -81,13 +81,15 @@ def settings(
     query_eps: float = -1.0,
     key_eps: float = -1.0,
     has_bias: bool = False,
+    value_eps: float = -1.0,
 ) -> mx.array:
     """Return float32 `[8]`: scale, soft cap (0: none), 1 with sinks, 1 if answers are merged from parts, the epsilons of the norms of
-    query and key heads (-1: without a norm), 1 with a bias.
+    query and key heads (-1: without a norm), 1 with a bias, the epsilon of the norm of value heads.
 
     Evaluated, like every cached array here, because streams belong to threads, and the creating thread may have ended.
     """
-    return _evaluated(mx.array([scale, softcap, float(has_sinks), float(divided), query_eps, key_eps, float(has_bias), 0.0], mx.float32))
+    flags = float(has_sinks), float(divided)
+    return _evaluated(mx.array([scale, softcap, *flags, query_eps, key_eps, float(has_bias), value_eps], mx.float32))
 
 
 @cache

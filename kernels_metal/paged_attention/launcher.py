@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..append_rows.launcher import Norm, RowPart, check_rows
+from ..append_rows.launcher import Norm, RowPart, check_rows, epsilons
 from ..append_rows.plan import AppendPlan
 from ..executors import Launch, Template
 from ..formats import v_group
@@ -64,6 +64,7 @@ def paged_attention_append(
     q_norm: Norm | None = None,
     k_norm: Norm | None = None,
     waves: mx.array | None = None,
+    value_eps: float | None = None,
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
@@ -83,6 +84,7 @@ def paged_attention_append(
         q_norm=q_norm,
         k_norm=k_norm,
         waves=waves,
+        value_eps=value_eps,
         softcap=softcap,
         sinks=sinks,
     )
@@ -134,6 +136,7 @@ def append_launch(
     q_norm: Norm | None,
     k_norm: Norm | None,
     waves: mx.array | None,
+    value_eps: float | None,
     softcap: float | None,
     sinks: mx.array | None,
 ) -> AppendLaunch:
@@ -144,8 +147,8 @@ def append_launch(
     places = [number for part in parts for number in (part.rows.shape[1], part.at)]
     lengths = append.old_length, append.length, len(append.new), len(plan.sequences)
     numbers = cached_integers(1, *places, 0 if waves is None else waves.shape[2], *lengths)
-    eps = [-1.0 if norm is None else norm.eps for norm in (q_norm, k_norm)]
-    chosen = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None, *eps, has_bias)
+    *eps, value_norm = epsilons(q_norm, k_norm, value_eps)
+    chosen = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None, *eps, has_bias, value_norm)
     wide = (plan.rows, shape.heads * shape.value_dim)
     return AppendLaunch(
         plan,

@@ -92,8 +92,8 @@ if (appends) {
   Appending<T, KeySteps> step;
   step.keys = {keys + numbers[4], numbers[3], recent_keys, numbers[8], new_keys, numbers[9]};
   step.values = {values + numbers[6], numbers[5], recent_values, numbers[8], new_values, numbers[9]};
-  step.key_steps = {&biases[0] + key_bias, has_bias, &key_weights[0], settings[5], &waves[0], pairs};
-  step.value_steps = {&biases[0] + value_bias, has_bias, &key_weights[0], -1.0f, &waves[0], 0};
+  step.key_steps = {&biases[0] + key_bias, has_bias, &key_weights[0], settings[5], &waves[0], pairs, true};
+  step.value_steps = {&biases[0] + value_bias, has_bias, &key_weights[0], settings[7], &waves[0], 0, false};
   step.entries = &entries[0];
   if (item.end > item.past / 64) append_entry<D>(step, item.recent, head, heads, place);
   // Sequences that do not take part in the step keep what they have.
@@ -127,7 +127,7 @@ all.start = queries + size_t(item.row) * all.row + numbers[2] + head * HEADS * K
 all.first = first_query;
 all.last = item.count * HEADS - 1;
 const QuerySteps query_steps = {
-    &biases[0] + head * HEADS * KEY_DIM, has_bias, &query_weights[0], settings[4], &waves[0] + item.row * 2 * pairs, pairs};
+    &biases[0] + head * HEADS * KEY_DIM, has_bias, &query_weights[0], settings[4], &waves[0] + item.row * 2 * pairs, pairs, true};
 const auto own = queries_of<D>(Staging<(STAGED_QUERIES > 0)>(), all, appends, query_steps, query_room, place);
 State<D> state;
 attend_pages<D>(pages, item, table, own, first_query, settings[0], settings[1], place, state);

@@ -181,6 +181,16 @@ class HeadNorm(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class ValueSteps:
+    """Origin of values and the operation on their heads, in layers where they are not simply a projection (Gemma 4)."""
+
+    eps: float
+    """Epsilon of their norm `x / rms(x)`, which has no weight."""
+    from_keys: bool = False
+    """True if rows have no values: keys, before their norm and rotation, serve as values too."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeadSteps:
     """Operations on the heads of projections before attention: a sum with their bias, norms, rotation."""
 
@@ -190,6 +200,8 @@ class HeadSteps:
     """Rotary embedding of queries and keys."""
     bias: mx.array | None = None
     """Bias of queries, keys and values, `[n]`, unless the rows include it already."""
+    values: ValueSteps | None = None
+    """Operation on value heads; None without one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +236,8 @@ class Step(Protocol):
         ...
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
-        """Attend with raw projections: one to three arrays `[T, n]` with queries, keys and values, before their `heads` steps.
+        """Attend with raw projections: one to three arrays `[T, n]` with queries, keys and values, before their `heads` steps. There are no
+        values with `ValueSteps.from_keys`.
 
         Returns `[T, Hq * Dv]`.
         """

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import mlx.core as mx
 
 from ..kernels_metal.paged_attention.reference import attention
-from .attention.reference import separate
+from .attention.head_steps import separate
 from .attention.reference_chunks import rows_at_once
 from .base import AttentionParams, AttentionSpec, BidirectionalSpec, HeadSteps, Segment
 from .step import CacheStep

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ..cache.attention.reference import separate
+from ..cache.attention.head_steps import separate
 from ..cache.base import AttentionParams, AttentionSpec, HeadSteps, LayerSpec, OpaqueState, RecurrentUpdate, Rotation, Segment, Step
 from ..kernels_cpu import Blocks
 from ..nn.moe import MixtureOfExperts

@@ -23,6 +23,8 @@ SCENES = {
     "norms": AppendScene(((1, 1, 40),), ((1, 32, 40),), dim=80, heads=6, dtype=BF16, norms="qk", dims=80),
     "a part rotates": AppendScene(((0, 2, 3),), dim=96, value_dim=64, heads=3, kv_heads=1, dtype=F16, norms="qk", dims=24),
     "only keys are normed": AppendScene(((0, 1, 63),), ((0, 50, 63),), dim=72, value_dim=40, dtype=F16, norms="k", dims=72, joined=False),
+    "normed values": AppendScene(((0, 2, 5),), ((0, 3, 5),), dim=96, value_dim=72, dtype=BF16, norms="qk", dims=96, value_eps=1e-2),
+    "keys as values": AppendScene(((0, 1, 5),), dim=136, value_dim=136, heads=2, norms="q", dims=8, value_eps=1e-6, values_are_keys=True),
     "nothing to do": AppendScene(((0, 3, 1), (1, 1, 0)), dim=40, value_dim=16, heads=1, kv_heads=1, joined=False),
     "biases": AppendScene(((0, 1, 5), (1, 2, 0)), ((0, 3, 5),), dim=72, value_dim=40, heads=6, dtype=BF16, dims=40, biased=True),
     "biases and norms": AppendScene(((0, 1, 5),), ((0, 3, 5),), dim=64, heads=4, dtype=F32, norms="qk", dims=64, biased=True, joined=False),

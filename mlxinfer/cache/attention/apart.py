@@ -11,9 +11,10 @@ from ...util.dataclass import dataclass
 from ..base import AttentionParams, HeadSteps, Rotation, Segment
 from ..pages import AttentionGroup
 from ..store import LayerStore
+from .head_steps import separate
 from .native import AttentionBackend, Full
 from .native_shared import SharedStep
-from .reference import PlainStep, separate
+from .reference import PlainStep
 
 
 class ApartStep:

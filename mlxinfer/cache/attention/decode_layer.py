@@ -11,7 +11,7 @@ from ...kernels_metal.append_rows.launcher import Norm, RowPart
 from ...kernels_metal.paged_attention.arrays import nothing, sink_logits
 from ...kernels_metal.paged_attention.tiles import Shape
 from ...util.dataclass import dataclass
-from ..base import AttentionParams, AttentionSpec, HeadNorm, HeadSteps
+from ..base import AttentionParams, AttentionSpec, HeadNorm, HeadSteps, ValueSteps
 from ..store import LayerStore
 
 
@@ -23,6 +23,7 @@ class DecodeLayer:
     q_norm: HeadNorm | None
     k_norm: HeadNorm | None
     bias: mx.array | None
+    values: ValueSteps | None
     widths: list[int]
     """Columns of each array of rows."""
     shape: Shape
@@ -37,8 +38,8 @@ class DecodeLayer:
 
     def fits(self, widths: list[int], heads: HeadSteps, params: AttentionParams) -> bool:
         """True if these constants belong to these arguments."""
-        vectors = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm and self.bias is heads.bias
-        return vectors and self.params is params and self.widths == widths
+        norms = self.q_norm is heads.q_norm and self.k_norm is heads.k_norm and self.values is heads.values
+        return norms and self.bias is heads.bias and self.params is params and self.widths == widths
 
     def parts(self, rows: Sequence[mx.array]) -> tuple[RowPart, RowPart, RowPart]:
         """Return queries, keys and values in the arrays of a step."""
@@ -55,6 +56,11 @@ class DecodeLayer:
         """The norms, as arguments of launchers."""
         q_norm, k_norm = (None if norm is None else Norm(norm.weight, norm.eps) for norm in (self.q_norm, self.k_norm))
         return q_norm, k_norm
+
+    @property
+    def value_eps(self) -> float | None:
+        """Epsilon of the norm of values; None without one."""
+        return None if self.values is None else self.values.eps
 
 
 def decode_layer(store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
@@ -73,7 +79,7 @@ def shape_of(store: LayerStore, heads: int) -> Shape:
 
 
 def _described_layer(store: LayerStore, widths: list[int], heads: HeadSteps, params: AttentionParams) -> DecodeLayer:
-    count, places = _located_heads(widths, store.spec)
+    count, places = _located_heads(widths, store.spec, from_keys=heads.values is not None and heads.values.from_keys)
     shape = shape_of(store, count)
     norms = (heads.q_norm, heads.k_norm)
     weights = [nothing(store.dtype) if norm is None else norm.weight for norm in norms]
@@ -82,20 +88,20 @@ def _described_layer(store: LayerStore, widths: list[int], heads: HeadSteps, par
     mx.eval(logits)  # cached for all threads
     alike = [None if norm is None else (norm.eps, tuple(norm.weight.shape), norm.weight.dtype) for norm in norms]
     sinks = None if params.sinks is None else (tuple(params.sinks.shape), params.sinks.dtype)
-    kind = (shape, places, tuple(widths), heads.bias is None, *alike, params.scale, params.softcap, sinks)
+    kind = (shape, places, tuple(widths), heads.bias is None, *alike, heads.values, params.scale, params.softcap, sinks)
     number = _kinds.get(kind)
     if number is None:
         number = _kinds.setdefault(kind, next(_numbers))
-    return DecodeLayer(params, heads.q_norm, heads.k_norm, heads.bias, widths, shape, places, vectors, logits, number)
+    return DecodeLayer(params, heads.q_norm, heads.k_norm, heads.bias, heads.values, widths, shape, places, vectors, logits, number)
 
 
 _kinds: dict[tuple[object, ...], int] = {}
 _numbers = count()
 
 
-def _located_heads(widths: Sequence[int], spec: AttentionSpec) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """Return the number of query heads in arrays of these widths, and `DecodeLayer.places`."""
-    keys, values = spec.kv_heads * spec.key_dim, spec.kv_heads * spec.value_dim
+def _located_heads(widths: Sequence[int], spec: AttentionSpec, *, from_keys: bool) -> tuple[int, tuple[tuple[int, int], ...]]:
+    """Return the number of query heads in arrays of these widths, and `DecodeLayer.places`. With `from_keys`, values are the keys."""
+    keys, values = spec.kv_heads * spec.key_dim, 0 if from_keys else spec.kv_heads * spec.value_dim
     queries = sum(widths) - keys - values
     places: list[tuple[int, int]] = []
     left = [queries, keys, values]
@@ -104,4 +110,4 @@ def _located_heads(widths: Sequence[int], spec: AttentionSpec) -> tuple[int, tup
         while at < width:
             places.append((i, at))
             at += left.pop(0)
-    return queries // spec.key_dim, tuple(places)
+    return queries // spec.key_dim, (*places, places[-1]) if from_keys else tuple(places)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import mlx.core as mx
 
@@ -27,9 +28,10 @@ from ..recent_rows import RecentRows, Spans
 from ..store import Filled, LayerStore
 from .apart import renumbered_segments, row_order
 from .decode_layer import DecodeLayer, decode_layer, shape_of
+from .head_steps import separate, with_bias
 from .native import Full, StepAttention
 from .prefill_choice import may_unseal, most_unsealed_bytes, unsealed_bytes
-from .reference import PlainStep, separate, with_bias
+from .reference import PlainStep
 
 Alike = tuple[int, int, tuple[int, int, int], int]
 """Key of layers with equal decode launches in a step: `DecodeLayer.kind`, rotation, pool sizes, append plan."""
@@ -133,7 +135,8 @@ class MetalStep:
         if isinstance(launch, DecodePlan):
             q_norm, k_norm = layer.norms
             waves = None if heads.rotation is None else heads.rotation.waves
-            q, recent = append_rows(layer.parts(rows), old, append, layer.shape, bias=layer.bias, q_norm=q_norm, k_norm=k_norm, waves=waves)
+            steps: dict[str, Any] = {"bias": layer.bias, "q_norm": q_norm, "k_norm": k_norm, "waves": waves, "value_eps": layer.value_eps}
+            q, recent = append_rows(layer.parts(rows), old, append, layer.shape, **steps)
             scale, softcap, sinks = params.scale, params.softcap, params.sinks
             y = paged_attention_decode(q, *pools, launch, recent=recent, scale=scale, softcap=softcap, sinks=sinks)
             y = y.reshape(y.shape[0], -1)
@@ -162,6 +165,7 @@ class MetalStep:
                 q_norm=q_norm,
                 k_norm=k_norm,
                 waves=waves,
+                value_eps=layer.value_eps,
                 softcap=params.softcap,
                 sinks=params.sinks,
             )

@@ -12,6 +12,7 @@ from ..base import PAGE, AttentionParams, HeadSteps, Rotation, Segment
 from ..kv_format import KVFormat
 from ..pages import AttentionGroup
 from ..store import Filled, LayerStore
+from .head_steps import separate
 
 Full = dict[int, Filled]
 """Newly filled pages, by slot."""
@@ -82,6 +83,9 @@ class NativeStep:
         return y.reshape(y.shape[0], qkv[0].shape[1], -1), full
 
     def rows(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
+        if heads.values is not None:  # the operation has no such step
+            y, full = self.heads(store, separate(rows, store.spec, heads), params)
+            return y.reshape(y.shape[0], -1), full
         assert heads.bias is None  # the products of these kernels add it
         q_norm, k_norm = heads.q_norm, heads.k_norm
         form = store.format

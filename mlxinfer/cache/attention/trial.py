@@ -12,7 +12,7 @@ from typing import Any
 import mlx.core as mx
 
 from ...kernels_metal.kernel_trial import KernelTrial, difference
-from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment
+from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment, ValueSteps
 from ..kv_format import KVFormat
 from ..pages import AttentionGroup, PageTable
 from ..store import LayerStore
@@ -161,7 +161,8 @@ class _HalfRotation:
 def _head_steps(spec: AttentionSpec, dtype: mx.Dtype, segments: Sequence[Segment]) -> HeadSteps:
     norm = _Norm(spec.key_dim, dtype)
     width = (spec.query_heads + spec.kv_heads) * spec.key_dim + spec.kv_heads * spec.value_dim
-    return HeadSteps(norm, norm, _HalfRotation(segments, spec.key_dim), mx.linspace(-1.0, 1.0, width).astype(dtype))
+    bias = mx.linspace(-1.0, 1.0, width).astype(dtype)
+    return HeadSteps(norm, norm, _HalfRotation(segments, spec.key_dim), bias, ValueSteps(norm.eps))
 
 
 def _segments(parts: Sequence[tuple[int, int]], past: list[int]) -> tuple[Segment, ...]:

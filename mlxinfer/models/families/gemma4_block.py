@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import mlx.core as mx
 
-from ...cache.base import AttentionParams, Rotation, Step
+from ...cache.base import AttentionParams, HeadSteps, Rotation, Step, ValueSteps
 from ...nn.activations import Gate, gated
 from ...nn.attention import Heads, load_output
 from ...nn.linear import JoinedLinear, Linear
@@ -23,6 +23,9 @@ from ..block import Norms
 if TYPE_CHECKING:
     from ...kernels_cpu import View
     from ..native.cpu_program import Accumulator, ProgramBuilder
+
+
+_UNSCALED = AttentionParams(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,8 @@ class Gemma4Attention:
     """`[hidden, heads * dim]`."""
     norms: Sequence[RMSNorm]
     """Norm of query heads and, with keys, of key heads."""
+    values: ValueSteps | None
+    """Norm of value heads; None without keys."""
 
     @classmethod
     def load(cls, weights: Weights, name: str, layer: int, heads: Heads, parts: Sequence[str], eps: float) -> Gemma4Attention:
@@ -51,23 +56,22 @@ class Gemma4Attention:
             [Linear.load(weights, f"{name}.{part}", size, heads.hidden) for part, size in zip(parts, sizes, strict=True)], sizes
         )
         norms = [RMSNorm.load(weights, f"{name}.{part[0]}_norm", heads.dim, eps) for part in parts[:2]]
-        return cls(layer, heads, inputs, load_output(weights, name, heads), norms)
+        values = ValueSteps(eps, from_keys=len(parts) == 2) if len(parts) > 1 else None
+        return cls(layer, heads, inputs, load_output(weights, name, heads), norms, values)
 
     def __call__(
         self, x: mx.array, step: Step, rotation: Rotation | None, *, norm: RMSNorm | None = None, onto: mx.array | None = None
     ) -> mx.array:
         """Map `[T, hidden]` to the same shape. `norm` is applied to x first; the result is added to `onto`, if given."""
         assert rotation is not None
-        rows, heads, params = x.shape[0], self.heads, AttentionParams(1.0)
-        flat, *kv = self.inputs(x, norm=norm)
-        q = rotation(self.norms[0](flat.reshape(rows, heads.count, heads.dim)))
-        if not kv:
-            y = step.attend_again(self.layer, q, params)
+        rows = self.inputs.runs(x, norm=norm)
+        if self.values is None:
+            q = rotation(self.norms[0](rows[0].reshape(x.shape[0], self.heads.count, self.heads.dim)))
+            y = step.attend_again(self.layer, q, _UNSCALED).reshape(x.shape[0], -1)
         else:
-            k, v = (part.reshape(rows, heads.kv, heads.dim) for part in (kv[0], kv[-1]))
-            v = mx.fast.rms_norm(v, None, self.norms[0].eps)
-            y = step.attend(self.layer, q, rotation(self.norms[1](k)), v, params)
-        return self.output(y.reshape(rows, -1), onto=onto)
+            q_norm, k_norm = self.norms
+            y = step.attend_rows(self.layer, rows, HeadSteps(q_norm, k_norm, rotation, values=self.values), _UNSCALED)
+        return self.output(y, onto=onto)
 
     def natively(self, builder: ProgramBuilder, x: View, norm: RMSNorm | None, sink: Accumulator, rope: str | None) -> None:
         """Add the instructions for the CPU kernels."""

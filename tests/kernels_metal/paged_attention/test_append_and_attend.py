@@ -46,11 +46,28 @@ SCENES = {
         softcap=5.0,
         cores=40,
     ),
+    "normed values, from keys": AppendedAttention(
+        AppendScene(
+            ((1, 2, 40), (0, 1, 63)),
+            ((1, 32, 40),),
+            dim=72,
+            value_dim=72,
+            heads=6,
+            dtype=F16,
+            norms="qk",
+            dims=72,
+            value_eps=1e-2,
+            values_are_keys=True,
+        ),
+        (1, 3),
+        (8, 3),
+        window=100,
+    ),
     "nothing to do": AppendedAttention(
         AppendScene(((0, 3, 1), (1, 1, 0)), dim=40, value_dim=16, heads=1, kv_heads=1, joined=False), (1, 0)
     ),
 }
-SANITIZED = ("norms, odd heads", "shared pages, others keep their rows")
+SANITIZED = ("norms, odd heads", "normed values, from keys", "shared pages, others keep their rows")
 """One of each kind of tile; compiling for all sanitizers takes long."""
 pytestmark = needs_emulator
 

@@ -32,6 +32,8 @@ class AppendScene:
     biased: bool = False
     dims: int = 0
     joined: bool = True
+    value_eps: float | None = None
+    values_are_keys: bool = False
     seed: int = 0
 
     @property
@@ -60,7 +62,8 @@ class AppendScene:
     def heads_of(self) -> list[Array]:
         """Queries, keys and values `[rows, heads, D]`, rounded to the dtype."""
         counts = ((self.heads, self.dim), (self.kv_heads, self.dim), (self.kv_heads, self.value_dim))
-        return [to_float(self._cast(3 * self.random.normal(size=(self.rows, *shape)))) for shape in counts]
+        found = [to_float(self._cast(3 * self.random.normal(size=(self.rows, *shape)))) for shape in counts]
+        return [*found[:2], found[1]] if self.values_are_keys else found
 
     @cached_property
     def bias(self) -> mx.array | None:
@@ -80,6 +83,9 @@ class AppendScene:
     def parts(self) -> tuple[RowPart, RowPart, RowPart]:
         """All three in one array, or keys and values in one."""
         flat = [x.reshape(self.rows, -1) for x in self.heads_of]
+        if self.values_are_keys:
+            whole = self._cast(np.concatenate(flat[:2], axis=1))
+            return RowPart(whole, 0), *[RowPart(whole, flat[0].shape[1])] * 2
         if not self.joined:
             both = self._cast(np.concatenate(flat[1:], axis=1))
             return RowPart(self._cast(flat[0]), 0), RowPart(both, 0), RowPart(both, flat[1].shape[1])
@@ -120,7 +126,7 @@ class AppendScene:
     def steps(self) -> dict[str, Any]:
         """What launchers are told about heads."""
         q_norm, k_norm = self.norm_weights
-        return {"bias": self.bias, "q_norm": q_norm, "k_norm": k_norm, "waves": self.waves}
+        return {"bias": self.bias, "q_norm": q_norm, "k_norm": k_norm, "waves": self.waves, "value_eps": self.value_eps}
 
     def run(self) -> list[mx.array]:
         """Queries, recent keys, recent values."""
@@ -136,6 +142,8 @@ class AppendScene:
         """In float64."""
         q, k, v = (x.astype(np.float64) for x in self.biased_heads)
         q, k = (self._turned(x, norm) for x, norm in zip((q, k), self.norm_weights, strict=True))
+        if self.value_eps is not None:
+            v = v / np.sqrt(np.mean(v * v, axis=-1, keepdims=True) + self.value_eps)
         recent = []
         for x, old in zip((k, v), self.old_rows or [None, None], strict=True):
             entries = np.zeros((len(self.plan.new), self.kv_heads, self.plan.length, x.shape[-1]))

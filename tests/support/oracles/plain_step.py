@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxinfer.cache.attention.reference import separate
+from mlxinfer.cache.attention.head_steps import separate
 from mlxinfer.cache.base import AttentionParams, AttentionSpec, GivenRows, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
 
 Update = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
