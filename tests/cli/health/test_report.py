@@ -4,6 +4,8 @@ import getpass
 import os
 import platform
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,8 +13,9 @@ import pytest
 
 from mlxinfer import __version__
 from mlxinfer.cli.health import report
-from mlxinfer.cli.health.report import settings_of, without_private
+from mlxinfer.util.private_text import HIDDEN, settings_of, without_private
 
+ROOT = Path(__file__).parents[3]
 SECTIONS = ["machine", "versions", "memory", "settings", "server", "attention", "plan", "speed", "errors of kernels"]
 
 
@@ -39,11 +42,20 @@ def somebody(monkeypatch, tmp_path):
 
 def test_names_paths_and_keys_are_taken_out(somebody):
     text = f"""{somebody}/models/x.gguf and {somebody}: quentin at Quentins-MacBook.local (quentins-macbook)
-    /Users/other/secret /home/third/x key open-sesame-1234, token hf_abcdefghijklmnop, sk-abcdefghijk http://me:word@proxy:80"""
+    /Users/other/secret /home/third/x key open-sesame-1234, token hf_abcdefghijklmnop, sk-abcdefghijk http://me:word@proxy:80
+    /Volumes/Third disk/models: -InternalBattery-0 (id=12345678) 80%"""
     found = without_private(text)
-    for private_word in ("quentin", "macbook", "other", "third", "sesame", "abcdefghij", "me:word", str(somebody)):
+    for private_word in ("quentin", "macbook", "other", "third", "sesame", "abcdefghij", "me:word", "12345678", str(somebody)):
         assert private_word not in found.lower(), private_word
     assert "~/models/x.gguf and ~: USER at HOST" in found
+    assert "/Volumes/DISK/models: -InternalBattery-0 (id) 80%" in found
+
+
+def test_names_can_be_taken_out_before_anything_is_installed():
+    """`make mac-report` also tells of an installation that failed."""
+    script = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from mlxinfer.util import private_text as p; print(p.without_private('x'))"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "x\n"
 
 
 def test_what_only_looks_like_a_name_stays(somebody):
@@ -53,7 +65,7 @@ def test_what_only_looks_like_a_name_stays(somebody):
 def test_settings_are_named_and_keys_hidden(somebody):
     found = settings_of(os.environ)
     assert found["MLX_MAX_OPS_PER_BUFFER"] == "50"
-    assert found["MLXINFER_API_KEY"] == report.HIDDEN
+    assert found["MLXINFER_API_KEY"] == HIDDEN
     assert "HF_TOKEN" not in found
 
 
@@ -66,7 +78,7 @@ def test_a_report_has_its_parts_and_no_names(call, chat_model, somebody, tmp_pat
     assert f"mlxinfer: {__version__}" in text
     assert text.count("\n- system: ") == 1
     assert "MLX_MAX_OPS_PER_BUFFER=50" in text
-    assert f"MLXINFER_API_KEY={report.HIDDEN}" in text
+    assert f"MLXINFER_API_KEY={HIDDEN}" in text
     assert "kv 4: " in text
     assert "prefill 128: " in text
     assert "tokens/s" in text
