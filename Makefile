@@ -49,7 +49,7 @@ $(bin)/ruff check .
 $(bin)/ruff format --check .
 endef
 
-.PHONY: help demo chat smoke quick kernels test test-swift plain mac-like bench lint fix sanitize torch notebooks docs clean
+.PHONY: help demo chat smoke quick kernels test test-swift plain mac-like mac-report bench lint fix sanitize torch notebooks docs clean
 
 help:
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1	/p' Makefile
@@ -88,6 +88,10 @@ plain: $(small)  ## the quick tests as where there are no CPU kernels
 mac-like: $(linters)  ## what differs on a Mac, as far as Linux can have it: types, dtypes, paths, open files, no CPU kernels
 	$(bin)/mypy --platform darwin --cache-dir .mypy_cache/darwin
 	PYTHONPATH=tests HYPOTHESIS_PROFILE=quick $(bin)/python -m pytest -p support.processes.mac_like $(parallel) -m "$(quick_tests)" $(mac_tests) $(ARGS)
+
+mac-report:  ## what only a Mac can tell, in one file to send in (ten to twenty-five minutes)
+	@test -n "$(PYTHON)" || { echo "$(no_python)"; exit 1; }
+	@$(PYTHON) -m benchmarks.mac_report --environment $(VENV) $(ARGS)
 
 bench: $(package) $(smollm2) $(gemma3)  ## compare with mlx-lm and llama.cpp, which is built first (minutes)
 	@$(pip) install --editable ".[bench]"

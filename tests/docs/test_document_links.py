@@ -6,11 +6,8 @@ import ast
 import importlib
 import importlib.util
 import inspect
-import os
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
@@ -190,21 +187,3 @@ def test_a_name_that_nothing_resolves_is_found():
         assert not _is_a_model(name), name
     for name in ("smollm2", "MODEL", "Qwen/Qwen3-4B", "org/name@main", "./here", "x.gguf", "chat=~/models/a", "org/name/file.gguf"):
         assert _is_a_model(name), name
-
-
-@pytest.mark.long
-def test_the_first_hour_runs_the_tests_of_every_kernel():
-    """The command of step 3 collects tests that launch each folder of kernels."""
-    page = (ROOT / "docs" / "first-hour-on-a-mac.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"## 3\..*?```\n(make \S+)\n```", page, re.DOTALL)
-    plain = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}  # within make, lines about folders follow
-    recipe = subprocess.run(
-        ["make", "-n", *command.split()[1:], "PYTHON=python3"], cwd=ROOT, env=plain, capture_output=True, text=True, check=True
-    ).stdout
-    options = recipe.strip().splitlines()[-1].split(" -m pytest ")[1].split(" -m ")[1].split()
-    assert options == ["emulator", "tests"]
-    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-m", *options]
-    found = subprocess.run(collect, cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    attention = "attention_decode", "attention_prefill", "append_rows", "seal", "unseal"
-    for kernel in (*attention, "add_norm", "experts", "quantized_matmul", "router", "sampling"):
-        assert re.search(rf"tests/\S*{kernel}", found), kernel
