@@ -24,7 +24,7 @@ from mlxinfer.cache.paged import PagedCache
 from mlxinfer.kernels_metal import executors, kernel_trial
 from mlxinfer.kernels_metal.experts import trial as experts
 from mlxinfer.kernels_metal.experts.launcher import Form
-from mlxinfer.kernels_metal.kernel_trial import KernelTrial, Kind
+from mlxinfer.kernels_metal.kernel_trial import KernelTrial, Kind, Verdict
 from mlxinfer.kernels_metal.paged_attention.arrays import sealed_arrays
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 from mlxinfer.kernels_metal.quantized_matmul.launcher import BITS
@@ -134,11 +134,16 @@ def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat
 @contextmanager
 def _as_on_gpu(note: Callable[[KernelTrial, Kind], None]) -> Iterator[None]:
     """Have all trials pass unseen, and kernels return zeros."""
+
+    def passed(trial: KernelTrial, kind: Kind, **_: Any) -> Verdict:
+        note(trial, kind)
+        return Verdict()
+
     trials = [*kernel_trial.TRIALS, *attention.TRIALS]
     for trial in trials:
         trial.forget()
     with (
-        patch.object(KernelTrial, "problem", note),
+        patch.object(KernelTrial, "_verdict", passed),
         patch.object(kernel_trial, "is_gpu", lambda: True),
         patch("mlxinfer.kernels_cpu.in_use", lambda: False),
         executors.run_with(lambda **_: _zeros),

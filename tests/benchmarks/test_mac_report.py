@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -34,16 +35,19 @@ def test_a_step_has_its_output_and_how_it_ended() -> None:
     assert run(Step("a", ("no-such-command",), 1)).status == "cannot start: No such file or directory"
 
 
-def test_a_step_that_takes_too_long_ends_with_all_that_it_started() -> None:
-    outcome = run(shell("a", "sleep 600 & echo $!; wait", seconds=0.2))
-    assert outcome.status == "stopped after 0 s"
-    child = int(outcome.output)
-    try:
-        os.kill(child, 0)
-    except ProcessLookupError:
-        return
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+def test_a_step_that_takes_too_long_is_stopped() -> None:
+    assert run(shell("a", "sleep 600", seconds=0.05)).status == "stopped after 0 s"
+
+
+def test_all_that_a_step_started_ends_with_it() -> None:
+    script = ["sh", "-c", "sleep 600 & echo $!; wait"]
+    process = subprocess.Popen(script, stdout=subprocess.PIPE, start_new_session=True)
+    assert process.stdout is not None
+    assert process.stdout.readline()  # the child is there
+    running._end(process)
+    assert process.stdout.read() == b""  # no process has it open any more
+    process.stdout.close()
+    assert process.returncode == -signal.SIGTERM
 
 
 def test_of_a_long_output_both_ends_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
