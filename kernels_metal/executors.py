@@ -100,6 +100,11 @@ def kind() -> str:
     return "Metal" if maker is mx.fast.metal_kernel else "emulator" if maker.__module__.endswith("emulator.kernel") else "CUDA"
 
 
+def measurable() -> bool:
+    """True if the executor of this process is a GPU, whose speed decides whether a kernel is used."""
+    return kind() in ("Metal", "CUDA")
+
+
 def traceable() -> bool:
     """True if kernels may be called while MLX traces a function: they are operations of MLX, and no code reads their inputs."""
     maker = current_maker()

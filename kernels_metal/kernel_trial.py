@@ -69,8 +69,15 @@ def faster_variants(kind: Kind, speeds: Speeds, used: Collection[int], *, least:
     }
     if fast or not speeds:
         return Verdict(speeds=fast)
-    stalled = any(speed.stalled for speed in speeds.values())
-    return Verdict("the kernel became slower while it ran") if stalled else Verdict("MLX is faster", quiet=True)
+    if any(speed.stalled for speed in speeds.values()):
+        return Verdict("the kernel became slower while it ran")
+    best = max(speed.times_mlx for speed in speeds.values())
+    return Verdict(f"the kernel has only {best:.3g}x its speed", quiet=True)
+
+
+def unless_slower(kind: Kind, speeds: Speeds, used: Collection[int]) -> Verdict:
+    """Use a kernel unless MLX's operations are faster by the margin: it also saves the host launches, which is not measured."""
+    return faster_variants(kind, speeds, used, least=MARGIN**-2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +101,7 @@ class KernelTrial:
         *,
         speeds: Callable[..., Speeds] | None = None,
         choose: Callable[[Kind, Speeds, Collection[int]], Verdict] = faster_variants,
-        describe: Callable[[Kind, Verdict], str] = lambda _, verdict: f": plain MLX instead: {verdict.obstacle}",
+        describe: Callable[[Kind, Verdict], str] = lambda _, verdict: f": {choice_line(verdict)}",
         failure: str = "a Metal kernel failed its trial",
         listed: bool = True,
     ) -> None:
@@ -130,19 +137,28 @@ class KernelTrial:
             return self.verdicts[kind]
 
     def _verdict(self, kind: Kind, *, again: bool = False, measure: Callable[..., Speeds] | None = None) -> Verdict:
-        measure, kept = measure or self._speeds, self._kept(kind)
+        kept = self._kept(kind)
         if kept is not None and not again and not kept_trials.repeated() and not (kept.power and not _power_now().limited):
             return replace(self._choose(kind, kept.speeds, kept.used), power=kept.power)
         with _NOTICE.trial():
-            if problem := self.problem(kind):
-                kept_trials.drop(self.name, self._check, [kind])
-                return problem
-            speeds = measure(*kind) if measure else {}
+            speeds = self.problem(kind) or self._measured(kind, measure)
+        if isinstance(speeds, Verdict):
+            kept_trials.drop(self.name, self._check, [kind])
+            return speeds
         verdict = self._choose(kind, speeds, kept.used if kept else ())
         power = mac.power() if speeds else mac.Power()
         found = _Kept(speeds, frozenset(verdict.speeds), str(power) if power.limited else "")
         kept_trials.keep(self.name, self._check, kind, _entry(found))
         return replace(verdict, power=found.power)
+
+    def _measured(self, kind: Kind, measure: Callable[..., Speeds] | None) -> Speeds | Verdict:
+        """Return the speeds, none if they do not matter; the obstacle if the device fails. Only a GPU's speeds matter to a trial of its
+        own."""
+        measure = measure or (self._speeds if executors.measurable() else None)
+        try:
+            return measure(*kind) if measure else {}
+        except RuntimeError as error:
+            return Verdict(f"its speed could not be measured: {fault_line(error)}")
 
     def _kept(self, kind: Kind) -> _Kept | None:
         """Return the result of a kind that passed its trial in an earlier process; None if none is known."""
@@ -185,8 +201,9 @@ class KernelTrial:
         self.age += 1
 
     def lines(self, kinds: Iterable[Kind]) -> list[str]:
-        """Describe these kinds for people, if their kernel is not used. Runs their trials."""
-        return self._described(kind for kind in kinds if self.obstacle(*kind))
+        """Describe these kinds for people, if their kernel is lost. Runs their trials."""
+        tried = [kind for kind in kinds if self.obstacle(*kind)]
+        return self._described(kind for kind in tried if not self.verdicts[kind].quiet)
 
     def lost(self) -> list[str]:
         """Describe all kinds whose kernel is lost, for people."""
@@ -240,6 +257,13 @@ def slow_trials_told(tell: Callable[[], None]) -> Iterator[None]:
         yield
     finally:
         _NOTICE.tell = None
+
+
+def choice_line(verdict: Verdict) -> str:
+    """Describe the choice between a kernel and plain MLX, and the speed of a kernel without variants."""
+    if verdict.obstacle:
+        return f"plain MLX instead: {verdict.obstacle}"
+    return "this project's kernel" + "".join(f", {speed.times_mlx:.3g}x plain MLX" for speed in list(verdict.speeds.values())[:1])
 
 
 def _measured_on(verdict: Verdict) -> str:
@@ -307,6 +331,11 @@ def disable(error: BaseException, *, guilty: bool) -> bool:
 def age() -> int:
     """Return a number that changes with the kernels in use."""
     return sum([trial.age for trial in TRIALS])
+
+
+def described_lines() -> list[str]:
+    """Describe all kinds of all kernels that were tried, for people."""
+    return [line for trial in TRIALS for line in trial.described()]
 
 
 def lost_lines() -> list[str]:

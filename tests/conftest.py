@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, settings
 from support.processes.short_paths import short_directory
 
 from mlxinfer import kernels_cpu
-from mlxinfer.kernels_metal import emulator, kept_trials
+from mlxinfer.kernels_metal import emulator, executors, kept_trials
 
 # The same examples in every run, and no judgement of how long one takes: machines are slow and shared.
 _REPEATABLE: dict[str, Any] = {"deadline": None, "derandomize": True, "suppress_health_check": [HealthCheck.too_slow]}
@@ -43,6 +43,10 @@ os.environ["MLXINFER_PACKED_GB"] = "0"
 
 # Trials of kernels are made in each process, and none is kept beside those of the user.
 kept_trials.trials_file = lambda: None
+
+# Every kernel that passes its trial is tested, also where MLX's operations are faster.
+if mx.metal.is_available() or mx.cuda.is_available():
+    executors.measurable = lambda: False
 
 # What MLX fuses for a CPU, it has a C++ compiler make a library of, which takes seconds each; without, the same is computed step by step.
 if not mx.metal.is_available():

@@ -72,7 +72,7 @@ def try_experts(parts: Parts, dtype: mx.Dtype, count: int, *, added: bool) -> Ve
     subject = subject_of(parts, dtype, count, added=added) if in_use() else None
     if subject is None:
         return None
-    verdict = TRIAL.try_now(subject)
+    verdict = TRIAL.try_now(subject, speeds=_speeds)
     if verdict.speeds:
         for linear in (parts.into, parts.out):
             if isinstance(linear.matrix, (Dense, Quantized)):
@@ -164,5 +164,5 @@ def _named(form: Form) -> str:
     return "mxfp4" if form.mode == "mxfp4" else f"{form.bits}-bit in groups of {form.group_size}"
 
 
-TRIAL = KernelTrial("experts of few rows", _check, speeds=_speeds, describe=_describe)
+TRIAL = KernelTrial("experts of few rows", _check, describe=_describe)
 """By `Subject`."""

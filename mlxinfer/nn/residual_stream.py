@@ -3,19 +3,22 @@ its trial on this machine."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import mlx.core as mx
 
 from ..kernels_metal.add_norm import launcher, reference
-from ..kernels_metal.add_norm.reference import Norm
-from ..kernels_metal.kernel_trial import KernelTrial, difference, kernels_in_use
+from ..kernels_metal.kernel_speed import Step, compare
+from ..kernels_metal.kernel_trial import KernelTrial, Speeds, Verdict, choice_line, difference, kernels_in_use, unless_slower
 from ..util.dataclass import dataclass
 from .norms import RMSNorm, Sum
 
 _ROWS = 3
 _KNOWN_SUMS = 64
 """Shapes of rows for which a norm caches how its sum is computed."""
+_USUAL_CHANNELS = 4096
+"""Channels that `mlxinfer doctor` tries."""
 _FACTORS = 0.5, 1.5
 """Factors of the result and of the sum in the trial."""
 _MOST_ERROR = 0.02
@@ -101,17 +104,45 @@ def fallback_lines(dtype: mx.Dtype, channels: int, kinds: Iterable[Kind]) -> lis
     return TRIAL.lines((dtype, channels, *kind) for kind in kinds) if kernels_in_use() else []
 
 
-def _check_add_norm(dtype: mx.Dtype, channels: int, after: bool, before: bool, biased: bool = False) -> str | None:
+def _example(rows: int, dtype: mx.Dtype, channels: int, after: bool, before: bool, biased: bool = False) -> list[Any]:
+    """Return the arguments of `add_norm` without factors: result and stream, `[rows, channels]` each, both norms and the bias."""
     keys = mx.random.split(mx.random.key(channels), 5)
-    result, stream = (mx.random.normal((_ROWS, channels), key=key).astype(dtype) for key in keys[:2])
-    weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:4]]
-    norms: tuple[Norm | None, Norm | None] = ((weights[0], 1e-5) if after else None, (weights[1], 1e-6) if before else None)
-    bias = mx.random.normal((channels,), key=keys[4]).astype(dtype) if biased else None
-    given = (result, stream, *norms, *_FACTORS, bias)
+    arrays = [mx.random.normal((rows, channels), key=key).astype(dtype) for key in keys[:2]]
+    weights = [mx.random.normal((channels,), key=key).astype(dtype) for key in keys[2:]]
+    mx.eval(arrays, weights)
+    return [*arrays, (weights[0], 1e-5) if after else None, (weights[1], 1e-6) if before else None, weights[2] if biased else None]
+
+
+def _check_add_norm(*kind: Any) -> str | None:
+    *given, bias = _example(_ROWS, *kind)
+    given += [*_FACTORS, bias]
     pairs = zip(launcher.add_norm(*given), reference.add_norm(*given), strict=True)
     errors = [error for got, expected in pairs if (error := difference(got, expected, _MOST_ERROR))]
     return f"its answers {errors[0]}" if errors else None
 
 
-TRIAL = KernelTrial("sums with norms", _check_add_norm)
+def _speeds(*kind: Any) -> Speeds:
+    """Compare sums of one row, each of which is the next one's result."""
+    result, stream, *norms, bias = _example(1, *kind)
+    which = int(kind[3])
+
+    def by(add_norm: Callable[..., tuple[mx.array, mx.array]]) -> Step:
+        return lambda x, _: add_norm(x, stream, *norms, bias=bias)[which]
+
+    return {1: compare(by(launcher.add_norm), by(reference.add_norm), result, busy=True)}
+
+
+def _describe(kind: Any, verdict: Verdict) -> str:
+    dtype, channels, after, before, *biased = kind
+    steps = (["with a bias"] if biased else []) + (["of normed results"] if after else []) + (["normed"] if before else [])
+    return ", ".join(["", f"{channels} channels", *steps, str(dtype).rpartition(".")[2]]) + f": {choice_line(verdict)}"
+
+
+TRIAL = KernelTrial("sums with norms", _check_add_norm, speeds=_speeds, choose=unless_slower, describe=_describe)
 """By dtype, channels, and `Kind`."""
+
+
+def try_usual(dtype: mx.Dtype) -> None:
+    """Try the kernel for a model of usual size, if this device runs it."""
+    if kernels_in_use():
+        TRIAL.obstacle(dtype, _USUAL_CHANNELS, False, True)

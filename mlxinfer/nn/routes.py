@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
 from ..kernels_cpu import Router
-from ..kernels_metal.kernel_trial import KernelTrial, difference, kernels_in_use
+from ..kernels_metal.kernel_speed import Step, compare
+from ..kernels_metal.kernel_trial import KernelTrial, Speeds, Verdict, choice_line, difference, kernels_in_use, unless_slower
 from ..kernels_metal.router import launcher, reference
 from ..kernels_metal.router.reference import Rule
 
@@ -115,10 +117,9 @@ def fallback_lines(parts: Iterable[object], dtype: mx.Dtype) -> list[str]:
     return TRIAL.lines(kinds)
 
 
-def _check_choice(
-    dtype: mx.Dtype, experts: int, chosen: int, scores: str, normalized: bool, groups: int, kept: int, ranked: int, *has: bool
-) -> str | None:
-    rule = Rule(chosen, scores, normalized, 0.01, 0.001, 1.5, groups, kept, ranked)
+def _check_choice(dtype: mx.Dtype, experts: int, *rest: Any) -> str | None:
+    """`rest` are the further arguments of `Route.kind`."""
+    rule, has = _example_rule(*rest[:-2]), rest[-2:]
     logits = _different_logits(experts).astype(dtype)
     bias, gains = (mx.random.normal((experts,), key=mx.random.key(seed)) * 0.2 + 1 for seed in (1, 2))
     vectors = [vector if given else None for vector, given in zip((bias, gains), has, strict=True)]
@@ -141,5 +142,28 @@ def _spread(experts: mx.array, shares: mx.array, count: int) -> tuple[mx.array, 
     return mx.put_along_axis(nothing, experts, mx.array(1.0), axis=-1), mx.put_along_axis(nothing, experts, shares, axis=-1)
 
 
-TRIAL = KernelTrial("choices of experts", _check_choice)
+def _speeds(dtype: mx.Dtype, experts: int, *rest: Any) -> Speeds:
+    """Compare choices for one row, each of which changes the next one's logits."""
+    rule, has = _example_rule(*rest[:-2]), rest[-2:]
+    logits, vectors = _different_logits(experts)[:1].astype(dtype), [mx.ones((experts,)) if given else None for given in has]
+    mx.eval(logits, vectors)
+
+    def by(choose: Callable[..., tuple[mx.array, mx.array]]) -> Step:
+        return lambda x, _: x + choose(x, rule, *vectors)[1][:, :1].astype(dtype)
+
+    return {1: compare(by(launcher.choose_experts), by(reference.choose_experts), logits, busy=True)}
+
+
+def _example_rule(chosen: int, scores: str, normalized: bool, groups: int, kept: int, ranked: int) -> Rule:
+    return Rule(chosen, scores, normalized, 0.01, 0.001, 1.5, groups, kept, ranked)
+
+
+def _describe(kind: tuple[Any, ...], verdict: Verdict) -> str:
+    dtype, experts, chosen, scores, *_ = kind
+    return (
+        f", {chosen} of {experts}, by {'logits' if scores == 'none' else scores}, {str(dtype).rpartition('.')[2]}: {choice_line(verdict)}"
+    )
+
+
+TRIAL = KernelTrial("choices of experts", _check_choice, speeds=_speeds, choose=unless_slower, describe=_describe)
 """By the arguments of `Route.kind`."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mlx.core as mx
 import numpy as np
 
 from .. import kernels_cpu
-from ..kernels_metal.kernel_trial import KernelTrial, kernels_in_use
+from ..kernels_metal.kernel_speed import Step, compare
+from ..kernels_metal.kernel_trial import KernelTrial, Speeds, choice_line, kernels_in_use, unless_slower
 from ..kernels_metal.sampling_threshold import launcher, reference
 from ..types import SamplingParams
 from ..util.dataclass import dataclass
@@ -89,5 +90,23 @@ def _check_threshold(size: int) -> str | None:
     return f"{most} logits are on the wrong side" if most else None
 
 
-TRIAL = KernelTrial("top-k and top-p", _check_threshold)
+def _speeds(size: int) -> Speeds:
+    """Compare thresholds of one row, each of which changes the next one's logits."""
+    logits, limits = mx.random.normal((1, size), key=mx.random.key(size)) * 3, mx.array([[50.0, 0.9]] * _LEAST_LIMITS)
+    top_k, top_p = limits[:1, :1], limits[:1, 1:]
+    mx.eval(logits, limits, top_k, top_p)
+
+    def by(threshold: Callable[..., mx.array], *cuts: mx.array) -> Step:
+        return lambda x, _: mx.maximum(x, threshold(x, *cuts) - 1)
+
+    return {1: compare(by(launcher.threshold, limits), by(reference.threshold, top_k, top_p), logits)}
+
+
+TRIAL = KernelTrial(
+    "top-k and top-p",
+    _check_threshold,
+    speeds=_speeds,
+    choose=unless_slower,
+    describe=lambda kind, verdict: f" of {kind[0]} logits: {choice_line(verdict)}",
+)
 """By size of the vocabulary."""

@@ -99,7 +99,9 @@ def test_wrong_answers_and_large_routers_stay_with_mlx(monkeypatch: pytest.Monke
             for got, expected in zip(route(logits), plain, strict=True):
                 assert np.array_equal(np.array(got), np.array(expected))
     lines = kernel_trial.lost_lines()
-    assert any("plain MLX instead: a Metal kernel failed its trial: its answers differ" in line for line in lines)
+    assert any(
+        "4 of 40, by logits, float32: plain MLX instead: a Metal kernel failed its trial: its answers differ" in line for line in lines
+    )
     assert any("no choice of 34 of 40 experts" in line for line in lines)
     routes.TRIAL.forget()
 

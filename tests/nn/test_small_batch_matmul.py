@@ -12,6 +12,7 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.kernels.emulated import needs_emulator
+from support.kernels.fake_device import Device
 from support.oracles.quantized_products import matrix as random_matrix
 
 from mlxinfer.kernels_metal import emulator, executors, kept_trials, kernel_trial
@@ -241,28 +242,6 @@ def test_the_doctor_measures_for_longer_and_again(launches: Counter[str], monkey
     assert verdict is not None
     assert not verdict.speeds
     assert small_batch_matmul.TRIAL.lost()
-
-
-class Device:
-    """A device that computes in `mx.eval` only, and its host."""
-
-    def __init__(self) -> None:
-        self.now, self.waiting = 0.0, 0.0
-
-    def clock(self) -> float:
-        return self.now
-
-    def product(self, seconds: Callable[[float], float], host: float) -> Callable[[mx.array, int], mx.array]:
-        def call(x: mx.array, number: int) -> mx.array:
-            self.now += host
-            self.waiting += seconds(self.now)
-            return x
-
-        return call
-
-    def eval(self, *_: object) -> None:
-        self.now += self.waiting
-        self.waiting = 0.0
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, ours: Callable[[float], float], host: float = 0.0) -> tuple[dict[int, Speed], float]:

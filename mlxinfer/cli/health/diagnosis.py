@@ -20,6 +20,7 @@ from ...cache.paged import PagedCache
 from ...engine.runner.replay_check import replay_lines, replays_file
 from ...errors import DraftError, MemoryPlanError
 from ...kernels_metal.kept_trials import tried_afresh
+from ...kernels_metal.kernel_trial import described_lines
 from ...loading.find.catalog import local_models
 from ...loading.find.resolve import ALIASES
 from ...loading.load import PreparedModel, meta_model
@@ -30,6 +31,7 @@ from ...loading.memory.weight_sizes import SizeChange
 from ...loading.repack_cache import cache_usage, directory, limit_bytes
 from ...loading.vision import vision_notes
 from ...models.config_reader import check_ignored
+from ...nn import residual_stream
 from ...nn.small_batch_matmul import product_status
 from ...util import mac
 from ...util.device import (
@@ -84,6 +86,8 @@ class Diagnosis:
     """Accuracy of `--dtype float32` on this machine; "" if exact."""
     gpu_products: list[str] = field(default_factory=list)
     """Implementation of small-batch products on the GPU, per tried format; empty on a CPU."""
+    gpu_choices: list[str] = field(default_factory=list)
+    """Choices between this project's kernels and MLX's operations on the GPU, with their measured speed; empty on a CPU."""
     packed_copies: str = ""
     """Folder and size of packed copies; "" without any."""
     replays: list[str] = field(default_factory=list)
@@ -100,7 +104,7 @@ class Diagnosis:
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         lines = [self.device, f"computes in {self.compute_dtype} unless told otherwise", self.float32, self.cpu_kernels, self.gpu_kernels]
         named = {"matrix units": self.matrix_units, "command buffers": self.command_buffers, "power": self.power}
-        lines += [*self.gpu_products, *self.replays, *(f"{name}: {text}" for name, text in named.items() if text)]
+        lines += [*self.gpu_choices, *self.gpu_products, *self.replays, *(f"{name}: {text}" for name, text in named.items() if text)]
         yield "device", [line for line in lines if line]
         sizes = ", ".join(f"{count / 1e9:.1f} B at {stored}" for stored, count in self.largest_model.items())
         yield (
@@ -134,6 +138,7 @@ def diagnose() -> Diagnosis:
         device=_device(),
         cpu_kernels="" if is_gpu() else kernels_cpu.status(),
         gpu_kernels=gpu_status(),
+        gpu_choices=_choices(),
         gpu_products=product_status(default_dtype()),
         compute_dtype=str(default_dtype()).rpartition(".")[2],
         float32=_TF32 if rounds_float32() else "",
@@ -151,6 +156,12 @@ def diagnose() -> Diagnosis:
         command_buffers=_command_buffers() if has_metal() else "",
         power=_power(),
     )
+
+
+def _choices() -> list[str]:
+    """Try the kernels of models of usual size, and describe them."""
+    residual_stream.try_usual(default_dtype())
+    return residual_stream.TRIAL.described()
 
 
 def _system() -> str:
@@ -243,12 +254,16 @@ class ModelDiagnosis:
     """Tokens of one sequence that fit in memory, by bits of the cache; the model may allow fewer."""
     sizes: list[SizeChange] = field(default_factory=list)
     """Differences between weights in memory and in the files."""
+    kernels: list[str] = field(default_factory=list)
+    """Kernels that were tried for this model, with their measured speed; empty on a CPU."""
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         yield "model", [f"{self.name}: {self.model_type}, computes in {self.dtype}", *self.notes]
         cost = [f"{human_bytes(self.token_bytes)} for each further token of context"] if self.token_bytes else []
         yield f"cache, kv {self.kv}", [*self.layers, *cost]
         yield "attention", self.attention
+        if self.kernels:
+            yield "kernels", self.kernels
         yield "memory", list(self.memory_lines())
 
     def memory_lines(self) -> Iterator[str]:
@@ -305,6 +320,7 @@ def diagnose_model(
         notes=(*found.model.notes, *vision_notes(found.checkpoint, found.vision)),
         context_tokens={bits: getattr(plan(KVFormat.parse(bits)), "room_tokens", 0) for bits in WIDTHS},
         sizes=list(found.size_changes),
+        kernels=described_lines() if is_gpu() else [],
     )
 
 

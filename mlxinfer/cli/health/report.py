@@ -90,7 +90,7 @@ def _machine(found: Diagnosis) -> Iterator[str]:
     yield f"processors: {os.cpu_count()}"
     yield f"GPU cores: {_gpu_cores()}"
     yield f"kernels: {found.gpu_kernels or found.cpu_kernels}"
-    yield from found.gpu_products
+    yield from (*found.gpu_choices, *found.gpu_products)
     yield f"computes in: {found.compute_dtype}"
     if found.float32:
         yield found.float32

@@ -10,7 +10,9 @@ import pytest
 from mlxinfer import __version__, kernels_cpu
 from mlxinfer.cli.health import diagnosis
 from mlxinfer.engine.runner.replay_check import ReplayCheck, forget, replays_file
-from mlxinfer.kernels_metal import kept_trials
+from mlxinfer.kernels_metal import executors, kept_trials, kernel_trial
+from mlxinfer.kernels_metal.kernel_trial import Speed
+from mlxinfer.nn import residual_stream
 from mlxinfer.util.installing import install_line
 from mlxinfer.util.mac import Power
 
@@ -135,3 +137,23 @@ def test_kernels_are_tried_afresh(call, monkeypatch):
     assert call("doctor").code == 0
     assert asked == [True]
     assert not kept_trials._afresh.get()
+
+
+@pytest.mark.parametrize(
+    ("times", "line"), [(1.25, "this project's kernel, 1.25x plain MLX"), (0.9, "plain MLX instead: the kernel has only 0.9x its speed")]
+)
+def test_choices_by_speed_are_told(times, line, call, chat_model, monkeypatch):
+    trial = residual_stream.TRIAL
+    monkeypatch.setattr(kernel_trial, "TRIALS", [trial])
+    monkeypatch.setattr(trial, "verdicts", {})
+    monkeypatch.setattr(trial, "_check", lambda *kind: None)
+    monkeypatch.setattr(trial, "_speeds", lambda *kind: {1: Speed(times)})
+    monkeypatch.setattr(executors, "measurable", lambda: True)
+    monkeypatch.setattr(residual_stream, "kernels_in_use", lambda: True)
+    text = " ".join(call("doctor").out.split())
+    dtype = str(diagnosis.default_dtype()).rpartition(".")[2]
+    assert f"sums with norms, 4096 channels, normed, {dtype}: {line}" in text
+    assert "sums with norms" not in call("doctor", chat_model).out
+    monkeypatch.setattr(diagnosis, "is_gpu", lambda: True)
+    page = " ".join(call("doctor", chat_model).out.split())
+    assert f"kernels sums with norms, 4096 channels, normed, {dtype}: {line}" in page

@@ -89,11 +89,12 @@ def test_a_report_has_its_parts_and_no_names(call, chat_model, somebody, tmp_pat
 
 
 def test_products_of_a_gpu_are_told(chat_model, monkeypatch):
-    found = replace(report.diagnose(), gpu_products=["affine 4/64 bfloat16: 2 rows 1.5 times as fast"], float32="rounded to TF32")
+    products, choices = ["affine 4/64 bfloat16: 2 rows 1.5 times as fast"], ["sums with norms: this project's kernel"]
+    found = replace(report.diagnose(), gpu_products=products, gpu_choices=choices, float32="rounded to TF32")
     monkeypatch.setattr(report, "diagnose", lambda: found)
     monkeypatch.setattr(report, "_speed", lambda model: iter(["quick"]))
     text = report.report(chat_model)
-    assert f"- {found.gpu_products[0]}\n" in text
+    assert f"- {choices[0]}\n- {products[0]}\n" in text
     assert "- rounded to TF32\n" in text
 
 
