@@ -139,6 +139,7 @@ def test_nothing_is_kept_of_another_executor(file: Path, tried: Tried, monkeypat
     """Such as one of a test, whose kernels are wrong."""
     monkeypatch.undo()
     monkeypatch.setattr(kept_trials, "trials_file", lambda: file)
+    monkeypatch.setattr(kernel_trial, "TRIALS", [])
     with executors.run_with(lambda **_: None):  # type: ignore[arg-type, return-value]
         assert executors.kind() == ""
         assert tried.trial().obstacle("a") is None

@@ -67,7 +67,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
         def __init__(self, parts: Any, append: Any, plan: DecodePlan, **options: Any) -> None:
             self.places, self.append, self.plan = [part.at for part in parts], append, plan
             self.norms, self.waves = [options.pop(name) for name in ("q_norm", "k_norm")], options.pop("waves")
-            self.has_bias = options.pop("has_bias")
+            self.has_bias, self.value_eps = options.pop("has_bias"), options.pop("value_eps")
             self.options = options
 
         def run(self, rows: Any, old: Any, *pages: Any) -> tuple[mx.array, list[mx.array]]:
@@ -75,7 +75,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kernels]:
             parts = [RowPart(array, at) for array, at in zip((q, k, v), self.places, strict=True)]
             norms = [norm and Norm(weight, norm.eps) for norm, weight in zip(self.norms, weights, strict=True)]
             steps = {"bias": bias if self.has_bias else None, "q_norm": norms[0], "k_norm": norms[1], "waves": self.waves}
-            q, recent = appended(parts, old, self.append, self.plan.shape, **steps)
+            q, recent = appended(parts, old, self.append, self.plan.shape, value_eps=self.value_eps, **steps)
             y = found(q, *pages[:3], self.plan, recent=recent, **self.options)
             return y.reshape(len(y), -1), recent
 
