@@ -197,6 +197,7 @@ from pathlib import Path
 from mlxinfer.kernels_metal import executors, kept_trials
 executors.kind = lambda: "Metal"
 kept_trials.trials_file = lambda: Path(sys.argv[1])
+kept_trials._LOCK_TRIES = 10_000  # a busy machine suspends processes that hold the lock
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(15):
