@@ -25,6 +25,7 @@ for _variable in ("LINES", "COLUMNS"):
 import mlx.core as mx
 import pytest
 from hypothesis import HealthCheck, settings
+from support import exact
 from support.processes.short_paths import short_directory
 
 from mlxinfer import kernels_cpu
@@ -58,6 +59,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda number, frame: None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.pluginmanager.is_registered(exact):
+        config.pluginmanager.register(exact, "support.exact")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -14,7 +14,7 @@ from support.processes.optional import needs
 from mlxinfer.kernels_metal.emulator.toolchain import why_not
 
 TESTS = Path(__file__).parents[1]
-SETTINGS = "[pytest]\nmarkers =\n    emulator\n    metal\n    model\n    torch\n    slow\n"
+SETTINGS = "[pytest]\nmarkers =\n    emulator\n    metal\n    model\n    torch\n    slow\n    exact\n"
 HERE = """
 import pytest
 from mlxinfer.kernels_metal.emulator import Unavailable, build
