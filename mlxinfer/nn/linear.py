@@ -89,7 +89,7 @@ class Linear:
     @property
     def adds_bias_apart(self) -> bool:
         """True if a bias is added to a quantized product by another operation."""
-        return self.bias is not None and type(self) is Linear and type(self.matrix) is Quantized
+        return type(self) is Linear and self.bias is not None and type(self.matrix) is Quantized
 
     def product_and_bias(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
         """Return the product without the bias, and the bias `[out]`, if MLX adds them apart; otherwise their sum and None."""
