@@ -78,7 +78,7 @@ def attention(
     chosen = _mask(q.shape[1], k.shape[1], window) if mask is None and causal else mask
     if softcap is None:
         sinks = None if sinks is None else sinks.astype(q.dtype)
-        return mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale, mask=chosen, sinks=sinks)[0]
+        return mx.fast.scaled_dot_product_attention(q[None], k[None], v[None], scale=scale, mask=chosen, sinks=sinks).squeeze(0)
     return _capped_attention(q, k, v, scale, softcap, sinks, chosen)
 
 

@@ -130,7 +130,7 @@ class LayerStore:
             length = offset + fresh.shape[1]
             if length <= PAGE:
                 self.open[i] = _write(self.open[i], slot, offset, fresh)
-                tails.append(self.open[i][slot][:, None])
+                tails.append(self.open[i][slot : slot + 1].swapaxes(0, 1))
                 continue
             tail = mx.concatenate([self.open[i][slot, :, :offset], fresh], axis=1) if offset else fresh
             rest = length % PAGE

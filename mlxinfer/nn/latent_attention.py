@@ -7,12 +7,14 @@ import mlx.core as mx
 
 from ..cache.base import AttentionParams, AttentionSpec, Rotation, Step
 from ..util.dataclass import dataclass
+from ..util.device import is_gpu
 from .attention import Temperature, paired_by_halves
 from .linear import Linear
 from .moe import ExpertLinear
 from .norms import RMSNorm
 from .rope import Rope
-from .weights import Dense, Matrix, Recipe, Weights, map_rows, numbers
+from .small_batch_matmul import quantized_product
+from .weights import Dense, Matrix, Quantized, Recipe, Weights, map_rows, numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +121,18 @@ def _by_head(matrices: ExpertLinear, x: mx.array) -> mx.array:
     """Multiply each head by its matrix: `[T, heads, in]` to `[T, heads, out]`. A head's rows become neighbours, so its matrix is read
     once."""
     rows, heads, size = x.shape
+    if matrices.bias is None and is_gpu() and isinstance(matrices.matrix, (Dense, Quantized)):
+        # MLX's Metal products would copy one row whose stride is that of a whole transposed row.
+        y = _batched(x.reshape(heads, 1, size) if rows == 1 else x.swapaxes(0, 1), matrices.matrix)
+        return y.reshape(1, heads, -1) if rows == 1 else y.swapaxes(0, 1)
     own = mx.repeat(mx.arange(heads, dtype=mx.uint32), rows)
     y = matrices(x.swapaxes(0, 1).reshape(heads * rows, 1, size), own, True)
     return y.reshape(heads, rows, -1).swapaxes(0, 1)
+
+
+def _batched(x: mx.array, matrix: Dense | Quantized) -> mx.array:
+    """Multiply `[heads, T, in]` by `[heads, out, in]`, transposed: one launch, without the indices of a gathered product."""
+    return x @ matrix.weight.swapaxes(-1, -2) if isinstance(matrix, Dense) else quantized_product(x, matrix)
 
 
 def _load_heads(weights: Weights, name: str, s: LatentSizes) -> tuple[ExpertLinear, ExpertLinear]:
