@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from time import thread_time
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
 from mlxinfer.engine.core.sequence import Sequence
 from mlxinfer.engine.runner.model_runner import COMPILED_STEPS
-from mlxinfer.errors import UnsupportedShapeError
+from mlxinfer.errors import MemoryPlanError, UnsupportedShapeError
 from mlxinfer.kernels_metal.kernel_trial import Speed, Verdict
 from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS
 from mlxinfer.loading.memory.plan import plan_memory
@@ -116,7 +116,16 @@ class _Unread:
         return sum(a.nbytes for a in arrays(self.model))
 
 
-_MAC = DeviceMemory(64 * 10**9, 48 * 10**9)
+_MACS = DeviceMemory(64 * 10**9, 48 * 10**9), DeviceMemory(512 * 10**9, 400 * 10**9)
+
+
+def _rows_of_a_step(model: Model, kv: KVFormat) -> int:
+    """Rows of a step in the memory plan of the smallest of `_MACS` that holds the model. Raises `MemoryPlanError`."""
+    *others, largest = _MACS
+    for mac in others:
+        with suppress(MemoryPlanError):
+            return plan_memory(_Unread(model), kv=kv, memory=mac).rows
+    return plan_memory(_Unread(model), kv=kv, memory=largest).rows
 
 
 class Ours:
@@ -135,7 +144,7 @@ class Ours:
             tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))
             model = build(config, EmptyWeights(self._subject.form, tied=tied))
             gpu.empty(list(arrays(model)))
-            chunk = self._chunk or plan_memory(_Unread(model), kv=self._kv, memory=_MAC).rows
+            chunk = self._chunk or _rows_of_a_step(model, self._kv)
             settings = EngineConfig(
                 max_context=tokens + _ROOM, kv_cache_tokens=rows * (tokens + _ROOM + 128), max_num_batched_tokens=chunk, max_num_seqs=rows,
                 max_draft=0, prefix_cache=False, decode_share=0.01, max_step_s=1e6,
