@@ -28,6 +28,8 @@ class PlainAttention:
 
     instead: str = ""
     """Reason why no kernel is used, if users should know it; otherwise ""."""
+    faster: bool = False
+    """True if that reason is a measurement: this backend is the faster one."""
 
     @property
     def name(self) -> str:

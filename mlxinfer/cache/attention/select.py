@@ -45,12 +45,12 @@ def attention_backend(store: LayerStore) -> AttentionBackend:
 def gpu_backend(spec: AttentionSpec, dtype: mx.Dtype, form: KVFormat) -> AttentionBackend:
     """Return the backend of such layers on a GPU, whose kernels are tried first."""
     from .metal import METAL, MetalAttention
-    from .trial import PREFILL_TRIAL, UNSEAL_TRIAL, kind_of
+    from .trial import DECODE_TRIAL, PREFILL_TRIAL, UNSEAL_TRIAL, kind_of
 
-    instead = why_unsupported(spec, dtype, form)
+    instead, kind = why_unsupported(spec, dtype, form), kind_of(spec, dtype, form)
     if instead:
-        return PlainAttention(instead)
-    kind = kind_of(spec, dtype, form)
+        verdict = DECODE_TRIAL.verdicts.get(kind)
+        return PlainAttention(instead, faster=verdict is not None and verdict.obstacle == instead and verdict.quiet)
     lost = PREFILL_TRIAL.obstacle(*kind) if form.quantized else None
     return MetalAttention(lost, unseals=UNSEAL_TRIAL.obstacle(*kind) is None) if lost else METAL
 
@@ -62,9 +62,9 @@ def fallback_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -
 
 
 def _instead(backend: AttentionBackend) -> str:
-    """Return what replaces a backend's kernels, with the reason; "" if nothing does."""
+    """Return what replaces a backend's kernels, with the reason; "" if nothing does, or if it is faster."""
     if isinstance(backend, PlainAttention):
-        return f"{backend.instead}: plain MLX instead" if backend.instead else ""
+        return f"{backend.instead}: plain MLX instead" if backend.instead and not backend.faster else ""
     lost = getattr(backend, "prefill_lost", "")
     return f"{lost}: plain MLX instead for prompts; decode keeps its kernels" if lost else ""
 
@@ -81,6 +81,26 @@ def gpu_status() -> str:
     if lost:
         return f"attention of decode by this project's kernels, which have passed their trial; of prompts in plain MLX: {lost}"
     return "attention by this project's kernels, which have passed their trial"
+
+
+def usual_decode_lines() -> list[str]:
+    """Measure attention of one row for usual heads on this machine's GPU; empty without one. The last of the lines compares the kernel with
+    MLX's attention alone."""
+    if not has_gpu_kernels():
+        return []
+    from .decode_choice import TOKENS, on_joined_keys
+
+    usual, dtype, form = AttentionSpec(8, 128, 128, query_heads=32), default_dtype(), KVFormat()
+    speed = None if why_unsupported(usual, dtype, form) else on_joined_keys(usual, dtype, form)
+    alone = f"attention to {TOKENS} tokens: {speed.times_mlx:.3g}x MLX's attention to joined keys" if speed else ""
+    return [*tried_decode_lines(), *([alone] if alone else [])]
+
+
+def tried_decode_lines() -> list[str]:
+    """Describe attention of one row for each kind of layer that was tried, with its measured speed."""
+    from .trial import DECODE_TRIAL
+
+    return DECODE_TRIAL.described()
 
 
 def attention_lines(layers: Sequence[LayerSpec], kv: KVFormat, dtype: mx.Dtype) -> list[str]:

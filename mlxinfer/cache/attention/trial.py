@@ -1,6 +1,7 @@
 """Trials of the attention kernels for a kind of layer: every variant that such a layer can reach, compared with plain MLX.
 
-Decode and prefill have trials of their own, so that a prefill kernel that fails leaves the others in use.
+Decode and prefill have trials of their own, so that a prefill kernel that fails leaves the others in use. On a GPU, decode's kernel is also
+compared with MLX's attention in speed.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ from typing import Any
 
 import mlx.core as mx
 
-from ...kernels_metal.kernel_trial import KernelTrial, difference
+from ...kernels_metal.kernel_trial import KernelTrial, Verdict, choice_line, difference
 from ..base import PAGE, AttentionParams, AttentionSpec, HeadSteps, Segment, ValueSteps
 from ..kv_format import KVFormat
 from ..pages import AttentionGroup, PageTable
 from ..store import LayerStore
+from . import decode_choice
 from .native import AttentionBackend
 from .reference import PlainAttention
 
@@ -76,7 +78,21 @@ def _fault(backend: AttentionBackend, kind: Any, steps: Steps) -> str | None:
     return None
 
 
-DECODE_TRIAL = KernelTrial("attention", _check_decode, failure="the Metal kernels failed their trial", listed=False)
+def _describe(kind: Any, verdict: Verdict) -> str:
+    spec, dtype, form = kind
+    heads = f"{spec.query_heads // spec.kv_heads} heads of {spec.key_dim} per KV head" + (" in a window" if spec.window else "")
+    return f", {heads}, kv {form.name}, {str(dtype).rpartition('.')[2]}: {choice_line(verdict)}"
+
+
+DECODE_TRIAL = KernelTrial(
+    "attention",
+    _check_decode,
+    speeds=decode_choice.speeds,
+    choose=decode_choice.choose,
+    describe=_describe,
+    failure="the Metal kernels failed their trial",
+    listed=False,
+)
 """By `Kind`: all that a layer needs for segments of few rows. Without these kernels a layer uses plain MLX alone."""
 PREFILL_TRIAL = KernelTrial("attention of prompts", _check_prefill, failure="the prefill kernel failed its trial", listed=False)
 """By `Kind`, for quantized pages: the kernels for segments of many rows."""

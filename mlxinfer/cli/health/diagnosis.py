@@ -14,7 +14,7 @@ from typing import Any
 
 from ... import kernels_cpu
 from ..._version import __version__
-from ...cache.attention.select import attention_lines, gpu_status
+from ...cache.attention.select import attention_lines, gpu_status, tried_decode_lines, usual_decode_lines
 from ...cache.kv_format import KVFormat, layer_lines
 from ...cache.paged import PagedCache
 from ...engine.runner.replay_check import replay_lines, replays_file
@@ -161,7 +161,7 @@ def diagnose() -> Diagnosis:
 def _choices() -> list[str]:
     """Try the kernels of models of usual size, and describe them."""
     residual_stream.try_usual(default_dtype())
-    return residual_stream.TRIAL.described()
+    return [*usual_decode_lines(), *residual_stream.TRIAL.described()]
 
 
 def _system() -> str:
@@ -320,7 +320,7 @@ def diagnose_model(
         notes=(*found.model.notes, *vision_notes(found.checkpoint, found.vision)),
         context_tokens={bits: getattr(plan(KVFormat.parse(bits)), "room_tokens", 0) for bits in WIDTHS},
         sizes=list(found.size_changes),
-        kernels=described_lines() if is_gpu() else [],
+        kernels=[*tried_decode_lines(), *described_lines()] if is_gpu() else [],
     )
 
 
