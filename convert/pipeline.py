@@ -17,6 +17,7 @@ from .. import kernels_cpu
 from .._version import __version__
 from ..errors import ConversionError, MLXInferError
 from ..loading.checkpoint import Checkpoint
+from ..loading.find.converted import remember_converted
 from ..loading.find.resolve import Resolved, resolve
 from ..loading.formats import dtype_name
 from ..loading.gguf import GGUFCheckpoint
@@ -96,10 +97,13 @@ def convert(
     found, callbacks = resolve(src), _Callbacks(progress, weighing, measuring, estimated)
     with made_parents(destination), ignoring(found.path, args.ignore_config_keys):
         if args.adapter is not None:
-            return _convert_merged(found, args.adapter, destination, options, callbacks)
-        with closing(open_checkpoint(found.path)) as checkpoint:
-            check_ignored(args.ignore_config_keys, checkpoint.config)
-            return _Conversion(checkpoint, found.name, destination, options, callbacks).run()
+            report = _convert_merged(found, args.adapter, destination, options, callbacks)
+        else:
+            with closing(open_checkpoint(found.path)) as checkpoint:
+                check_ignored(args.ignore_config_keys, checkpoint.config)
+                report = _Conversion(checkpoint, found.name, destination, options, callbacks).run()
+    remember_converted(destination)
+    return report
 
 
 def _convert_merged(found: Resolved, adapter: str | Path, destination: Path, options: CheckedArgs, callbacks: _Callbacks) -> Report:

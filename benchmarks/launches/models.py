@@ -1,22 +1,18 @@
-"""Models without weights. Tensors have their shape and dtype, and share one zero."""
+"""Models without weights, whose launches are counted."""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import mlx.core as mx
-
 from mlxinfer.errors import MLXInferError
 from mlxinfer.loading.find.resolve import resolve
-from mlxinfer.loading.formats import packed_shapes
 from mlxinfer.loading.load import open_checkpoint
-from mlxinfer.nn.weights import Dense, Format, Matrix, Quantized, Recipe
+from mlxinfer.nn.weights import Format
 
 from ..common.system import ROOT
 
@@ -65,29 +61,3 @@ def subject(model: str, bits: int) -> Subject:
     config = checkpoint.config
     checkpoint.close()
     return Subject(model, config, form)
-
-
-def zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
-    """Zeros with the memory of one number."""
-    return mx.broadcast_to(mx.zeros((), dtype), tuple(shape))
-
-
-class EmptyWeights:
-    """A `Weights` with every requested tensor."""
-
-    def __init__(self, form: Format | None, *, tied: bool) -> None:
-        self._form = form
-        self._tied = tied
-
-    def has(self, name: str) -> bool:
-        return name == "lm_head.weight" and not self._tied
-
-    def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
-        form = self._form
-        if form is None or not quantizable or shape[-1] % form.group_size:
-            return Dense(zeros(shape, mx.bfloat16))
-        packed, groups = packed_shapes(shape, form)
-        return Quantized(zeros(packed, mx.uint32), zeros(groups, mx.bfloat16), zeros(groups, mx.bfloat16), form)
-
-    def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
-        return zeros(shape, dtype or mx.bfloat16)

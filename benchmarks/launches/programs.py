@@ -22,6 +22,7 @@ from mlxinfer.engine.runner.model_runner import COMPILED_STEPS
 from mlxinfer.errors import MemoryPlanError, UnsupportedShapeError
 from mlxinfer.kernels_metal.kernel_trial import Speed, Verdict
 from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS
+from mlxinfer.loading.memory.outline import EmptyWeights
 from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.models import Model, build
 from mlxinfer.nn import few_row_experts, small_batch_matmul
@@ -30,7 +31,7 @@ from mlxinfer.types import SamplingParams
 from mlxinfer.util.device import DeviceMemory
 
 from .graph import Graph
-from .models import EmptyWeights, Subject
+from .models import Subject
 from .phantom import PhantomGPU
 
 STEPS = 64

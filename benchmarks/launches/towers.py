@@ -26,11 +26,11 @@ def count_tower(name: str, gpu: PhantomGPU) -> TowerCount:
     """Count the tower `name` of `benchmarks.vision.towers` in bfloat16. `gpu` must have been entered before MLX's users were imported."""
     import mlx.core as mx
 
+    from mlxinfer.loading.memory.outline import EmptyWeights
     from mlxinfer.models.towers import tower_of
     from mlxinfer.nn.packing import arrays
 
     from ..vision.towers import CASES
-    from .models import EmptyWeights
 
     case = CASES[name]
     tower = tower_of(case.config, EmptyWeights(None, tied=True))

@@ -21,14 +21,13 @@ BROKEN_PIPE = 1
 _COMPLETE = "_MLXINFER_COMPLETE"
 
 
-_OF_MODELS = ("list", "pull", "show", "rm")
+_OF_MODELS = ("list", "search", "pull", "show", "rm")
 """Commands of `mlxinfer models` that also work without `models`, as in Ollama."""
 _OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "server": "serve", "generate": "run", "quantize": "convert"}
 
 _ADVICE = {
     "ps": "A server lists its models: curl --unix-socket ~/.mlxinfer/api.sock http://localhost/api/ps",
     "stop": "Ctrl-C ends mlxinfer serve, and its --keep-alive unloads idle models.",
-    "search": "mlxinfer models pull ORG/NAME fetches a model of huggingface.co.",
 }
 
 
@@ -58,14 +57,15 @@ class _Modules(Commands):
     other_names=_OTHER_NAMES,
     advice=_ADVICE,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="mlxinfer help COMMAND describes a command; list, pull, show and rm are commands of models. Variables: MLXINFER_HOME (the cache "
-    "folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR.",
+    epilog="mlxinfer help COMMAND describes a command; list, search, pull, show and rm are commands of models. Variables: MLXINFER_HOME "
+    "(the cache folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR.",
 )
 @click.version_option(__version__, prog_name="mlxinfer")
 def cli() -> None:
     """Run language models on Apple silicon: chat in the terminal, convert and quantize checkpoints.
 
-    A MODEL is a directory, a GGUF file, a hub id such as HuggingFaceTB/SmolLM2-135M-Instruct, or an alias (mlxinfer models list).
+    A MODEL is a name such as qwen3:8b (mlxinfer models search), a directory, a GGUF file, or a hub id such as
+    HuggingFaceTB/SmolLM2-135M-Instruct. mlxinfer models list shows those that are here.
     """
 
 

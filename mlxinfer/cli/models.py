@@ -3,46 +3,58 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import MLXInferError, ModelNotFoundError
-from .common.console import did_you_mean, human_bytes
+from ..errors import HubError, MLXInferError, ModelNotFoundError
+from .common.console import did_you_mean, human_bytes, tell
 from .common.groups import Commands
 from .common.options import ignore_option, model_argument
 
 if TYPE_CHECKING:
     from ..loading.find.catalog import LocalModel
+    from ..loading.find.known import KnownModel
+
+_ORIGINS = {"alias": "package", "hub": "hub's cache", "converted": "converted"}
 
 
 @click.group(
     cls=Commands,
     other_names={"ls": "list", "remove": "rm", "delete": "rm", "download": "pull"},
-    short_help="List, show, pull and remove models.",
+    short_help="List, find, show, pull and remove models.",
 )
 def models() -> None:
-    """The models on this machine."""
+    """The models on this machine, and those that can be fetched."""
 
 
 @models.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_models(as_json: bool) -> None:
-    """List installed models, converted ones, and those in the hub's cache."""
+    """List the models that are on this machine.
+
+    They are in installed packages, the hub's cache, folders that mlxinfer convert wrote, LM Studio, Ollama, llama.cpp's cache and
+    ~/models.
+    """
     from ..loading.find.catalog import local_models
 
     found = local_models()
     if as_json:
         click.echo(json.dumps([asdict(model) for model in found], default=str))
         return
-    rows = [("name", "kind", "size", "weights", "context", "path"), *map(_row, found)]
+    if found:
+        _print_table([("name", "from", "size", "weights", "context", "changed"), *map(_row, found)])
+    else:
+        click.echo("no models here: mlxinfer models recommend names some for this machine", err=True)
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows if found else ():
+    for row in rows:
         click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-    if not found:
-        click.echo("no models here: mlxinfer models pull, or mlxinfer doctor for the demonstration models", err=True)
 
 
 def _row(model: LocalModel) -> tuple[str, ...]:
@@ -54,9 +66,8 @@ def _row(model: LocalModel) -> tuple[str, ...]:
         weights, context = about.quantization, f"{about.max_context:,}" if about.max_context else ""
     except MLXInferError:
         weights = context = ""
-    home, path = str(Path.home()), str(model.path)
-    shown = f"~{path.removeprefix(home)}" if path.startswith(f"{home}/") else path
-    return model.name, model.kind, human_bytes(model.nbytes), weights, context, shown
+    changed = datetime.fromtimestamp(model.modified).strftime("%Y-%m-%d") if model.modified else ""
+    return model.name, model.owner or _ORIGINS[model.kind], human_bytes(model.nbytes), weights, context, changed
 
 
 @models.command()
@@ -91,6 +102,54 @@ def pull(model: str) -> None:
 
 
 @models.command()
+@click.argument("text", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def search(text: tuple[str, ...], as_json: bool) -> None:
+    """Search the catalogue, then the hub.
+
+    Models have all words of TEXT in their names, strengths or licence. Without TEXT, the whole catalogue is listed.
+    """
+    from ..loading.find.known import search_known
+
+    words = " ".join(text)
+    known = search_known(words)
+    repos, why = _on_the_hub(words, {model.repo for model in known}) if words else ([], "")
+    if as_json:
+        rows = [{**asdict(model), "config": None} for model in known]
+        click.echo(json.dumps([*rows, *({"repo": repo} for repo in repos)]))
+    else:
+        _print_found(known, repos)
+    if why:
+        tell(f"the hub was not searched: {why}")
+    if not known and not repos:
+        raise ModelNotFoundError(f"nothing found for {words!r}: mlxinfer models search lists the catalogue")
+
+
+def _on_the_hub(words: str, known: set[str]) -> tuple[list[str], str]:
+    """Return repositories of the hub that are not `known`, and the reason if the hub was not searched."""
+    from ..loading.find.hub import search_hub
+
+    try:
+        return [repo for repo in search_hub(words) if repo not in known], ""
+    except HubError as error:
+        return [], str(error)
+
+
+def _print_found(known: Sequence[KnownModel], repos: Sequence[str]) -> None:
+    if known:
+        _print_table([("name", "size", "context", "good at", "licence"), *map(_known_row, known)])
+    if repos:
+        click.echo(("\n" if known else "") + "on the hub, not in the catalogue (mlxinfer models pull ORG/NAME):")
+        for repo in repos:
+            click.echo(f"  {repo}")
+
+
+def _known_row(model: KnownModel) -> tuple[str, ...]:
+    name = ", ".join(model.names)
+    return name, human_bytes(model.nbytes), f"{model.context:,}", model.good_at, model.licence
+
+
+@models.command()
 @model_argument
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 def rm(model: str, yes: bool) -> None:
@@ -103,16 +162,14 @@ def rm(model: str, yes: bool) -> None:
 
 
 def _removable(name: str) -> str:
-    """Return the model with size and path. Raises `MLXInferError` if it is not installed or belongs to a package."""
-    from ..loading.find.catalog import check_removable, local_models
+    """Return the model with size and path. Raises `MLXInferError` if it is not here, or belongs to a package or another program."""
+    from ..loading.find.catalog import check_removable, find_local, local_models
     from ..loading.find.resolve import ALIASES
 
     check_removable(name)
-    found = local_models()
-    for model in found:
-        if model.name == name:
-            return f"{name} ({human_bytes(model.nbytes)} in {model.path})"
+    if model := find_local(name):
+        return f"{name} ({human_bytes(model.nbytes)} in {model.path})"
     if name in ALIASES:  # assembled from packages that were removed later
         return name
-    near = did_you_mean(name, [model.name for model in found])
+    near = did_you_mean(name, [model.name for model in local_models()])
     raise ModelNotFoundError(f"there is no model {name!r} to remove{near}: see mlxinfer models list")

@@ -130,7 +130,7 @@ def test_words_of_other_tools_are_understood(call, typed, same):
     assert call(*typed) == call(*same)
 
 
-@pytest.mark.parametrize(("typed", "told"), [("ps", "/api/ps"), ("stop", "--keep-alive"), ("search", "models pull")])
+@pytest.mark.parametrize(("typed", "told"), [("ps", "/api/ps"), ("stop", "--keep-alive")])
 def test_a_command_of_other_tools_comes_with_what_does_the_same(call, typed, told):
     result = call(typed)
     assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import pytest
+from support.formats.tiny_gguf import write_tiny_gguf
 
 from mlxinfer.cli.common.console import human_bytes
 
@@ -20,15 +22,10 @@ def test_list(call, converted, own_home):
     assert found["mine"]["kind"] == "converted"
     assert found["mine"]["nbytes"] == sum(file.stat().st_size for file in converted.iterdir())
     header, *lines = call("models", "list").out.splitlines()
-    assert header.split() == ["name", "kind", "size", "weights", "context", "path"]
+    assert header.split() == ["name", "from", "size", "weights", "context", "changed"]
     line = next(line for line in lines if line.startswith("mine"))
-    assert line.split()[1:] == [
-        "converted",
-        *human_bytes(found["mine"]["nbytes"]).split(),
-        "BF16",
-        "256",
-        f"~{str(converted).removeprefix(str(own_home))}",
-    ]
+    changed = datetime.fromtimestamp(found["mine"]["modified"]).strftime("%Y-%m-%d")
+    assert line.split()[1:] == ["converted", *human_bytes(found["mine"]["nbytes"]).split(), "BF16", "256", changed]
 
 
 def test_a_model_that_cannot_be_read_is_listed(call, converted):
@@ -79,3 +76,63 @@ def test_remove_looks_before_it_asks(call, converted):
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "did you mean mine?" in result.err
     assert str(converted) in call("models", "rm", "mine", stdin="n\n").err
+
+
+def test_a_folder_that_convert_wrote_is_found_by_its_name(call, chat_model, tmp_path):
+    target = tmp_path / "elsewhere" / "small"
+    assert call("convert", chat_model, str(target)).code == 0
+    line = next(line for line in call("models", "list").out.splitlines() if line.startswith("small "))
+    assert line.split()[1] == "converted"
+    assert call("models", "pull", "small").out == f"{target}\n"
+    assert call("models", "rm", "small", "--yes").code == 0
+    assert not target.exists()
+    assert "small " not in call("models", "list").out
+
+
+def ollama_model(home: Path, name: str) -> Path:
+    """Write a model as Ollama keeps it, and return its blob."""
+    blob = home / ".ollama" / "models" / "blobs" / "sha256-0"
+    blob.parent.mkdir(parents=True)
+    write_tiny_gguf(blob)
+    manifest = home / ".ollama" / "models" / "manifests" / "registry.ollama.ai" / "library" / name / "latest"
+    manifest.parent.mkdir(parents=True)
+    layer = {"mediaType": "application/vnd.ollama.image.model", "digest": "sha256:0"}
+    manifest.write_text(json.dumps({"layers": [layer]}))
+    return blob
+
+
+def test_a_model_of_ollama_runs_by_its_name_and_stays(call, own_home):
+    blob = ollama_model(own_home, "tiny")
+    line = next(line for line in call("models", "list").out.splitlines() if line.startswith("tiny "))
+    assert line.split()[1] == "Ollama"
+    answer = call("run", "tiny", "abc", "--raw", "--max-tokens", "3", "-t", "0")
+    assert (answer.code, answer.out) == (0, call("run", str(blob), "abc", "--raw", "--max-tokens", "3", "-t", "0").out)
+    result = call("models", "rm", "tiny", "--yes")
+    assert (result.code, result.err) == (2, f"mlxinfer: tiny belongs to Ollama: remove it there ({blob})\n")
+    assert blob.exists()
+
+
+def test_search_without_the_hub(call, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    result = call("models", "search", "qwen3:8b")
+    assert result.out.splitlines()[1].startswith("qwen3:8b, qwen3 ")
+    assert result.err == "the hub was not searched: HF_HUB_OFFLINE is set\n"
+    assert call("search", "qwen3:8b") == result
+    listed = call("models", "search")
+    assert len(listed.out.splitlines()) > 30
+    assert listed.err == ""
+    nothing = call("models", "search", "no", "such", "model")
+    assert (nothing.code, nothing.out) == (2, "")
+
+
+def test_search_as_json(call, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    (found,) = json.loads(call("models", "search", "gemma4:26b", "--json").out)
+    assert found["repo"] == "mlx-community/gemma-4-26b-a4b-it-4bit"
+
+
+def test_a_name_of_the_catalogue_that_is_not_here(call):
+    result = call("run", "gemma4:26b", "hi")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "gemma4:26b" in result.err
+    assert "mlx-community/gemma-4-26b-a4b-it-4bit is not on this machine" in result.err

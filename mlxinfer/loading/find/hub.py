@@ -11,11 +11,13 @@ from huggingface_hub import constants, errors
 from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # httpx's, whichever the hub's client is built on
 
 from ...errors import HubError, ModelNotFoundError, UnsupportedModelError
+from .foreign import is_model_file
 
 # Weights as safetensors, and the small files that describe the model and its tokenizer; never code or pickles, and of the
 # subfolders only those of sentence-transformers, such as 1_Pooling.
 _WANTED = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model", "spiece.model", "tiktoken.model", "*.tiktoken"]
 _UNWANTED = ["[!0-9]*/*", "consolidated*.safetensors", "adapter*"]
+_SEARCH_SECONDS = 10.0
 _ID = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?P<file>/[\w./-]+\.gguf)?(@(?P<revision>[\w./-]+))?")
 
 
@@ -65,6 +67,32 @@ def download(hub_id: HubId) -> Path:
     return directory
 
 
+def search_hub(text: str, most: int = 20) -> list[str]:
+    """Return ids of repositories with MLX or GGUF weights whose names match `text`, the most downloaded first. Raises `HubError`."""
+    if constants.HF_HUB_OFFLINE:
+        raise HubError("HF_HUB_OFFLINE is set")
+    found: dict[str, int] = {}
+    try:
+        for library in ("mlx", "gguf"):
+            wanted = {"search": text, "filter": library, "sort": "downloads", "direction": "-1", "limit": str(most)}
+            answer = huggingface_hub.get_session().get(f"{constants.ENDPOINT}/api/models", params=wanted, timeout=_SEARCH_SECONDS)
+            answer.raise_for_status()
+            found |= {str(model["id"]): int(model.get("downloads") or 0) for model in answer.json()}
+    except (OSError, HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise HubError(f"{constants.ENDPOINT.partition('://')[2]} cannot be reached ({_line(error)})") from None
+    return sorted(found, key=lambda repo: -found[repo])[:most]
+
+
+def is_cached(hub_id: HubId) -> bool:
+    """True if the weights are in the hub's cache. Asks no server."""
+    wanted = _all_parts(hub_id.file) if hub_id.file else _WANTED
+    try:
+        found = huggingface_hub.snapshot_download(hub_id.repo, revision=hub_id.revision, allow_patterns=wanted, local_files_only=True)
+    except (OSError, errors.HFValidationError):
+        return False
+    return (Path(found) / hub_id.file).exists() if hub_id.file else any(Path(found).glob("*.safetensors"))
+
+
 def _all_parts(file: str) -> list[str]:
     """Names of all parts of a split GGUF file."""
     return [re.sub(r"-\d{5}-of-(\d{5})\.gguf$", r"-*-of-\1.gguf", file)]
@@ -94,20 +122,20 @@ def _line(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True)
 class CachedRepo:
-    """A model in the hub's cache."""
+    """A model in the hub's cache: a repository, or one GGUF file of it."""
 
     repo: str
-    """`organization/name`."""
+    """`organization/name`, with `/file.gguf` for a GGUF file."""
     path: Path
-    """Directory of the newest revision."""
+    """Directory of the newest revision, or the file in it."""
     nbytes: int
-    """Bytes of all revisions on disk."""
+    """Bytes of all revisions on disk, or of the file."""
     revisions: tuple[str, ...]
-    """Hashes of the cached revisions."""
+    """Hashes of the cached revisions; none for a file."""
 
 
 def cached_models() -> list[CachedRepo]:
-    """List language models in the hub's cache: those with a config and safetensors."""
+    """List language models in the hub's cache: those with a config and safetensors, and GGUF files."""
     try:
         cache = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE)
     except errors.CacheNotFound:
@@ -121,11 +149,29 @@ def cached_models() -> list[CachedRepo]:
         if (path / "config.json").exists() and any(path.glob("*.safetensors")):
             hashes = tuple(revision.commit_hash for revision in repo.revisions)
             found.append(CachedRepo(repo.repo_id, path, repo.size_on_disk, hashes))
+        else:
+            files = [file for file in path.rglob("*.gguf") if is_model_file(file)]
+            found += [CachedRepo(f"{repo.repo_id}/{file.relative_to(path)}", file, _file_bytes(file), ()) for file in files]
     return sorted(found, key=lambda repo: repo.repo)
 
 
+def _file_bytes(file: Path) -> int:
+    return sum(part.stat().st_size for part in _parts(file))
+
+
+def _parts(file: Path) -> list[Path]:
+    """A GGUF file with its later parts."""
+    return sorted(file.parent.glob(_all_parts(file.name)[0]))
+
+
 def delete_cached(repo: CachedRepo) -> int:
-    """Delete every revision and return the freed bytes."""
+    """Delete every revision, or the file, and return the freed bytes. Raises OSError."""
+    if not repo.revisions:
+        for link in _parts(repo.path):
+            stored = link.resolve()
+            link.unlink()
+            stored.unlink(missing_ok=True)
+        return repo.nbytes
     strategy = huggingface_hub.scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*repo.revisions)
     strategy.execute()
     return strategy.expected_freed_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from ...util.cache_dir import cache_dir
 from ...util.dataclass import dataclass
 from ...util.installing import install_line
 from ...util.plain_file import open_plain
+from .converted import converted_folders, find_converted
+from .foreign import find_foreign, foreign_models
+from .known import find_known, known_models
 
 
 def models_dir() -> Path:
@@ -134,10 +138,11 @@ class Resolved:
 
 
 def resolve(what: str | Path) -> Resolved:
-    """Resolve a path, an alias, the name of a converted model, or a hub id.
+    """Resolve a path, an alias, the name of a converted model, a name of the catalogue, a model of another program, or a hub id.
 
-    Hub ids are `org/name`, `org/name@revision` or `org/name/file.gguf`; missing files are downloaded. Raises `ModelNotFoundError`,
-    `HubError`, `CheckpointError`.
+    Names of the catalogue are such as `qwen3:8b`. Other programs are LM Studio, Ollama and llama.cpp. Hub ids are `org/name`,
+    `org/name@revision` or `org/name/file.gguf`. Missing files are downloaded, unless another program has a model of that name. Raises
+    `ModelNotFoundError`, `HubError`, `CheckpointError`.
     """
     text = os.fspath(what)
     path = Path(os.path.expanduser(text))
@@ -152,7 +157,29 @@ def resolve(what: str | Path) -> Resolved:
     converted = models_dir() / text
     if text and os.path.isdir(converted):
         return Resolved(converted, text)
-    return Resolved(_from_hub(text), text)
+    if folder := find_converted(text):
+        return Resolved(folder, text)
+    return _named(text)
+
+
+def _named(text: str) -> Resolved:
+    """Resolve a name of the catalogue, of another program's model, or a hub id."""
+    known, foreign = find_known(text), find_foreign(text)
+    if foreign is not None and not _is_cached(known.hub_id if known else text):
+        return Resolved(_model_in(foreign.path), text)
+    if known is None:
+        return Resolved(_from_hub(text), text)
+    try:
+        return Resolved(_from_hub(known.hub_id), known.name)
+    except MLXInferError as error:
+        raise type(error)(f"{known.name}: {error}") from None
+
+
+def _is_cached(text: str) -> bool:
+    from .hub import HubId, is_cached
+
+    hub_id = HubId.parse(text)
+    return hub_id is not None and is_cached(hub_id)
 
 
 def local_place(what: str | Path) -> object:
@@ -161,7 +188,7 @@ def local_place(what: str | Path) -> object:
     A model that is not on this machine equals only its own name. Downloads and assembles nothing.
     """
     text = os.fspath(what)
-    for place in (Path(os.path.expanduser(text)), models_dir() / text):
+    for place in _places(text):
         try:
             found = (_model_in(place) if text not in ALIASES else place).stat()
         except (OSError, ValueError, ModelNotFoundError):
@@ -171,7 +198,18 @@ def local_place(what: str | Path) -> object:
     if len(installed) == 1:
         found = installed[0].stat()
         return found.st_dev, found.st_ino
-    return text
+    known = find_known(text)
+    return known.hub_id if known else text
+
+
+def _places(text: str) -> Iterator[Path]:
+    """Yield the paths on this machine that a name may mean, in the order of `resolve`."""
+    yield Path(os.path.expanduser(text))
+    yield models_dir() / text
+    if folder := find_converted(text):
+        yield folder
+    if foreign := find_foreign(text):
+        yield foreign.path
 
 
 def _model_in(path: Path) -> Path:
@@ -253,11 +291,17 @@ def _looks_like_a_path(text: str) -> bool:
     )
 
 
+def _converted_names() -> Iterator[str]:
+    yield from (folder.name for folder in (*models_dir().glob("*/"), *converted_folders()))
+
+
 def _near(text: str) -> str:
-    """Return " (did you mean NAME?)" for a misspelled alias or converted model, else ""."""
+    """Return " (did you mean NAME?)" for a misspelled name of a model, else ""."""
     from difflib import get_close_matches
 
-    names = {name.lower(): name for name in [*(path.name for path in models_dir().glob("*/")), *ALIASES]}
+    catalogue = [name for model in known_models() for name in model.names]
+    other = [model.name for model in foreign_models()]
+    names = {name.lower(): name for name in [*catalogue, *other, *_converted_names(), *ALIASES]}
     near = get_close_matches(text.lower(), names, 1)
     return f" (did you mean {names[near[0]]}?)" if near else ""
 
@@ -276,6 +320,7 @@ def _from_hub(text: str) -> Path:
 
     hub_id = HubId.parse(text)
     if hub_id is None:
-        aliases = ", ".join(ALIASES)
-        raise ModelNotFoundError(f"no such model{_near(text)}: {text!r} is not a local path, an alias ({aliases}) or a hub id (org/name)")
+        raise ModelNotFoundError(
+            f"no such model{_near(text)}: {text!r} is not a local path, a name (mlxinfer models search) or a hub id (org/name)"
+        )
     return download(hub_id)

@@ -85,7 +85,7 @@ def test_no_such_path(what: str | Path) -> None:
 
 @pytest.mark.parametrize("what", ["", "nothing", "a b", "a\0b", "x" * 5000, "a/b/c/d"])
 def test_neither_path_nor_id(what: str) -> None:
-    with pytest.raises(ModelNotFoundError, match=r"an alias \(smollm2, gemma3-270m\) or a hub id"):
+    with pytest.raises(ModelNotFoundError, match=r"a name \(mlxinfer models search\) or a hub id"):
         resolve(what)
 
 
