@@ -8,6 +8,8 @@ endif
 VENV   ?= .venv
 EXTRAS ?= test,lint,clients,cuda,notebook
 MODEL  ?= smollm2
+# Another compiler may have other warnings: SWIFTFLAGS= accepts them.
+SWIFTFLAGS ?= -Xswiftc -warnings-as-errors
 PROMPT ?= What is the capital of France?
 ARGS   ?=
 
@@ -39,6 +41,11 @@ quick_tests := not model and not torch and not long
 quickest    := $(quick_tests) and not emulator
 # A Mac has no CPU kernels.
 mac_tests   := $(filter-out tests/kernels_cpu/ tests/support/,$(wildcard tests/*/)) $(wildcard tests/test_*.py)
+# Halves of a job on a Mac: most of what computes on a GPU, where Metal compiles each variant of a kernel; all the rest.
+gpu_tests  := tests/kernels_metal tests/cache tests/engine tests/models tests/nn
+half_gpu   := $(gpu_tests)
+half_rest  := tests $(gpu_tests:%=--ignore=%)
+half_tests  = $(if $(HALF),$(or $(half_$(HALF)),$(error HALF is gpu or rest)))
 # One process more than there are processors, as tests also wait, but four at most: each may load a model. ARGS="-n 0" runs tests in one,
 # for a debugger.
 processors  := len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -72,14 +79,14 @@ kernels: $(small)  ## the tests that launch Metal kernels: on an Apple GPU, else
 # Types are checked meanwhile; what is wrong with them is said last, and otherwise nothing.
 test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (minutes)
 	$(style)
-	@$(bin)/mypy >$(VENV)/.types 2>&1 & types=$$!; $(bin)/python -m pytest $(parallel) $(ARGS); tests=$$?; \
+	@$(bin)/mypy >$(VENV)/.types 2>&1 & types=$$!; $(bin)/python -m pytest $(parallel) $(half_tests) $(ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
 test-swift: $(if $(swift),$(package) $(smollm2))  ## the Swift client against the real server, where there is a Swift toolchain
 ifeq ($(swift),)
 	@echo "there is no Swift toolchain here: the tests of swift/MLXInferClient are skipped"
 else
-	cd swift/MLXInferClient && MLXINFER_COMMAND="$(abspath $(bin))/mlxinfer" swift test -j 2 -Xswiftc -warnings-as-errors $(ARGS)
+	cd swift/MLXInferClient && MLXINFER_COMMAND="$(abspath $(bin))/mlxinfer" swift test -j 2 $(SWIFTFLAGS) $(ARGS)
 endif
 
 plain: $(small)  ## the quick tests as where there are no CPU kernels
