@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from support.kernels.emulated import needs_emulator
 from support.models.wide import wide_directory
 
 PROGRAM = Path(__file__).parents[1] / "support" / "kernels" / "load_as_on_a_mac.py"
-SIZES: dict[str, Any] = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 128}
-"""Of layers with kernels for all of their parts."""
+HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "intermediate_size": 128}
+SIZES: dict[str, dict[str, Any]] = {"llama": HEADS, "qwen3_moe": HEADS | {"moe_intermediate_size": 64, "mlp_only_layers": []}}
+"""Of layers with kernels for all of their parts, by family."""
 
 
 def load(model: Path, home: Path) -> dict[str, Any]:
@@ -26,18 +28,28 @@ def load(model: Path, home: Path) -> dict[str, Any]:
     return found
 
 
+ATTENTION = {"paged_attention_decode", "paged_attention_prefill"}
+KERNELS = {
+    "llama": {"add_norm", "affine_matmul", "sampling_threshold", *ATTENTION},
+    "qwen3_moe": {"add_norm", "affine_experts_in", "affine_experts_out", "router", *ATTENTION},
+}
+TRIALS = {
+    "llama": {"attention", "sums with norms", "products of few rows", "top-k and top-p"},
+    "qwen3_moe": {"attention", "sums with norms", "choices of experts", "experts of few rows"},
+}
+
+
 @needs_emulator
-def test_a_second_process_launches_no_trial(tmp_path: Path) -> None:
-    model = wide_directory(tmp_path / "model", **SIZES, num_hidden_layers=1, vocab_size=8192)
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.long)])
+def test_a_second_process_launches_no_trial(family: str, tmp_path: Path) -> None:
+    model = wide_directory(tmp_path / "model", family, **SIZES[family], num_hidden_layers=1, vocab_size=8192)
     home = tmp_path / "home"
     first = load(model, home)
-    assert {"add_norm", "affine_matmul", "paged_attention_decode", "paged_attention_prefill", "sampling_threshold"} <= first[
-        "loaded"
-    ].keys()
+    assert first["loaded"].keys() >= KERNELS[family]
     second = load(model, home)
     assert second["loaded"] == {}
     assert second["answered"] == first["answered"]
     assert second["answered"]["paged_attention_decode"] > 0
     assert second["tokens"] == first["tokens"]
     kept = json.loads((home / "kernel_trials.json").read_text())
-    assert {"attention", "sums with norms", "products of few rows", "top-k and top-p"} <= kept["trials"].keys()
+    assert kept["trials"].keys() >= TRIALS[family]

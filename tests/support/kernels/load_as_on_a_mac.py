@@ -21,6 +21,7 @@ def main(model: str) -> None:
     device.default_dtype = lambda: mx.bfloat16
     from mlxinfer import LLM, SamplingParams
     from mlxinfer.kernels_metal.emulator.kernel import Kernel
+    from mlxinfer.kernels_metal.experts import trial as experts_trial
     from mlxinfer.kernels_metal.quantized_matmul import trial
 
     launches: Counter[str] = Counter()
@@ -32,6 +33,7 @@ def main(model: str) -> None:
 
     Kernel.__call__ = counted  # type: ignore[method-assign]
     trial.speeds.__kwdefaults__.update(width=256, most_bytes=1 << 15)
+    experts_trial.speeds.__kwdefaults__.update(most_bytes=1 << 15)
     llm = LLM(model, kv="4", bits=4, memory_gb=1.0)
     loaded = dict(launches)
     launches.clear()

@@ -15,10 +15,10 @@ from ..engines.tiny_engine import GOLDEN
 from .plain_weights import RandomWeights
 
 
-def wide_directory(target: Path, **changes: Any) -> Path:
-    """Random weights, eight heads of queries and four of keys, five layers."""
+def wide_directory(target: Path, family: str = "llama", **changes: Any) -> Path:
+    """Random weights, eight heads of queries and four of keys, five layers; of another family if given."""
     target.mkdir(parents=True)
-    config = json.loads((GOLDEN / "llama" / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((GOLDEN / family / "config.json").read_text(encoding="utf-8"))
     sizes = {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
