@@ -17,6 +17,9 @@ DIMS = range(16, 513, 8)
 MOST_HEADS, MOST_ROWS = 16, 8
 MOST_SIMDGROUPS = 8
 """Maximum per threadgroup: with more than 256 threads, a Mac may lack registers for kernels with as many numbers per lane."""
+MOST_NUMBERS = 112
+"""Maximum `live_numbers` of a lane. An Apple GPU has 128 registers of 32 bits for a thread, and 16 remain for addresses and counters. With
+more, a kernel keeps numbers in memory and is slower (github.com/ml-explore/mlx/issues/4077)."""
 THREADGROUP_BYTES = 32 * 1024
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -104,36 +107,48 @@ def row_class(shape: Shape, rows: int) -> int:
 def decode_tile(shape: Shape, rows: int) -> DecodeTile:
     """Return the tile for `rows` rows of a sequence, one of `row_classes(shape)`, and any number of pages.
 
-    The limit is the count of numbers per lane: per query, `key_run` products, the lane's channels of the answer, and a bias of V for each
-    group of channels. With few queries, loading dominates, and long runs make wide loads. With more, runs are shorter, and up to 8 queries
-    fit; every simdgroup then reads its own pages. More queries are divided among at most 8 simdgroups, which share pages in threadgroup
-    memory. Its size decides how many threadgroups share a core, so a part of a page is 4 KB if rows are short.
+    `live_numbers` of a lane are limited; long runs leave 8 more registers for their loads. With few queries, loading dominates, and long
+    runs make wide loads. With more, runs are shorter; every simdgroup still reads its own pages. More queries are divided among at most 8
+    simdgroups, which share pages in threadgroup memory. Its size decides how many threadgroups share a core, so a part of a page is 4 KB if
+    rows are short.
     """
     queries = shape.group * rows
-    for key_run, most_run, most_numbers in ((16, 16, 64), (16, 8, 64), (8, 8, 112), (8, 4, 112)):
+    for key_run, most_run, spare in ((16, 16, 8), (16, 8, 8), (8, 8, 0), (8, 4, 0)):
         run = _value_run(shape, most_run)
-        if run and queries <= 8 and queries * _numbers_per_lane(shape, key_run, run) <= most_numbers:
+        if run and queries <= 8 and live_numbers(shape, queries, key_run, run) <= MOST_NUMBERS - spare:
             tiles = (DecodeTile(queries, key_run, run, simdgroups, False, 16, 0) for simdgroups in (4, 2, 1))
             fitting = next((tile for tile in tiles if decode_memory(shape, tile) <= THREADGROUP_BYTES), None)
             if fitting:
                 return _with_queries(shape, queries, fitting)
-    each = _queries_of_a_simdgroup(shape, queries)
+    each, run = _of_sharing_simdgroup(shape, queries)
     stage = 4096 if shape.value_dim * shape.dtype.size <= 1024 else 8192
-    return _with_queries(shape, queries, DecodeTile(each, 8, _value_run(shape, 8), -(-queries // each), True, stage, 0))
+    return _with_queries(shape, queries, DecodeTile(each, 8, run, -(-queries // each), True, stage, 0))
 
 
-def _queries_of_a_simdgroup(shape: Shape, queries: int) -> int:
-    """Return the queries per simdgroup with shared pages: 4, or 2 for very wide heads; twice as many if registers allow it and simdgroups
-    would not suffice."""
-    numbers = _numbers_per_lane(shape, 8, _value_run(shape, 8))
-    each = 4 if 4 * numbers <= 112 else 2
-    return 2 * each if queries > MOST_SIMDGROUPS * each and 2 * each * numbers <= 112 else each
+def _of_sharing_simdgroup(shape: Shape, queries: int) -> tuple[int, int]:
+    """Return (queries of a simdgroup, channels of V per load) with shared pages: 4 queries, or 2 of wide heads; twice as many if simdgroups
+    would not suffice. Long loads are better, more queries are better still."""
+    runs = [run for run in (_value_run(shape, 8), _value_run(shape, 4)) if run]
+    choices = [(each, run) for each in (8, 4, 2) for run in runs if live_numbers(shape, each, 8, run) <= MOST_NUMBERS]
+    usual = next((choice for choice in choices if choice[0] <= 4), (2, runs[0]))
+    return next((choice for choice in choices if choice[0] == 2 * usual[0] and queries > MOST_SIMDGROUPS * usual[0]), usual)
 
 
-def _numbers_per_lane(shape: Shape, key_run: int, value_run: int) -> int:
-    """Return the count of numbers per lane and query."""
+def live_numbers(shape: Shape, queries: int, key_run: int, value_run: int) -> int:
+    """Return the most numbers of 32 bits that a lane holds at a time, without addresses and counters: while it multiplies keys, weighs
+    tokens, or adds values. The source declares them: `State`, `multiply_channels`, `weigh`, `add_values`."""
     groups = 0 if shape.v_bits == 16 else shape.value_dim // v_group(shape.value_dim)
-    return key_run + value_run * -(-shape.value_dim // value_run // 32) + groups
+    state = queries * (2 + value_run * -(-shape.value_dim // value_run // 32) + groups)
+    keys = state + queries * (key_run + 1 + (shape.k_bits != 16)) + _loaded(shape, shape.k_bits, key_run, 64 // key_run) + key_run
+    weights = state + queries * key_run + 2 * groups
+    values = state + _loaded(shape, shape.v_bits, value_run, 8) + value_run
+    return max(keys, weights, values)
+
+
+def _loaded(shape: Shape, bits: int, run: int, most: int) -> int:
+    """Return the words of codes, or of numbers kept as they are, that a lane loads before it uses the first: at most `most` runs."""
+    words = [-(-run * element_bits(each, shape.dtype) // 32) for each in (bits, 16)]
+    return max(n * min(most, 16 // n if n <= 16 else 1) for n in words)
 
 
 def _value_run(shape: Shape, most: int) -> int:
@@ -178,9 +193,10 @@ def pages_of_an_item(pages: Sequence[int], kv_heads: int, cores: int, *, shared:
 
     A core runs 4 threadgroups of 4 simdgroups; with twice as many, few are idle while the last ones finish. A run has at least 8 pages,
     because each writes a float32 answer that is read again. At 8 pages of 4 bits and one row this adds a tenth to the bytes, at 64 pages an
-    eightieth. If there would be fewer than 2 threadgroups per core, a run has one page per simdgroup: 4, or 2 if simdgroups share pages.
+    eightieth. If there would be fewer than 2 threadgroups per core, a run has one page per simdgroup: 4, or 2 if simdgroups share pages. If
+    all sequences have at most 4 pages, none is divided: adding up parts would take another launch.
     """
     wanted = max(1, 8 * cores // kv_heads)
     few = sum(-(-n // 8) for n in pages) * kv_heads < 2 * cores
-    least = (2 if shared else 4) if few else 8
+    least = (2 if shared and max(pages, default=0) > 4 else 4) if few else 8
     return max(least, -(-sum(pages) // wanted))

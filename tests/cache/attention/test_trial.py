@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
 import mlx.core as mx
 import pytest
-from support.models.published_configs import PUBLISHED, WRAPPED
+from support.models.published_configs import MORE_LAYERS, attention_layers
 
 from mlxinfer.cache.attention import trial
 from mlxinfer.cache.attention.metal import METAL
@@ -21,25 +20,13 @@ from mlxinfer.kernels_metal.paged_attention import plan as plans
 from mlxinfer.kernels_metal.paged_attention.launcher import combine_template, decode_template
 from mlxinfer.kernels_metal.paged_attention.plan import Pools, SegmentRows, plan_decode
 from mlxinfer.kernels_metal.paged_attention.tiles import Shape
-from mlxinfer.models import architecture
-from mlxinfer.models.vlm_text import text_config
 from tests.support.kernels.recorded_kernels import Recorder, Variant
 
 FORMATS = (KVFormat(), KVFormat(4, 4), KVFormat(8, 3, first16=True))
-MORE = {"llama-70b": AttentionSpec(8, 128, 128, query_heads=64), "qwen2.5-7b": AttentionSpec(4, 128, 128, query_heads=28)}
-"""Shapes of well-known models of which no config is among the published ones."""
 MOST = 8
 
 
-def layers() -> Iterator[AttentionSpec]:
-    configs = [*PUBLISHED.values(), *(text_config(config) for config in WRAPPED.values())]
-    for config in configs:
-        # Plain MLX attends to latents: heads of that size have no kernel.
-        yield from (spec for spec in architecture(config).specs if isinstance(spec, AttentionSpec) and not spec.values_in_keys)
-    yield from MORE.values()
-
-
-SPECS = tuple({trial.kind_of(spec, mx.bfloat16, KVFormat()): spec for spec in layers()}.values())
+SPECS = tuple({trial.kind_of(spec, mx.bfloat16, KVFormat()): spec for spec in attention_layers()}.values())
 CASES = [
     pytest.param(
         spec,
@@ -115,7 +102,7 @@ def test_the_trial_runs_all_that_a_model_can_reach(spec: AttentionSpec, kv: KVFo
 
 @pytest.mark.parametrize("cores", [7, 10, 128])
 def test_its_variants_are_the_same_on_every_chip(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind = trial.kind_of(MORE["llama-70b"], mx.bfloat16, KVFormat(4, 4))
+    kind = trial.kind_of(MORE_LAYERS["llama-70b"], mx.bfloat16, KVFormat(4, 4))
     monkeypatch.setattr(plans, "gpu_cores", lambda: cores)
     recorder = Recorder()
     with run_with(recorder):

@@ -144,10 +144,11 @@ def test_longer_sequences_and_more_cores_make_more_items() -> None:
 )
 @pytest.mark.parametrize("cores", [10, 20, 40, 80])
 def test_short_contexts_give_every_core_something(shape: Shape, cores: int) -> None:
-    """Two threadgroups per core, or as many as pages allow: a page per simdgroup, or two pages if simdgroups share them."""
+    """Two threadgroups per core, or as many as pages allow: a page per simdgroup, or two pages if simdgroups share them. Up to four pages
+    are not divided."""
     rows = 1 if shape.group == 4 else 2
-    least = 2 if decode_tile(shape, rows).shared else 4
     for pages in range(1, 60):
+        least = 2 if decode_tile(shape, rows).shared and pages > 4 else 4
         own = SegmentRows(0, 0, rows, 64 * pages - 60, list(range(pages - 1)))
         p = plan_decode(shape, [own], Pools(60, 0, 1), query_rows=rows, cores=cores)
         groups = p.items * shape.kv_heads

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from mlxinfer.cache.base import AttentionSpec
+from mlxinfer.models import architecture
+from mlxinfer.models.vlm_text import text_config
 from support.models.published_hybrids import GEMMA4_31B, GRANITE4_H_SMALL, KIMI_LINEAR_48B, LFM2_350M, NEMOTRON3_NANO
 
 LLAMA_31_8B: dict[str, Any] = {
@@ -461,3 +465,12 @@ PUBLISHED = {
     "kimi-linear-48b": KIMI_LINEAR_48B,
 }
 WRAPPED = {"gemma-3-4b": GEMMA3_4B, "gemma-4-31b": GEMMA4_31B, "qwen3.5": QWEN35}
+MORE_LAYERS = {"llama-70b": AttentionSpec(8, 128, 128, query_heads=64), "qwen2.5-7b": AttentionSpec(4, 128, 128, query_heads=28)}
+"""Layers of well-known models of which no config is here."""
+
+
+def attention_layers() -> Iterator[AttentionSpec]:
+    """Yield the layers that Metal kernels can compute: plain MLX attends to latents."""
+    for config in (*PUBLISHED.values(), *(text_config(config) for config in WRAPPED.values())):
+        yield from (spec for spec in architecture(config).specs if isinstance(spec, AttentionSpec) and not spec.values_in_keys)
+    yield from MORE_LAYERS.values()
