@@ -21,6 +21,7 @@ from ..util import mac
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
 from . import executors, kept_trials
+from .source import readable
 
 SWITCH = "MLXINFER_METAL_KERNELS"
 Kind = tuple[Any, ...]
@@ -181,7 +182,7 @@ class KernelTrial:
         except (RuntimeError, ValueError) as error:
             fault = fault_line(error)
             if len(_ERRORS) < _MOST_ERRORS:
-                _ERRORS.append((f"{self.name} {kind}", str(error)[:_ERROR_CHARACTERS]))
+                _ERRORS.append((f"{self.name} {kind}", readable(str(error))[:_ERROR_CHARACTERS]))
         return Verdict(f"{self._failure}: {fault}") if fault else None
 
     def disable(self, error: BaseException, *, guilty: bool, kinds: Iterable[Kind] | None = None) -> bool:
@@ -293,7 +294,7 @@ def failed_trials() -> list[tuple[str, str]]:
 def fault_line(error: BaseException) -> str:
     """Return an error in one line. Of a compiler's messages, the first error: warnings may come before."""
     first = next((line for line in str(error).splitlines() if _COMPILE_ERROR.search(line)), None)
-    return one_line(error if first is None else first)
+    return one_line(error if first is None else readable(first))
 
 
 _COMPILE_ERROR = re.compile(r"(^|[:\s])(fatal )?error: ")

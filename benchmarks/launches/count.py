@@ -37,6 +37,7 @@ class Count:
 
     `program` is "mlxinfer" or "mlx-lm". `work` is "decode 1", "decode 4" or "decode 8", a step of so many rows, or "prefill", a prompt.
     `launches` and `stages` are those of the step or prompt; `layer_launches` and `layer_stages` those of a layer on average, 0 for prompts.
+    `layer_source` are bytes of kernels' sources, which MLX hashes on the host at every launch.
     Launches of different stages run one after another. `reads` are bytes, including repeated ones; `distinct` counts each launch's bytes
     once; `matrix` are weights among `reads`. `writes` of decoding are an average over steps in which no pool grows. `syncs` are waits of
     the host, `drains` waits of the GPU for the host. `host_us` are microseconds of this machine's processor, `exposed_us` those between a
@@ -49,6 +50,7 @@ class Count:
     stages: int
     layer_launches: float
     layer_stages: float
+    layer_source: float
     reads: int
     distinct: int
     matrix: int
@@ -74,11 +76,11 @@ def count(subject: Subject, gpu: PhantomGPU, past: int, prompt: int, kv: str, ch
     return found
 
 
-def layer(make: Callable[[Subject], Program], subject: Subject, rows: int, past: int) -> tuple[float, float]:
-    """Launches and stages of a layer on average, from two depths of the model."""
+def layer(make: Callable[[Subject], Program], subject: Subject, rows: int, past: int) -> tuple[float, float, float]:
+    """Launches, stages and bytes of sources of a layer on average, from two depths of the model."""
     depth = min(PERIOD, layers(subject) // 2)
     small, large = (ledger(_typical(make(with_layers(subject, cut)).decode(rows, past, FEW_STEPS)).graphs[0]) for cut in (depth, 2 * depth))
-    return (large.count - small.count) / depth, (large.stages - small.stages) / depth
+    return (large.count - small.count) / depth, (large.stages - small.stages) / depth, (large.source - small.source) / depth
 
 
 def layers(subject: Subject) -> int:
@@ -136,11 +138,17 @@ def _reading(name: str, program: Program, prompt: int) -> Count:
     for chip in CHIPS:
         done = total(turn.graphs, chip.gpu)
         speeds[chip.name] = [seconds(done, chip, stage, drains=turn.drains, host_s=turn.exposed) for stage in STAGE_S]
-    return _counted(name, "prefill", whole, (0, 0), whole.writes, (turn.syncs, turn.drains, turn.seconds, turn.exposed), speeds)
+    return _counted(name, "prefill", whole, (0, 0, 0), whole.writes, (turn.syncs, turn.drains, turn.seconds, turn.exposed), speeds)
 
 
 def _counted(
-    name: str, work: str, done: Ledger, layer: tuple[float, float], writes: float, host: tuple[float, ...], speeds: dict[str, list[float]]
+    name: str,
+    work: str,
+    done: Ledger,
+    layer: tuple[float, float, float],
+    writes: float,
+    host: tuple[float, ...],
+    speeds: dict[str, list[float]],
 ) -> Count:
     syncs, drains, seconds, exposed = host
     return Count(
@@ -159,7 +167,7 @@ def ceilings(gpu: PhantomGPU, limits: dict[str, Any]) -> dict[str, Any]:
     for name, pasts in limits["layer"].items():
         model = subject(name, 4)
         for past in pasts:
-            wide, deep = layer(ours, model, 1, int(past))
+            wide, deep, _ = layer(ours, model, 1, int(past))
             found.setdefault("layer", {}).setdefault(name, {})[past] = {"launches": wide, "stages": deep}
     shallow = with_layers(subject("llama-3.1", 4), 2)
     found["written"] = {rows: round(written(ours(shallow).decode(int(rows), 1024)) / int(rows)) for rows in limits["written"]}

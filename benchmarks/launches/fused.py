@@ -106,5 +106,5 @@ def custom(node: Node, inputs: Sequence[Laid], outputs: Sequence[Laid], gpu: Arc
     whole = [ready(a, details["kernel"], launches, fine=a.in_rows or not details["ensures"]) for a in inputs]
     stage = after(whole)
     work: dict[str, Any] = work_of(details, dict(zip(details["names"], whole, strict=True)), outputs)
-    launches.append(Launch(details["kernel"], writes=sum(a.bytes for a in outputs), stage=stage, **work))
+    launches.append(Launch(details["kernel"], writes=sum(a.bytes for a in outputs), stage=stage, source=details["source"], **work))
     return launches, made(outputs, stage)

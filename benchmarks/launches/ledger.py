@@ -75,6 +75,11 @@ class Ledger:
         return sum(launch.matrix for launch in self.launches)
 
     @property
+    def source(self) -> int:
+        """Bytes of kernels' sources that the host hashes."""
+        return sum(launch.source for launch in self.launches)
+
+    @property
     def names(self) -> Counter[str]:
         return Counter(launch.name for launch in self.launches)
 

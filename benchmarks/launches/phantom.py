@@ -255,6 +255,7 @@ class PhantomGPU:
         """`mx.fast.metal_kernel`. A launch is one node, with everything that determines its bytes."""
         ensures = bool(options.get("ensure_row_contiguous", True))
         definition = {"name": name, "input_names": input_names, "output_names": output_names, **options}
+        source = len(options["source"]) + len(options.get("header", ""))
         costs: dict[int, float] = {}
 
         def launch(*, inputs: Sequence[Any], grid: Any, threadgroup: Any, template: Any = (), **outputs: Any) -> Any:
@@ -265,7 +266,7 @@ class PhantomGPU:
                 costs[len(template)] = calls.kernel(definition, [self._base(tuple(a.shape), a.dtype) for a in arrays], call)
             groups = [-(-whole // part) for whole, part in zip(grid, threadgroup, strict=True)]
             details: dict[str, Any] = {"kernel": name, "names": tuple(input_names), "arrays": arrays, "template": dict(template or ())}
-            mark = Marked("CustomKernel", details | {"groups": groups, "ensures": ensures})
+            mark = Marked("CustomKernel", details | {"groups": groups, "ensures": ensures, "source": source})
             shapes, dtypes = outputs["output_shapes"], outputs["output_dtypes"]
             return self._mark(mark, arrays, shapes, dtypes, start=start, cost=costs[len(template)])
 

@@ -56,7 +56,8 @@ class Launch:
     `reads` are bytes, counted as often as the kernel reads them. `repeated` are those read before, which are mostly in a cache. `matrix`
     are those of weights, including repeated ones. `stage` is the length of the longest chain of launches that ends with this one.
     `operations` are multiplications and additions of a product or of attention. `unpacked` are numbers taken out of quantized matrices,
-    including repeated ones. `on_matrix_units`: products run as tiles of matrices, which takes many rows.
+    including repeated ones. `on_matrix_units`: products run as tiles of matrices, which takes many rows. `source` are the bytes of a
+    kernel's source, which MLX hashes on the host at every launch.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Launch:
     operations: int = 0
     unpacked: int = 0
     on_matrix_units: bool = False
+    source: int = 0
 
 
 Outcome = tuple[list[Launch], list[Laid]]

@@ -54,6 +54,8 @@ def costs(counts: Counts) -> str:
         ("of that while the GPU waits", "", lambda c: f"{c['exposed_us'] / 1e3:.2f}"),
     ]
     columns = [(work, program) for work in dict.fromkeys(count["work"] for count in counts) for program in PROGRAMS]
+    if any("layer_source" in count for count in counts):
+        rows.insert(2, ("KB of kernels' sources per layer, hashed", "decode", lambda c: f"{c.get('layer_source', 0) / 1e3:.0f}"))
     lines = [["", *(f"{_title(work)}: {program}" for work, program in columns)]]
     for title, only, cell in rows:
         lines.append([title, *(cell(_of(counts, program, work)) if work.startswith(only) else "" for work, program in columns)])

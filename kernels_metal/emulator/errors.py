@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..source import readable
+
 
 class Unavailable(RuntimeError):
     """Kernels cannot run on this machine, or not in this mode; usually a compiler is missing."""
@@ -16,8 +18,8 @@ class KernelError(RuntimeError):
 
     def __init__(self, kind: str, message: str, *, file: str | None = None, line: int | None = None, report: str = "") -> None:
         where = f"{file}:{line}: " if file and line else ""
-        super().__init__(f"{kind}: {where}{message}")
-        self.kind, self.file, self.line, self.report = kind, file, line, report
+        super().__init__(f"{kind}: {where}{readable(message)}")
+        self.kind, self.file, self.line, self.report = kind, file, line, readable(report)
 
 
 KINDS = {

@@ -107,7 +107,7 @@ def test_mlx_lms_layers_and_the_bytes_of_both() -> None:
     done = subprocess.run([sys.executable, "-c", _MLX_LM], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     layers, steps = json.loads(done.stdout)
-    assert layers == [[17, 12], [17, 12]]
+    assert layers == [[17, 12, 0], [17, 12, 0]]
     hidden, inner, heads, vocab = 576, 1536, 15, 49152
     weights = 2 * (hidden * hidden * 2 + hidden * 6 * 64 + 3 * hidden * inner) + vocab * hidden
     assert steps["MLXLM"][0] == steps["Ours"][0] == weights * 4.5 / 8

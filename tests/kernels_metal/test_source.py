@@ -6,43 +6,115 @@ import re
 
 import pytest
 
+from mlxinfer.kernels_metal import source
 from mlxinfer.kernels_metal.cuda.translate import TOKENS
-from mlxinfer.kernels_metal.source import ROOT, load
+from mlxinfer.kernels_metal.kernel_trial import KernelTrial, failed_trials
+from mlxinfer.kernels_metal.source import ROOT, load, readable
 
 KERNELS = re.compile(r"^//: kernel (\w+)", re.MULTILINE)
 FILES = sorted(path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.metal"))
+KERNELS_OF_FILES = [(file, name) for name, file in source.all_kernels().items()]
 
 
 def test_every_kernel_is_found_with_its_parameters() -> None:
     names = [(file, name) for file in FILES for name in KERNELS.findall((ROOT / file).read_text(encoding="utf-8"))]
     assert len(names) >= 4
     for file, name in names:
-        source = load(file, name)
-        assert source.inputs
-        assert source.outputs
-        for parameter in (*source.inputs, *source.outputs):
-            assert re.search(rf"\b{parameter}\b", source.body), f"{name} does not use {parameter}"
-        assert "//:" not in source.body
-        assert "#include" not in source.header
-        assert source.header.count("struct OnlineSoftmax {") <= 1
+        found = load(file, name)
+        assert found.inputs
+        assert found.outputs
+        for parameter in (*found.inputs, *found.outputs):
+            assert re.search(rf"\b{parameter}\b", found.body), f"{name} does not use {parameter}"
+        assert "//:" not in found.body
+        assert "#include" not in found.header
+        assert readable(found.header).count("struct OnlineSoftmax{") <= 1
 
 
-def test_comments_and_indentation_are_left_out_and_nothing_else() -> None:
-    path = "paged_attention/decode/values.h"
-    kept = load("paged_attention/paged_attention_decode.metal", "paged_attention_decode")
-    assert "//" not in kept.header + kept.body
-    assert "\n " not in kept.header + kept.body
-    own = (ROOT / path).read_text(encoding="utf-8").split('sharing.h"\n')[1]
-    start = kept.header.index("template <typename D, bool QUANTIZED>\ninline void weigh(")
-    assert words(kept.header[start:]).startswith(words(own))
-    body = (ROOT / "seal_page/seal_page.metal").read_text(encoding="utf-8").split("seals a token of a page.\n")[1]
-    bare = load("seal_page/seal_page.metal", "seal_values").body
-    assert words(bare) == words(body)
-    assert bare.count("\n") == body.count("\n")
+@pytest.mark.parametrize(("file", "name"), KERNELS_OF_FILES)
+def test_a_source_is_shorter_and_says_the_same(file: str, name: str) -> None:
+    """`readable` gives names back, so the words of a body are those of its file, and those of a header are whole declarations."""
+    short = load(file, name)
+    text = (ROOT / file).read_text(encoding="utf-8")
+    start = re.search(rf"^//: kernel {name}\(.*\n(?://:.*\n)*", text, re.MULTILINE)
+    assert start
+    body = text[start.end() :].split("\n//: kernel")[0].rstrip("\n")
+    assert words(readable(short.body)) == words(body)
+    assert short.body.rstrip("\n").count("\n") == body.count("\n")
+    whole = words(with_includes(text[: text.index("//: kernel")], set()))
+    for part in declarations(readable(short.header)):
+        assert words(part) in whole, part
+    assert "//" not in short.header + short.body
+    assert len(short.header + short.body) < 0.75 * len(whole + words(body))
+
+
+@pytest.mark.parametrize(("file", "name"), KERNELS_OF_FILES)
+def test_nothing_of_metal_gets_another_name(file: str, name: str) -> None:
+    """Strings are pragmas, which only a GPU's compiler reads. The emulator compiles everything else."""
+    short = load(file, name)
+    strings = set(re.findall(r'"[^"]*"', short.header))
+    assert strings <= {'"unroll"', '"unroll 1"'}
+    defined = set(re.findall(r"^#if (.*)", short.header, re.MULTILINE))
+    assert defined <= {"defined(__METAL_VERSION__)||defined(__CUDACC__)"}
+
+
+def test_what_a_kernel_does_not_use_is_left_out() -> None:
+    keys, values = (readable(load("seal_page/seal_page.metal", f"seal_{what}").header) for what in ("keys", "values"))
+    both = readable(load("paged_attention/paged_attention_decode.metal", "paged_attention_decode").header)
+    assert "value_at" in both
+    assert "append_entry" in both
+    assert "load_run" not in keys + values
+
+
+def test_short_names_are_one_to_one_and_nobody_elses() -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in ROOT.rglob("*.[hm]*") if path.suffix in (".h", ".metal"))
+    names = source._short_names()
+    assert len(set(names.values())) == len(names)
+    assert not [short for short in names.values() if re.search(rf"\b{short}\b", text)]
+    assert all(len(short) < len(name) for name, short in names.items())
+
+
+def test_messages_have_the_names_of_the_files() -> None:
+    short = source._short_names()
+    message = (
+        f"program_source:12:9: error: use of undeclared identifier '{short['attend_page']}'\n  {short['attend_page']}<D>({short['place']})"
+    )
+    expected = "program_source:12:9: error: use of undeclared identifier 'attend_page'\n  attend_page<D>(place)"
+    assert readable(message) == expected
+    trial = KernelTrial("a kernel", lambda: fail(message), failure="failed")
+    assert "undeclared identifier 'attend_page'" in str(trial.obstacle())
+    assert failed_trials()[-1][1] == expected
+
+
+def fail(message: str) -> None:
+    raise RuntimeError(message)
+
+
+def declarations(header: str) -> list[str]:
+    """Return the pieces of a header that end with a brace or a semicolon at its margin."""
+    parts, text, depth = [], "", 0
+    for line in header.splitlines():
+        text += line + "\n"
+        depth += line.count("{") - line.count("}")
+        if not depth and (line.endswith(("}", ";")) or line.startswith("#")):
+            parts.append(text)
+            text = ""
+    return parts
+
+
+def with_includes(text: str, seen: set[str]) -> str:
+    def insert(match: re.Match[str]) -> str:
+        if match[1] in seen:
+            return ""
+        seen.add(match[1])
+        return with_includes((ROOT / match[1]).read_text(encoding="utf-8").replace("#pragma once\n", ""), seen)
+
+    return re.sub(r'^#include "(.+)"\n', insert, text, flags=re.MULTILINE)
 
 
 def words(code: str) -> str:
-    return " ".join(m.group() for m in TOKENS.finditer(code) if m.lastgroup not in {"space", "comment"})
+    """Return all words and marks of code without comments, each after a space."""
+    found = [m.group() for m in TOKENS.finditer(code) if m.lastgroup not in {"space", "comment"}]
+    return " ".join(re.sub(r"\s+", "", text) if text.startswith("#") else text for text in found)
 
 
 def test_an_unknown_kernel_is_refused_with_those_there_are() -> None:
