@@ -434,11 +434,11 @@ CHAT_TEMPERATURE = 0.7
 
 
 def chat_params(defaults: SamplingParams) -> SamplingParams:
-    """Return the defaults of a person's conversation: `defaults`, with `CHAT_TEMPERATURE` instead of greedy decoding.
+    """Return the defaults of a person's conversation: `defaults`, with `CHAT_TEMPERATURE` instead of greedy decoding, and `stop_on_loop`.
 
     A greedy answer is the same each time it is asked for, and small models loop in it. Python and the API keep `defaults`.
     """
-    return replace(defaults, temperature=CHAT_TEMPERATURE) if defaults.greedy else defaults
+    return replace(defaults, stop_on_loop=True, temperature=CHAT_TEMPERATURE if defaults.greedy else defaults.temperature)
 
 
 if __name__ == "__main__":

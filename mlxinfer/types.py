@@ -14,7 +14,7 @@ from .errors import SamplingError
 from .structure import Structure
 from .util.dataclass import dataclass
 
-FinishReason = Literal["stop", "length", "cancelled", "timeout", "error"]
+FinishReason = Literal["stop", "length", "loop", "cancelled", "timeout", "error"]
 
 MAX_LOGPROBS = 64
 
@@ -24,7 +24,8 @@ class SamplingParams:
     """Parameters of sampling and stopping. Raises `SamplingError` for invalid values.
 
     `temperature`, `top_p`, `top_k`, `min_p` and `repetition_penalty` default to None: the recommendation of the model's authors
-    (`LLM.default_params`), or greedy decoding without one. The other defaults do not depend on the model.
+    (`LLM.default_params`), or greedy decoding without one. `stop_on_loop` defaults to False, and to True in conversations of a person. The
+    other defaults do not depend on the model.
     """
 
     temperature: float | None = None
@@ -57,6 +58,8 @@ class SamplingParams:
     """Add to the logits of these token ids, -100 to 100."""
     ignore_eos: bool = False
     """Do not stop at the model's EOS tokens."""
+    stop_on_loop: bool | None = None
+    """End an answer whose last tokens are five copies of the same 20 to 512 tokens, with the reason "loop"."""
     thinking_token_budget: int | None = None
     """Maximum tokens of reasoning in a chat, 0 and up; None for no limit. Up to three more tokens may complete a character."""
     structure: Structure | None = None
@@ -78,8 +81,10 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", _token_ids("stop_token_ids", self.stop_token_ids))
         if self.adapter is not None and not isinstance(self.adapter, str):
             raise SamplingError(f"adapter must be a name that adapters= was given, not {self.adapter!r}")
-        if not isinstance(self.ignore_eos, bool):
-            raise SamplingError(f"ignore_eos must be true or false, not {self.ignore_eos!r}")
+        for name in ("ignore_eos", "stop_on_loop"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and (value is not None or name not in NEUTRAL):
+                raise SamplingError(f"{name} must be true or false, not {value!r}")
         if self.structure is not None:
             if not isinstance(self.structure, get_args(Structure)):
                 raise SamplingError(f"structure must be a Schema, Regex, Choice or Lark, not a {type(self.structure).__name__}")
@@ -103,8 +108,15 @@ class SamplingParams:
         return replace(self, **missing)
 
 
-NEUTRAL: Mapping[str, float | int] = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
-"""Fields that may be None, with the values that leave the model's distribution unchanged."""
+NEUTRAL: Mapping[str, float | int] = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "stop_on_loop": False,
+}
+"""Fields that may be None, with the values that leave the model's distribution and its answers unchanged."""
 
 
 _RANGES = (
@@ -337,7 +349,8 @@ class Completion:
     token_ids: list[int]
     """Token ids of the answer."""
     finish_reason: FinishReason
-    """One of "stop" (EOS or a stop string), "length" (`max_tokens` or the context), "timeout", "cancelled" or "error"."""
+    """One of "stop" (EOS or a stop string), "length" (`max_tokens` or the context), "loop" (`stop_on_loop`), "timeout", "cancelled" or
+    "error"."""
     usage: Usage
     """Tokens, times and memory."""
     logprobs: list[TokenLogprob] | None = None

@@ -19,7 +19,7 @@ from ..config import MAX_NUM_SEQS
 from ..errors import ImageError, PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
-from .common.console import as_text, logprob_table, opened, printable, tell, usage_line
+from .common.console import LOOPED, as_text, logprob_table, opened, printable, tell, usage_line
 from .common.model_command import ModelCommand
 from .common.options import (
     engine_options,
@@ -193,6 +193,8 @@ def _report(completions: list[Completion], params: SamplingParams, context: int,
         tell(usage_line(_total([completion.usage for completion in completions])))
     if quiet:
         return
+    if any(completion.finish_reason == "loop" for completion in completions):
+        tell(f"stopped: {LOOPED} (--no-stop-on-loop lets it run)")
     cut = [completion.usage for completion in completions if completion.finish_reason == "length"]
     if cut:
         full = any(usage.total_tokens >= context for usage in cut)

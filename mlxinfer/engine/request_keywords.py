@@ -52,6 +52,7 @@ class GenerateKeywords(RequestKeywords, total=False):
     frequency_penalty: float
     logit_bias: Mapping[int, float] | None
     ignore_eos: bool
+    stop_on_loop: bool | None
     thinking_token_budget: int | None
     structure: Structure | None
 

@@ -1,6 +1,6 @@
-"""Tokenizers, incremental detokenization, stop strings and chat templates."""
+"""Tokenizers, incremental detokenization and chat templates."""
 
-from .detokenizer import Detokenizer, StopStrings
+from .detokenizer import Detokenizer
 from .tokenizer import Tokenizer, from_directory, from_gguf
 
-__all__ = ["Detokenizer", "StopStrings", "Tokenizer", "from_directory", "from_gguf"]
+__all__ = ["Detokenizer", "Tokenizer", "from_directory", "from_gguf"]

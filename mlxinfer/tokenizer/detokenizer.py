@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from ..errors import TokenizerError
@@ -177,51 +177,3 @@ class Detokenizer:
         spaces = min(self._to_strip, len(text) - len(text.lstrip(" ")))
         self._to_strip = self._to_strip - spaces if spaces == len(text) else 0
         return text[spaces:]
-
-
-class StopStrings:
-    """Truncates a stream of text before the first stop string, independent of chunk borders.
-
-    Text that may start a stop string is held back until more text decides. The stop string is not emitted. If two end at the same
-    character, the one that starts earlier wins.
-    """
-
-    def __init__(self, strings: Sequence[str]) -> None:
-        self._strings = tuple(string for string in strings if string)
-        self._held = ""
-        self.met: str | None = None
-        """Stop string that ended the text; None before that."""
-
-    def add(self, text: str) -> tuple[str, bool]:
-        """Add a chunk and return (text that may be emitted, True if a stop string was found)."""
-        if self.met is not None:
-            return "", True
-        self._held += text
-        cut = self._first_stop()
-        if cut is not None:
-            end, begin = cut
-            safe, self.met, self._held = self._held[:begin], self._held[begin:end], ""
-            return safe, True
-        keep = self._possible_beginning()
-        safe, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return safe, False
-
-    def finish(self) -> str:
-        """End the stream and return the text that was held back."""
-        held, self._held = self._held, ""
-        return held
-
-    def _first_stop(self) -> tuple[int, int] | None:
-        """Return (end, start) of the first stop string; None if not found."""
-        found = [(at + len(string), at) for string in self._strings if (at := self._held.find(string)) >= 0]
-        return min(found, default=None)
-
-    def _possible_beginning(self) -> int:
-        """Return the length of the longest suffix of the held text that starts a stop string."""
-        longest = 0
-        for string in self._strings:
-            for size in range(min(len(string) - 1, len(self._held)), longest, -1):
-                if self._held.endswith(string[:size]):
-                    longest = size
-                    break
-        return longest

@@ -214,6 +214,14 @@ def test_a_full_context_is_told_from_max_tokens(call, chat_model):
     assert "the context of 256 tokens is full" in call("run", chat_model, "hello", "--temperature", "0", "--max-tokens", "1000").err
 
 
+def test_a_loop_ends_the_answer_with_a_note(call, chat_model):
+    looping = ("run", chat_model, "hello", "--temperature", "0", "--max-tokens", "150", "--logit-bias", "40:100")
+    note = "stopped: the answer repeated the same text five times (--no-stop-on-loop lets it run)"
+    assert call(*looping).err.split("\n")[0] == note
+    assert json.loads(call(*looping, "--json").out)["finish_reason"] == "loop"
+    assert call(*looping, "--no-stop-on-loop").err == "stopped for length: --max-tokens is 150\n"
+
+
 @pytest.mark.parametrize(("option", "value"), [("--max-tokens", "0"), ("--top-k", "-5"), ("--repetition-penalty", "0")])
 def test_errors_of_sampling_name_the_option(call, chat_model, option, value):
     assert call("run", chat_model, "hello", option, value).err.startswith(f"mlxinfer: {option} must be")

@@ -14,11 +14,12 @@ from support.processes.examples import examples
 from support.tokenizers.ranked_vocabularies import CHATS, KIMI, LONG, VERSIONS, ranked, tekken, write_ranks, write_tekken
 from support.tokenizers.tokenizer_complaints import complaint
 
+from mlxinfer.engine.text.stopping import StopStrings
 from mlxinfer.errors import TemplateError, TokenizerError
 from mlxinfer.output_format.detect import output_format
 from mlxinfer.structure import Regex
 from mlxinfer.structured_output.grammar import GrammarCompiler
-from mlxinfer.tokenizer import StopStrings, Tokenizer, byte_level, config_files, from_directory
+from mlxinfer.tokenizer import Tokenizer, byte_level, config_files, from_directory
 from mlxinfer.tokenizer.byte_level import ByteLevelBackend, _Unread
 
 FILES = ("tekken.json", "tiktoken.model", "qwen.tiktoken")

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, total bytes)."""
+LOOPED = "the answer repeated the same text five times"
 
 
 def dumb_terminal() -> bool:

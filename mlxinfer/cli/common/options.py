@@ -115,6 +115,9 @@ _SAMPLING = [
     _sampling_option("--presence-penalty", type=float, help="Subtracted once for every token of the answer so far."),
     _sampling_option("--frequency-penalty", type=float, help="Subtracted for every time a token was used in the answer."),
     click.option("--logit-bias", multiple=True, metavar="ID:BIAS", callback=_biases, help="Added to a token's logit; repeatable."),
+    click.option(
+        "--stop-on-loop/--no-stop-on-loop", default=None, help="End an answer that repeats the same text five times.  [default: on]"
+    ),
     click.option("--ignore-eos", is_flag=True, default=None, help="Do not stop at the end of the turn."),
 ]
 
@@ -240,5 +243,5 @@ def chosen_sampling(given: dict[str, Any]) -> SamplingParams:
 
 
 def sampling(given: dict[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
-    """Return the given sampling options completed by the model's defaults. Raises `SamplingError`."""
-    return chosen_sampling(given).resolved(defaults)
+    """Return the given sampling options completed by the model's defaults, and `stop_on_loop`. Raises `SamplingError`."""
+    return chosen_sampling({**given, "stop_on_loop": given.get("stop_on_loop") is not False}).resolved(defaults)

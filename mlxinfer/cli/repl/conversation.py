@@ -13,7 +13,7 @@ from ...config import chat_params, flags_of, settings
 from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingError
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
-from ..common.console import did_you_mean
+from ..common.console import LOOPED, did_you_mean
 from ..common.pictures import PictureFile, picture_note
 from ..common.waiting import reading
 from .pictures import Pictures, name_of
@@ -247,6 +247,8 @@ class Conversation:
 
     def why_stopped(self) -> str:
         """Return the limit that ended the last answer and the remedy, or ""."""
+        if self.finish_reason == "loop":
+            return f"stopped: {LOOPED} (/continue resumes; /set stop_on_loop false lets it run)"
         if self.finish_reason != "length":
             return ""
         if self.context_used >= self.context_size:

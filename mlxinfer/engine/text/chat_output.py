@@ -6,9 +6,9 @@ import hashlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from ...tokenizer.detokenizer import StopStrings
 from ...types import ToolCall, ToolCallDelta
 from ...util.dataclass import dataclass
+from .stopping import StopStrings
 
 if TYPE_CHECKING:
     from ...output_format.format import OutputEvent

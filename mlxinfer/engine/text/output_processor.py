@@ -11,7 +11,6 @@ import mlx.core as mx
 
 from ...errors import EngineError, SamplingError
 from ...sampling.logprobs import logprobs_of
-from ...tokenizer.detokenizer import StopStrings
 from ...tokenizer.tokenizer import Tokenizer
 from ...types import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from ...util.dataclass import dataclass
@@ -22,6 +21,7 @@ from ..core.sequence import IMAGE_FAILED, Sequence, request_stats
 from .chat_output import AnswerParts
 from .input_processor import with_message
 from .pooled_output import PooledOutput
+from .stopping import LoopDetector, StopStrings
 
 
 class Output(Protocol):
@@ -60,12 +60,16 @@ class RequestOutput:
         self._reasoning_tokens = 0
         self._logprobs: list[TokenLogprob] | None = None if sequence.params.logprobs is None else []
         self._stopped = False
+        self._loops = LoopDetector() if sequence.params.stop_on_loop else None
+        self._looped = False
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """See `Output`. After a stop string the answer has ended, though the sequence still runs."""
+        """See `Output`. After a stop string or a loop the answer has ended, though the sequence still runs."""
         if self._stopped:
             return "stop"
+        if self._looped:
+            return "loop"
         # A step can give a sequence several tokens and end it before the first of them arrives here.
         arrived = len(self.sequence.prompt) + len(self._token_ids)
         return self.sequence.finish_reason if arrived >= len(self.sequence.tokens) else None
@@ -88,6 +92,8 @@ class RequestOutput:
                 text, self._stopped = self._stops.add(text)
         # Of several tokens of a step, only the last has the reason, though it is known with the first.
         is_last = self.sequence.finish_reason is not None and len(self._token_ids) == len(self.sequence.tokens) - len(self.sequence.prompt)
+        if self._loops is not None and not is_last and self._loops.add(token.token_id):
+            is_last = self._looped = True
         logprobs = None if logprob is None else [logprob]
         if self._parts is not None:
             return self._chat_chunk(text, [token.token_id], logprobs, is_last=is_last)

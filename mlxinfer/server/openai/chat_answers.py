@@ -41,6 +41,8 @@ class ChatChoice(TypedDict):
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
     finish_reason: str
+    stop_reason: NotRequired[str]
+    """vLLM's field: "loop" if `stop_on_loop` ended the answer."""
 
 
 class ChatCompletion(WithTimings):
@@ -83,12 +85,15 @@ class AnswerForm:
         calls = whole_calls(answer.tool_calls, self.older_form)
         content = None if calls and not answer.text else answer.text
         message: Any = {"role": "assistant", "content": content, "refusal": None, **self.reasoning(answer.reasoning), **calls}
-        return ChatChoice(
+        choice = ChatChoice(
             index=answer.index,
             message=message,
             logprobs=None if answer.logprobs is None else token_logprobs(self.served.llm.tokenizer, answer.logprobs),
             finish_reason=finish_reason(answer.finish_reason, bool(calls), self.older_form),
         )
+        if answer.finish_reason == "loop":
+            choice["stop_reason"] = "loop"
+        return choice
 
 
 def _new_chat_id() -> str:
@@ -129,7 +134,8 @@ class ChatEvents:
             out += self._choice(chunk.index, delta or {"content": ""}, logprobs)
         if chunk.finish_reason:
             reason = finish_reason(chunk.finish_reason, chunk.index in self._called, self._form.older_form)
-            out += self._choice(chunk.index, {}, None, reason)
+            more = {"stop_reason": "loop"} if chunk.finish_reason == "loop" else {}
+            out += self._choice(chunk.index, {}, None, reason, **more)
             self._usages += [chunk.usage] if chunk.usage else []
         return out
 
@@ -142,5 +148,7 @@ class ChatEvents:
             delta |= delta_calls(chunk.tool_calls, self._form.older_form)
         return delta
 
-    def _choice(self, index: int, delta: dict[str, Any], logprobs: ChoiceLogprobs | None = None, reason: str | None = None) -> bytes:
-        return self._template.data([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason}])
+    def _choice(
+        self, index: int, delta: dict[str, Any], logprobs: ChoiceLogprobs | None = None, reason: str | None = None, **more: str
+    ) -> bytes:
+        return self._template.data([{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": reason, **more}])

@@ -22,6 +22,7 @@ from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_text, merged, score, stream, together
 from ..validation import PromptOrPrompts, Unsupported
 from .protocol import FINGERPRINT, MAX_TOP_LOGPROBS, CompletionFields, LegacyLogprobs, TextLogprobs, UsageDict, error_event, usage_of
+from .tools import finish_reason
 
 DEFAULT_MAX_TOKENS = 16
 
@@ -185,11 +186,11 @@ class _Job:
         if logprobs is not None:
             before = logprobs.of_prompt(self.request.token_ids, scored) if self.body.echo else None
             found = logprobs.joined(before, completion.logprobs or ())
-        return self._choice(completion.index, self.echoed + completion.text, found, completion.finish_reason)
+        return self._choice(completion.index, self.echoed + completion.text, found, finish_reason(completion.finish_reason))
 
     def _piece(self, chunk: Chunk, logprobs: LegacyLogprobs | None) -> CompletionChoice:
         found = logprobs.more(chunk.logprobs) if logprobs and chunk.logprobs else None
-        return self._choice(chunk.index, chunk.text, found, chunk.finish_reason)
+        return self._choice(chunk.index, chunk.text, found, chunk.finish_reason and finish_reason(chunk.finish_reason))
 
     def _logprobs(self) -> LegacyLogprobs | None:
         return None if self.body.logprobs is None else LegacyLogprobs(self.request.served.llm.tokenizer)

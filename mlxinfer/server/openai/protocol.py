@@ -30,7 +30,7 @@ MAX_STOPS = 16
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 _SAMPLED = (
     *("n", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty"),
-    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos"),
+    *("top_k", "min_p", "repetition_penalty", "stop_token_ids", "ignore_eos", "stop_on_loop"),
 )
 """Fields that are sampling parameters with the same name."""
 _TYPES: dict[Kind, str] = {
@@ -92,6 +92,7 @@ class SamplingFields(Extras):
     repetition_penalty: float | None = None
     stop_token_ids: Ids | None = None
     ignore_eos: bool | None = None
+    stop_on_loop: bool | None = None
 
     @cached_property
     def structure(self) -> tuple[str, Structure | None]:

@@ -111,7 +111,7 @@ class ResponseEvents:
 
     def _finished(self) -> tuple[Any, bytes]:
         reason, usage = (self._last.finish_reason, self._last.usage) if self._last else ("stop", None)
-        status: Status = "incomplete" if reason == "length" else "completed"
+        status: Status = "incomplete" if reason in ("length", "loop") else "completed"
         in_message = self._open is not None and self._open["type"] == "message"
         out = self._text("") if (self._pending_logprobs and in_message) or not (self._items or self._open) else b""
         out += self._close(status)

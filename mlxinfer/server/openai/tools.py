@@ -175,8 +175,10 @@ def _call_piece(piece: ToolCallDelta) -> AnswerToolCall:
     return AnswerToolCall(index=piece.index, id=piece.id or "", type="function", function=function)
 
 
-def finish_reason(reason: str, called: bool, older_form: bool) -> str:
-    """The finish reason. An answer that was cut off keeps its reason even if it has calls."""
+def finish_reason(reason: str, called: bool = False, older_form: bool = False) -> str:
+    """The finish reason. An answer that was cut off keeps its reason even if it has calls; a loop is one of "length"."""
+    if reason == "loop":
+        return "length"
     if reason != "stop" or not called:
         return reason
     return "function_call" if older_form else "tool_calls"

@@ -22,6 +22,7 @@ export async function request(model, settings, turns, { again = false, resumed =
     if (model.conversation) asked.temperature = model.conversation.temperature;
     if (again) delete asked.seed;
   }
+  asked.stop_on_loop = true;
   if (resumed) Object.assign(asked, { continue_final_message: true, add_generation_prompt: false });
   return { model: model.id, messages: await messages(settings, turns, resumed), stream: true, stream_options: { include_usage: true }, ...asked };
 }
@@ -51,14 +52,14 @@ export async function fill(turn, body, view, signal, changed) {
       turn.stats = { ...turn.stats, prompt: event.usage.prompt_tokens, cached: event.usage.prompt_tokens_details?.cached_tokens ?? 0, image: event.usage.prompt_tokens_details?.image_tokens ?? 0 };
       pace(now);
     }
-    for (const { delta, logprobs, finish_reason: reason } of event.choices) {
+    for (const { delta, logprobs, finish_reason: reason, stop_reason: loop } of event.choices) {
       if (take(turn, delta, logprobs, view)) {
         first ||= now;
         tokens += logprobs?.content?.length || 1;
         if (turn.reasoning && turn.content && !turn.thought) turn.thought = (now - first) / 1000;
         pace(now);
       }
-      if (reason) turn.finish = reason;
+      if (reason) turn.finish = loop ?? reason;
     }
     changed();
   });

@@ -121,7 +121,7 @@ export class TurnView {
       const retry = el("button", { type: "button", class: "solid", onclick: () => this.act.retry(turn) }, icon("retry"), "Retry");
       return [el("div", { class: "problem", role: "alert" }, el("p", {}, turn.problem), retry)];
     }
-    const why = turn.interrupted ? "Interrupted when the page was closed." : turn.stopped ? "Stopped." : turn.finish === "length" ? "The answer reached its longest length." : "";
+    const why = turn.interrupted ? "Interrupted when the page was closed." : turn.stopped ? "Stopped." : turn.finish === "length" ? "The answer reached its longest length." : turn.finish === "loop" ? "Stopped: the same text was repeated five times." : "";
     if (!why) return [];
     const more = !running && this.act.isLast(turn) && !turn.calls?.length && (turn.content || turn.reasoning);
     const resume = more && el("button", { type: "button", class: "quiet", onclick: () => this.act.resume(turn) }, "Continue");

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mlxinfer.tokenizer import StopStrings
+from mlxinfer.engine.text.stopping import StopStrings
 
 LETTERS = st.text("ab", max_size=12)
 
