@@ -7,10 +7,12 @@ to the next ones.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from time import perf_counter
 from typing import Any
 from unittest.mock import patch
@@ -111,7 +113,10 @@ def _described(template: executors.Template) -> str:
 
 
 def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat]) -> list[tuple[KernelTrial, Kind]]:
-    """Return the trials of kernels that models with these configs request, with their kinds, and products and experts in all formats."""
+    """Return the trials of kernels that models with these configs request, with their kinds, and products and experts in all formats.
+
+    Trials take turns, so that something is known of each kernel when the run is stopped early.
+    """
     asked: dict[tuple[KernelTrial, Kind], None] = {}
 
     def note(trial: KernelTrial, kind: Kind) -> None:
@@ -128,7 +133,8 @@ def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat
             note(top_k_top_p.TRIAL, (size,))
     for s in SUBJECTS:
         note(small_batch_matmul.TRIAL, small_batch_matmul.kind_of(Format(s.bits, s.group_size, s.mode), s.dtype, s.gate, s.shape))
-    return list(asked)
+    turns: dict[KernelTrial, count[int]] = defaultdict(count)
+    return sorted(asked, key=lambda request: next(turns[request[0]]))
 
 
 @contextmanager
@@ -173,10 +179,10 @@ def _in_other_formats(subject: experts.Subject) -> Iterator[experts.Subject]:
 
 def _build_graphs(model: Model, formats: Sequence[KVFormat]) -> None:
     for kv in formats:
-        for count in _ROWS:
+        for rows in _ROWS:
             cache = PagedCache(model.layers, dtype=mx.bfloat16, kv_cache_tokens=16 * PAGE, chunk=4 * PAGE, kv=kv)
-            step = cache.begin([Segment(cache.open(), 0, count, 0, count)])
-            model.logits(model.hidden(mx.zeros((count,), mx.int32), step)[-1:])
+            step = cache.begin([Segment(cache.open(), 0, rows, 0, rows)])
+            model.logits(model.hidden(mx.zeros((rows,), mx.int32), step)[-1:])
 
 
 def compile_all(kinds: Iterable[tuple[KernelTrial, Kind]], tell: Callable[[str], None]) -> tuple[list[Variant], list[str]]:

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     given = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as work:
         plan = Plan(given.environment.absolute(), given.small, given.model, Path(work).resolve(), given.quick)
-        print("This takes ten to twenty-five minutes. Leave the Mac alone and plugged in. Ctrl-C keeps what there is.", flush=True)
+        print("This may take ten to twenty-five minutes. Leave the Mac alone and plugged in. Ctrl-C keeps what there is.", flush=True)
         outcomes = report(steps(plan), given.output)
     failed = [outcome.step.title for outcome in outcomes if outcome.status != "ok"]
     print(f"{len(outcomes) - len(failed)} of {len(outcomes)} steps ok" + (f"; not: {', '.join(failed)}" if failed else ""))
