@@ -12,7 +12,7 @@ import mlx.core as mx
 from ..kernels_cpu import Packed
 from ..util.dataclass import dataclass
 from ..util.device import is_gpu
-from .activations import Gate
+from .activations import Gate, fused
 from .few_row_experts import TRIAL, Parts, WeightedExperts, computation, subject_of, try_experts
 from .linear import JoinedLinear, Linear, NamedProjection
 from .mixed_scales import is_mixed, narrowed, restored
@@ -197,7 +197,14 @@ class SharedExpert:
 
     def __call__(self, x: mx.array) -> mx.array:
         y = self.mlp(x)
-        return y if self.gate is None else mx.sigmoid(self.gate(x)) * y
+        if self.gate is None:
+            return y
+        gate = self.gate(x)
+        # On a GPU one launch instead of two, which MLX fuses only for equal shapes.
+        return _by_sigmoid(mx.broadcast_to(gate, y.shape), y) if is_gpu() else mx.sigmoid(gate) * y
+
+
+_by_sigmoid = fused(lambda gate, y: mx.sigmoid(gate) * y)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from mlxinfer.kernels_metal import emulator, executors, kernel_trial
 from mlxinfer.kernels_metal.experts import trial
 from mlxinfer.kernels_metal.experts.trial import FEW
 from mlxinfer.kernels_metal.kernel_trial import SWITCH, Speed
-from mlxinfer.nn import few_row_experts, packing
+from mlxinfer.nn import few_row_experts, moe, packing
 from mlxinfer.nn.activations import clamped_swiglu, elementwise, gated
 from mlxinfer.nn.linear import JoinedLinear, Linear
 from mlxinfer.nn.moe import SORT_FROM, ExpertLinear, Experts, MixtureOfExperts, PlainExperts, SharedExpert
@@ -206,6 +206,19 @@ def test_the_result_of_a_shared_expert_is_added_in_the_last_launch(launches: Cou
     layer = settled(mixture(experts(), shared=SharedExpert(lambda x: 3 * x)))
     assert rows_with_kernels(layer, launches) == [1, 2, 5]
     assert next(iter(few_row_experts.TRIAL.verdicts))[0].added
+
+
+@needs_emulator
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_shared_expert_may_have_a_gate(launches: Counter[str], on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Linear(Dense(random(1, HIDDEN, seed=11)))
+    layer = settled(mixture(experts(), shared=SharedExpert(lambda x: 3 * x, gate)))
+    monkeypatch.setattr(moe, "is_gpu", lambda: on_gpu)
+    x = random(2, HIDDEN, seed=4)
+    chosen, shares = layer.route(layer.router(x))
+    expected = (layer.experts(x, chosen) * shares[..., None]).sum(axis=-2) + 3 * x / (1 + mx.exp(-gate(x)))
+    np.testing.assert_allclose(layer(x), expected, atol=2e-4, rtol=1e-4)
+    assert launches == {"in": 1, "out": 1}
 
 
 @needs_emulator
