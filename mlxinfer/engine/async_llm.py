@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from collections.abc import Sequence as Many
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -335,7 +335,7 @@ class AsyncLLM(ModelBase):
         requests = [await _make_sequences(opened.inputs, prompt, one, terms) for prompt, one in zip(found, each, strict=True)]
         tasks = [asyncio.ensure_future(self._complete(sequences, free)) for sequences in requests]
         try:
-            with answers_bar(len(tasks), shown=progress) as show:
+            with answers_bar(len(tasks)) if progress else nullcontext() as show:
                 for task in tasks if show else ():
                     task.add_done_callback(lambda _: show(sum(each.done() for each in tasks)))  # type: ignore[misc]
                 answers = await asyncio.gather(*tasks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from collections.abc import Sequence as Many
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -127,7 +128,7 @@ class LLM(ModelBase):
         inputs, items = self._client.opened.inputs, as_prompts(prompts)
         pairs = zip(items, inputs.all_params(params, len(items)), strict=True)
         requests = deque(inputs.sequences(inputs.prepared(prompt), each, terms) for prompt, each in pairs)
-        with answers_bar(sum(map(len, requests)), shown=progress) as show:
+        with answers_bar(sum(map(len, requests))) if progress else nullcontext() as show:
             return self._client.complete(requests, show)
 
     def stream(

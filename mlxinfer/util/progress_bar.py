@@ -7,11 +7,8 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def answers_bar(total: int, *, shown: bool) -> Iterator[Callable[[int], None] | None]:
-    """Yield a function that shows the number of complete answers of `total`; None unless `shown`. Without a terminal nothing is drawn."""
-    if not shown:
-        yield None
-        return
+def answers_bar(total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that shows the number of complete answers of `total`. Without a terminal nothing is drawn."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
