@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
+import mlx.core as mx
 import pytest
 
 from mlxinfer.kernels_metal import source
@@ -71,6 +73,11 @@ def test_short_names_are_one_to_one_and_nobody_elses() -> None:
     assert len(set(names.values())) == len(names)
     assert not [short for short in names.values() if re.search(rf"\b{short}\b", text)]
     assert all(len(short) < len(name) for name, short in names.items())
+    folder = Path(mx.__file__).parent / "include/mlx/backend/metal/kernels"
+    before = ("utils.h", "defines.h", "complex.h", "bf16.h", "bf16_math.h", "logging.h")  # what MLX puts before a kernel
+    prelude = "".join((folder / name).read_text(encoding="utf-8") for name in before if (folder / name).exists())
+    assert "METAL_FUNC" in prelude
+    assert not set(re.findall(r"\w+", prelude)) & set(names.values())
 
 
 def test_messages_have_the_names_of_the_files() -> None:
