@@ -121,7 +121,12 @@ class SteadyStep:
         return self._held()
 
     def _held(self) -> list[mx.array]:
-        held = [a for store in self._cache.stores for a in store.arrays]
+        held: list[mx.array] = []
+        for store in self._cache.stores:
+            held += store.sealed
+            held += store.first
+            held += store.kept
+            held += store.recent.arrays
         for recurrent in self._cache.recurrent:
             held += recurrent.together(self._slots) or []
         return held

@@ -247,8 +247,10 @@ class RegimeRotation:
         """float32 `[T, 2, dims / 2]`, from angles in float64: positions are known to the host."""
         angles = [self._segment_angles(s, r) for s, r in zip(self._step.segments, self._regimes, strict=True)]
         whole = angles[0] if len(angles) == 1 else np.concatenate(angles)
-        return mx.array(np.stack([np.cos(whole), np.sin(whole)], axis=1).astype(np.float32))
+        found = np.empty((whole.shape[0], 2, whole.shape[1]), np.float32)
+        found[:, 0], found[:, 1] = np.cos(whole), np.sin(whole)
+        return mx.array(found)
 
     def _segment_angles(self, segment: Segment, regime: Regime) -> NDArray[np.float64]:
         """Return float64 `[count, dims / 2]`."""
-        return np.outer(np.arange(segment.past, segment.past + segment.count), regime.radians)
+        return np.multiply.outer(np.arange(segment.past, segment.past + segment.count), regime.radians)
