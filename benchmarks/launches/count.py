@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ ROWS = (1, 4, 8)
 PERIOD = 12
 """Layers after which kinds repeat, for periods of 1, 2, 3, 4 and 6."""
 FEW_STEPS = 4
+_REPLAYED, _ROUNDS = "mlxinfer, replayed", 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,8 @@ class Count:
     Launches of different stages run one after another. `reads` are bytes, including repeated ones; `distinct` counts each launch's bytes
     once; `matrix` are weights among `reads`. `writes` of decoding are an average over steps in which no pool grows. `syncs` are waits of
     the host, `drains` waits of the GPU for the host. `host_us` are microseconds of this machine's processor, `exposed_us` those between a
-    drain and the next submission. `names` counts launches by name. `seconds` are the GPU's by chip, for each cost in `STAGE_S`.
+    drain and the next submission, `built_us` those of a step of this project that Python builds, where `host_us` is replayed. `names`
+    counts launches by name. `seconds` are the GPU's by chip, for each cost in `STAGE_S`.
     """
 
     program: str
@@ -61,6 +63,7 @@ class Count:
     exposed_us: float
     names: dict[str, int]
     seconds: dict[str, list[float]]
+    built_us: float = 0.0
 
 
 def count(subject: Subject, gpu: PhantomGPU, past: int, prompt: int, kv: str, chunk: int | None) -> list[Count]:
@@ -73,7 +76,30 @@ def count(subject: Subject, gpu: PhantomGPU, past: int, prompt: int, kv: str, ch
         program = make(subject)
         found += [_decoding(name, make, program, subject, rows, past) for rows in ROWS]
         found.append(_reading(name, program, prompt))
-    return found
+    times = host(subject, gpu, past, kv)
+    return [_timed(each, times[each.work.split()[1]]) if each.work != "prefill" else each for each in found]
+
+
+def host_us(programs: Mapping[str, Program], rows: int, past: int) -> dict[str, float]:
+    """Microseconds of this machine's processor for a step, by program: medians of rounds in which they take turns."""
+    found: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(_ROUNDS):
+        for name, program in programs.items():
+            found[name].append(1e6 * median(turn.seconds for turn in program.decode(rows, past, recording=False)))
+    return {name: median(times) for name, times in found.items()}
+
+
+def host(subject: Subject, gpu: PhantomGPU, past: int, kv: str) -> dict[str, dict[str, float]]:
+    """`host_us` by number of rows, of built and replayed steps and of mlx-lm."""
+    from .programs import MLXLM, Ours
+
+    ours = {name: Ours(gpu, subject, kv=kv, replays=name == _REPLAYED) for name in ("mlxinfer", _REPLAYED)}
+    return {str(rows): host_us({**ours, "mlx-lm": MLXLM(gpu, subject)}, rows, past) for rows in ROWS}
+
+
+def _timed(found: Count, times: Mapping[str, float]) -> Count:
+    built = times[found.program]
+    return replace(found, host_us=times[_REPLAYED], built_us=built) if found.program == "mlxinfer" else replace(found, host_us=built)
 
 
 def layer(make: Callable[[Subject], Program], subject: Subject, rows: int, past: int) -> tuple[float, float, float]:
@@ -191,6 +217,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--prompt", type=int, default=4096)
     parser.add_argument("--kv", default="16")
     parser.add_argument("--chunk", type=int)
+    parser.add_argument("--host", action="store_true", help="print only the host's microseconds per step, by rows and program")
+    parser.add_argument("--layers", type=int, help="count only so many of the model's layers")
     parser.add_argument("--ceilings", action="store_true", help="print only the figures of the limits in ceiling.json")
     parser.add_argument("--lower", action="store_true", help="the same, and lower the limits to these figures")
     options = parser.parse_args(arguments)
@@ -205,6 +233,11 @@ def main(arguments: list[str]) -> None:
         from .models import subject
 
         model = subject(options.model, options.bits)
+        if options.layers:
+            model = with_layers(model, options.layers)
+        if options.host:
+            print(json.dumps(host(model, gpu, options.past, options.kv)))
+            return
         counts = count(model, gpu, options.past, options.prompt, options.kv, options.chunk)
         print(json.dumps({"layers": layers(model), "counts": [asdict(each) for each in counts]}))
 

@@ -44,6 +44,7 @@ class PhantomGPU:
         self._compiled: dict[tuple[Any, ...], tuple[int, tuple[int, ...], mx.Dtype, float] | None] = {}
         self._operation = calls.operation()
         self._tracing = False
+        self._held: list[mx.array] = []
         self._born: dict[int, tuple[mx.array, int]] = {}
         self._submitted = self._awaited = 0
         self._drained: float | None = None
@@ -106,6 +107,8 @@ class PhantomGPU:
             self.graphs.append(graph)
             self._submitted += 1
             self._born.update({id(a): (a, self._submitted) for a in asked})
+        # MLX frees a submitted graph as it runs. Here the last one is freed now, and this one at the next submission.
+        self._held = [mx.stop_gradient(array) for array in asked]
         self.empty([*asked, *self.kept()])
         self.seconds += thread_time() - start
         return graph
@@ -297,6 +300,8 @@ class PhantomGPU:
     def _replayed(self, function: Any, compiled: Any, arguments: Sequence[Any]) -> Any:
         """A function that MLX replays. Its graph is recorded as the function builds it, without additional fusion. Its time is that of the
         replay, including the first trace."""
+        if not self.recording:
+            return compiled(*arguments)
         before, start = self.seconds, thread_time()
         built = function(*arguments)
         begin = thread_time()

@@ -36,6 +36,8 @@ from .phantom import PhantomGPU
 
 STEPS = 64
 """Decode steps. In so many, each sequence fills one page."""
+_WARM = 40
+"""Decode steps before the host's time is measured: most shapes have occurred by then."""
 _ROOM = 32 * STEPS
 """Tokens that a sequence may generate, so none ends while the prompts of others are read."""
 
@@ -61,8 +63,8 @@ class Turn:
 class Program(Protocol):
     """A program that generates tokens."""
 
-    def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
-        """One turn per step of `rows` sequences, each after `past` tokens."""
+    def decode(self, rows: int, past: int, steps: int = STEPS, *, recording: bool = True) -> list[Turn]:
+        """One turn per step of `rows` sequences, each after `past` tokens; without graphs unless `recording`."""
         ...
 
     def prefill(self, tokens: int) -> Turn:
@@ -73,9 +75,9 @@ class Program(Protocol):
 class _Watch:
     """Cuts the record of a phantom GPU into turns."""
 
-    def __init__(self, gpu: PhantomGPU) -> None:
+    def __init__(self, gpu: PhantomGPU, recording: bool = True) -> None:
         self._gpu = gpu
-        gpu.recording = True
+        gpu.recording = recording
         gpu.graphs.clear()
         self._mark()
 
@@ -132,15 +134,17 @@ def _rows_of_a_step(model: Model, kv: KVFormat) -> int:
 class Ours:
     """This project's engine, with the Metal kernels for attention."""
 
-    def __init__(self, gpu: PhantomGPU, subject: Subject, kv: str = "16", chunk: int | None = None) -> None:
-        """`kv` is the format of full pages. `chunk` is the most rows of a step; None: the memory plan's choice on a Mac of 64 GB."""
+    def __init__(self, gpu: PhantomGPU, subject: Subject, kv: str = "16", chunk: int | None = None, *, replays: bool = False) -> None:
+        """`kv` is the format of full pages. `chunk` is the most rows of a step; None: the memory plan's choice on a Mac of 64 GB. With
+        `replays`, MLX replays steps, which have the same launches."""
         self._gpu, self._subject, self._kv, self._chunk = gpu, subject, KVFormat.parse(kv), chunk
+        self._replays = replays
 
     @contextmanager
     def _engine(self, rows: int, tokens: int) -> Iterator[tuple[Engine, PhantomGPU]]:
         config, gpu = self._subject.config, self._gpu
         gpu.recording = False
-        with trusted_kernels():
+        with trusted_kernels(), patch.dict(os.environ, {COMPILED_STEPS: str(int(self._replays))}):
             text = config.get("text_config", config)
             tied = bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings")))
             model = build(config, EmptyWeights(self._subject.form, tied=tied))
@@ -154,7 +158,7 @@ class Ours:
             gpu.kept = lambda: arrays([*engine.cache._stores.values(), *engine.cache._recurrent.values()])
             yield engine, gpu
 
-    def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
+    def decode(self, rows: int, past: int, steps: int = STEPS, *, recording: bool = True) -> list[Turn]:
         with self._engine(rows, past) as (engine, gpu):
             for i in range(rows):
                 prompt = _tokens(past - i, i)  # pages become full one after another
@@ -163,8 +167,9 @@ class Ours:
                 engine.step()
                 if engine.idle:
                     raise RuntimeError(f"{rows} sequences never ran together")
-            engine.step()
-            return _Watch(gpu).turns(steps, engine.step)
+            for _ in range(1 if recording else _WARM):
+                engine.step()
+            return _Watch(gpu, recording).turns(steps, engine.step)
 
     def prefill(self, tokens: int) -> Turn:
         with self._engine(1, tokens) as (engine, gpu):
@@ -199,13 +204,13 @@ class MLXLM:
         gpu.empty([a for module in model.modules() for a in module.values() if isinstance(a, mx.array)])
         self._model, self._gpu = model, gpu
 
-    def decode(self, rows: int, past: int, steps: int = STEPS) -> list[Turn]:
+    def decode(self, rows: int, past: int, steps: int = STEPS, *, recording: bool = True) -> list[Turn]:
         if rows > 1:
-            return self._together(rows, past, steps)
-        answer = self._answer(past, STEPS + 8)
-        for _ in range(3):
+            return self._together(rows, past, steps, recording)
+        answer = self._answer(past, 2 * STEPS)
+        for _ in range(3 if recording else _WARM):
             next(answer)
-        return _Watch(self._gpu).turns(steps, lambda: next(answer))
+        return _Watch(self._gpu, recording).turns(steps, lambda: next(answer))
 
     def _answer(self, past: int, most: int) -> Any:
         from mlx_lm.generate import generate_step
@@ -216,17 +221,18 @@ class MLXLM:
         self._gpu.kept = lambda: _held(cache)
         return generate_step(mx.array(_tokens(past, 0)), self._model, max_tokens=most, prompt_cache=cache)
 
-    def _together(self, rows: int, past: int, steps: int) -> list[Turn]:
+    def _together(self, rows: int, past: int, steps: int, recording: bool) -> list[Turn]:
         from mlx_lm.generate import BatchGenerator
 
         self._gpu.recording = False
-        batch: Any = BatchGenerator(self._model, max_tokens=STEPS + 64)  # type: ignore[no-untyped-call]
+        batch: Any = BatchGenerator(self._model, max_tokens=2 * STEPS)  # type: ignore[no-untyped-call]
         self._gpu.kept = lambda: _held([batch._generation_batch.prompt_cache, batch._prompt_batch.prompt_cache])
         batch.insert([_tokens(past - i, i) for i in range(rows)])
         while len(batch.next_generated()) < rows:
             pass
-        batch.next_generated()
-        turns = _Watch(self._gpu).turns(steps, batch.next_generated)
+        for _ in range(1 if recording else _WARM):
+            batch.next_generated()
+        turns = _Watch(self._gpu, recording).turns(steps, batch.next_generated)
         batch.close()
         return turns
 
@@ -271,8 +277,6 @@ def trusted_kernels() -> Iterator[None]:
         used = Verdict(speeds=dict.fromkeys(ROWS, Speed(1.0)))
         for trial in (small_batch_matmul.TRIAL, few_row_experts.TRIAL):
             stack.enter_context(patch.object(trial, "verdicts", _Always(used)))
-        # A compared step would be counted twice. A replayed one has the launches of a built one.
-        stack.enter_context(patch.dict(os.environ, {COMPILED_STEPS: os.environ.get(COMPILED_STEPS, "0")}))
         yield
 
 

@@ -51,6 +51,7 @@ def costs(counts: Counts) -> str:
         ("waits of the host", "", lambda c: f"{c['syncs']:.2f}".rstrip("0").rstrip(".")),
         ("waits of the GPU for the host", "", lambda c: f"{c['drains']:.2f}".rstrip("0").rstrip(".")),
         ("host, ms", "", lambda c: f"{c['host_us'] / 1e3:.1f}"),
+        ("host if Python builds the step, ms", "decode", lambda c: f"{c['built_us'] / 1e3:.1f}" if c.get("built_us") else ""),
         ("of that while the GPU waits", "", lambda c: f"{c['exposed_us'] / 1e3:.2f}"),
     ]
     columns = [(work, program) for work in dict.fromkeys(count["work"] for count in counts) for program in PROGRAMS]
