@@ -19,6 +19,7 @@ from .chips import CHIPS
 from .cost import STAGE_S, seconds
 from .ledger import Ledger, ledger, total
 from .phantom import PhantomGPU
+from .report import BUILT, MLX_LM, REPLAYED
 
 if TYPE_CHECKING:
     from .models import Subject
@@ -29,7 +30,8 @@ ROWS = (1, 4, 8)
 PERIOD = 12
 """Layers after which kinds repeat, for periods of 1, 2, 3, 4 and 6."""
 FEW_STEPS = 4
-_REPLAYED, _ROUNDS = "mlxinfer, replayed", 5
+_ROUNDS = 5
+"""Medians of the host's time are of so many rounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +95,13 @@ def host(subject: Subject, gpu: PhantomGPU, past: int, kv: str) -> dict[str, dic
     """`host_us` by number of rows, of built and replayed steps and of mlx-lm."""
     from .programs import MLXLM, Ours
 
-    ours = {name: Ours(gpu, subject, kv=kv, replays=name == _REPLAYED) for name in ("mlxinfer", _REPLAYED)}
-    return {str(rows): host_us({**ours, "mlx-lm": MLXLM(gpu, subject)}, rows, past) for rows in ROWS}
+    ours = {name: Ours(gpu, subject, kv=kv, replays=name == REPLAYED) for name in (BUILT, REPLAYED)}
+    return {str(rows): host_us({**ours, MLX_LM: MLXLM(gpu, subject)}, rows, past) for rows in ROWS}
 
 
 def _timed(found: Count, times: Mapping[str, float]) -> Count:
     built = times[found.program]
-    return replace(found, host_us=times[_REPLAYED], built_us=built) if found.program == "mlxinfer" else replace(found, host_us=built)
+    return replace(found, host_us=times[REPLAYED], built_us=built) if found.program == BUILT else replace(found, host_us=built)
 
 
 def layer(make: Callable[[Subject], Program], subject: Subject, rows: int, past: int) -> tuple[float, float, float]:

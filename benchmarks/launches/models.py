@@ -30,7 +30,7 @@ def published() -> dict[str, dict[str, Any]]:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(ROOT / "tests"))
-    return cast("dict[str, dict[str, Any]]", module.PUBLISHED)
+    return cast("dict[str, dict[str, Any]]", module.PUBLISHED | module.WRAPPED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,11 @@ class Ours:
                     raise RuntimeError(f"{rows} sequences never ran together")
             for _ in range(1 if recording else _WARM):
                 engine.step()
-            return _Watch(gpu, recording).turns(steps, engine.step)
+            turns = _Watch(gpu, recording).turns(steps, engine.step)
+            compiled = engine.runner.compiled
+            if self._replays and (compiled is None or compiled.replayed < steps // 2):
+                raise RuntimeError(f"MLX replays too few steps of {self._subject.name} to measure them")
+            return turns
 
     def prefill(self, tokens: int) -> Turn:
         with self._engine(1, tokens) as (engine, gpu):

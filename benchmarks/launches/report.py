@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..common.report import markdown
 from .chips import CHIPS
 
-PROGRAMS = ("mlxinfer", "mlx-lm")
+BUILT, REPLAYED, MLX_LM = "mlxinfer", "mlxinfer, replayed", "mlx-lm"
+"""Programs whose host's time is measured: this project's steps are built in Python, or replayed by MLX."""
+PROGRAMS = (BUILT, MLX_LM)
 WORKS = ("decode 1", "decode 8", "prefill")
 """Works with expected speeds."""
 
@@ -50,8 +52,8 @@ def costs(counts: Counts) -> str:
         ("MB written", "", lambda c: f"{c['writes'] / 1e6:{'.3g' if c['writes'] < 1e9 else '.0f'}}"),
         ("waits of the host", "", lambda c: f"{c['syncs']:.2f}".rstrip("0").rstrip(".")),
         ("waits of the GPU for the host", "", lambda c: f"{c['drains']:.2f}".rstrip("0").rstrip(".")),
-        ("host, ms", "", lambda c: f"{c['host_us'] / 1e3:.1f}"),
-        ("host if Python builds the step, ms", "decode", lambda c: f"{c['built_us'] / 1e3:.1f}" if c.get("built_us") else ""),
+        ("host, ms (mlxinfer decodes by replays)", "", lambda c: f"{c['host_us'] / 1e3:.1f}"),
+        ("host, ms, built in Python", "decode", lambda c: f"{c['built_us'] / 1e3:.1f}" if c.get("built_us") else ""),
         ("of that while the GPU waits", "", lambda c: f"{c['exposed_us'] / 1e3:.2f}"),
     ]
     columns = [(work, program) for work in dict.fromkeys(count["work"] for count in counts) for program in PROGRAMS]
@@ -77,6 +79,16 @@ def speeds(counts: Counts, prompt: int) -> str:
             cells.append(_range(sorted(f"{ours / theirs:.2f}" for ours, theirs in zip(*found, strict=True))))
         lines.append(cells)
     return markdown(lines)
+
+
+def host_times(found: Mapping[str, Mapping[str, Mapping[str, float]]], processor: str) -> str:
+    """A row per model and number of rows, from the times of `count.host`."""
+    lines = [["model", "rows", "built", "replayed", MLX_LM]]
+    order = (BUILT, REPLAYED, MLX_LM)
+    for model, by_rows in found.items():
+        lines += [[model, rows, *(f"{times[program] / 1e3:.2f}" for program in order)] for rows, times in by_rows.items()]
+    about = "without a GPU: only the host's work counts. Ratios mean more than times."
+    return f"**The host's ms per step**, measured on this machine ({processor}) {about}\n\n{markdown(lines)}"
 
 
 def _range(values: Sequence[str]) -> str:

@@ -98,6 +98,22 @@ def test_ceilings_only_come_down() -> None:
     assert lowered(limits, {"a": {"b": 2.0, "c": 9.0}}) == {"a": {"b": 2, "c": 5}}
 
 
+@pytest.mark.long
+@needs_gcc
+def test_the_hosts_time_is_of_built_and_of_replayed_steps() -> None:
+    """Counting fails if MLX does not replay the steps of a measurement."""
+    pytest.importorskip("mlx_lm")
+    found = count(["smollm2", "--host", "--layers", "1", "--past", "64"])
+    assert [list(times) for times in found.values()] == [["mlxinfer", "mlxinfer, replayed", "mlx-lm"]] * 3
+    assert all(us > 0 for times in found.values() for us in times.values())
+
+
+def test_the_table_of_the_hosts_times() -> None:
+    text = report.host_times({"a": {"1": {"mlxinfer": 2500.0, "mlxinfer, replayed": 700.0, "mlx-lm": 1900.0}}}, "a processor")
+    assert "measured on this machine (a processor) without a GPU" in text
+    assert text.splitlines()[-1] == "| a | 1 | 2.50 | 0.70 | 1.90 |"
+
+
 _MLX_LM = """
 from benchmarks.launches.phantom import PhantomGPU
 with PhantomGPU() as gpu:
