@@ -32,7 +32,7 @@ from mlxinfer.kernels_metal.paged_attention.tiles import Shape
 from mlxinfer.kernels_metal.quantized_matmul.launcher import BITS
 from mlxinfer.kernels_metal.source import all_kernels
 from mlxinfer.kernels_metal.unseal_pages.launcher import SEALED, plan_unseal, unseal_pages
-from mlxinfer.loading.memory.outline import EmptyWeights
+from mlxinfer.loading.weights import EmptyWeights
 from mlxinfer.models import Model, build
 from mlxinfer.nn import few_row_experts, small_batch_matmul
 from mlxinfer.nn.moe import mixture_subject

@@ -22,8 +22,8 @@ from mlxinfer.engine.runner.model_runner import COMPILED_STEPS
 from mlxinfer.errors import MemoryPlanError, UnsupportedShapeError
 from mlxinfer.kernels_metal.kernel_trial import Speed, Verdict
 from mlxinfer.kernels_metal.quantized_matmul.launcher import ROWS
-from mlxinfer.loading.memory.outline import EmptyWeights
 from mlxinfer.loading.memory.plan import plan_memory
+from mlxinfer.loading.weights import EmptyWeights
 from mlxinfer.models import Model, build
 from mlxinfer.nn import few_row_experts, small_batch_matmul
 from mlxinfer.nn.packing import arrays

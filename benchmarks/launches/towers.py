@@ -26,7 +26,7 @@ def count_tower(name: str, gpu: PhantomGPU) -> TowerCount:
     """Count the tower `name` of `benchmarks.vision.towers` in bfloat16. `gpu` must have been entered before MLX's users were imported."""
     import mlx.core as mx
 
-    from mlxinfer.loading.memory.outline import EmptyWeights
+    from mlxinfer.loading.weights import EmptyWeights
     from mlxinfer.models.towers import tower_of
     from mlxinfer.nn.packing import arrays
 

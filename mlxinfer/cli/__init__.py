@@ -21,7 +21,7 @@ BROKEN_PIPE = 1
 _COMPLETE = "_MLXINFER_COMPLETE"
 
 
-_OF_MODELS = ("list", "search", "pull", "show", "rm")
+_OF_MODELS = ("list", "search", "recommend", "pull", "show", "rm")
 """Commands of `mlxinfer models` that also work without `models`, as in Ollama."""
 _OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "server": "serve", "generate": "run", "quantize": "convert"}
 
@@ -57,8 +57,8 @@ class _Modules(Commands):
     other_names=_OTHER_NAMES,
     advice=_ADVICE,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="mlxinfer help COMMAND describes a command; list, search, pull, show and rm are commands of models. Variables: MLXINFER_HOME "
-    "(the cache folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR.",
+    epilog="mlxinfer help COMMAND describes a command; list, search, recommend, pull, show and rm are commands of models. Variables: "
+    "MLXINFER_HOME (the cache folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR.",
 )
 @click.version_option(__version__, prog_name="mlxinfer")
 def cli() -> None:

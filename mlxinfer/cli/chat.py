@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ..errors import ModelNotFoundError, PromptError
+from ..errors import PromptError
 from .common.console import fitted, opened
+from .common.default_model import default_model
 from .common.model_command import ModelCommand
 from .common.options import (
     chat_sampling_options,
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from .repl.saved import Archive, Saved
     from .repl.tools import ToolRunner
 
-_USUAL_MODEL = "smollm2"
 _TOOLS_HELP = "Offer the functions in FILE.py to the model; each call is shown and runs only if you agree."
 
 
@@ -57,6 +57,8 @@ Examples:
 @engine_options
 def chat(model: str | None, listed: bool, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.
+
+    Without MODEL, the largest one here that fits answers; if none is here, one is offered.
 
     Conversations on a terminal are kept in the state folder, the last 200 of them. Where standard input is a pipe, every line is a
     message, the answers alone go to standard output, and the exit code is 2 if a message failed.
@@ -89,7 +91,7 @@ def _talk(
     own_adapter(model_settings)
     params = chosen_sampling(given)
     path, saved = _last(archive) if resume else (None, None)
-    model = model or (saved.source if saved else "") or _usual_model()
+    model = model or (saved.source if saved else "") or default_model(quiet=quiet)
     source = os.path.abspath(os.path.expanduser(model)) if os.path.exists(os.path.expanduser(model)) else model
     if keep is None:
         keep = resume or (sys.stdin.isatty() and sys.stdout.isatty())
@@ -135,14 +137,3 @@ def _last(archive: Archive) -> tuple[Path, Saved]:
 
     path = archive.latest()
     return path, read(path)
-
-
-def _usual_model() -> str:
-    """Return the default model of `mlxinfer chat`. Raises `ModelNotFoundError` if it is not installed."""
-    from ..loading.find.resolve import ALIASES
-
-    if ALIASES[_USUAL_MODEL].installed():
-        return _USUAL_MODEL
-    raise ModelNotFoundError(
-        f"which model? mlxinfer models list shows those that are here; {ALIASES[_USUAL_MODEL].install_line} gets a small one"
-    )

@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import HubError, MLXInferError, ModelNotFoundError
-from .common.console import did_you_mean, human_bytes, tell
+from .common.console import did_you_mean, human_bytes, tell, tell_download
+from .common.default_model import recommended
 from .common.groups import Commands
-from .common.options import ignore_option, model_argument
+from .common.options import ABOVE_ZERO, ignore_option, model_argument
 
 if TYPE_CHECKING:
     from ..loading.find.catalog import LocalModel
     from ..loading.find.known import KnownModel
+    from ..loading.find.recommend import Recommendation
 
 _ORIGINS = {"alias": "package", "hub": "hub's cache", "converted": "converted"}
 
@@ -95,9 +97,10 @@ def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None
 @models.command()
 @model_argument
 def pull(model: str) -> None:
-    """Fetch MODEL from the hub if it is not here, and print where it is."""
+    """Fetch MODEL if it is not here, and print its path."""
     from ..loading.find.resolve import resolve
 
+    tell_download(model)
     click.echo(resolve(model).path)
 
 
@@ -147,6 +150,41 @@ def _print_found(known: Sequence[KnownModel], repos: Sequence[str]) -> None:
 def _known_row(model: KnownModel) -> tuple[str, ...]:
     name = ", ".join(model.names)
     return name, human_bytes(model.nbytes), f"{model.context:,}", model.good_at, model.licence
+
+
+@models.command()
+@click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="Memory for weights and cache.  [default: this machine's]")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def recommend(memory_gb: float | None, as_json: bool) -> None:
+    """Name the three models that fit this machine best.
+
+    The context is what the memory plan leaves for one conversation. The speed is computed: the measured bandwidth of the memory over the
+    weights that a token reads.
+    """
+    from .common.default_model import measured_bandwidth
+
+    read_bytes = measured_bandwidth()
+    found = recommended(memory_gb, read_bytes)
+    if as_json:
+        rows = [{**asdict(one.model), "config": None, "fits": one.context, "tokens_per_second": one.speed} for one in found]
+        click.echo(json.dumps(rows))
+    else:
+        tell(f"computed for {_memory(memory_gb)} of weights and cache, read at {human_bytes(int(read_bytes))}/s")
+        _print_table([("name", "weights", "context that fits", "speed", "good at"), *map(_recommended_row, found)])
+        tell(f"mlxinfer chat {found[0].model.name} fetches it and starts")
+
+
+def _memory(memory_gb: float | None) -> str:
+    from ..loading.memory.plan import usable_memory
+
+    return human_bytes(usable_memory() if memory_gb is None else int(memory_gb * 1e9))
+
+
+def _recommended_row(one: Recommendation) -> tuple[str, ...]:
+    model = one.model
+    context = f"{one.context:,}" if one.context == model.context else f"{one.context:,} of {model.context:,}"
+    speed = "" if one.speed is None else f"up to {one.speed:.{0 if one.speed >= 10 else 1}f} tokens/s"
+    return model.name, human_bytes(model.nbytes), context, speed, model.good_at
 
 
 @models.command()

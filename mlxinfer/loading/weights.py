@@ -327,6 +327,44 @@ class MetaWeights(_IndexedWeights):
         return cast(matrix, request.dtype_of(matrix.weight.dtype, self.dtype) if isinstance(matrix, Dense) else self.dtype)
 
 
+class EmptyWeights:
+    """A `Weights` with every requested tensor. Matrices have the format `form`, or 16 bits if None."""
+
+    def __init__(self, form: Format | None, *, tied: bool) -> None:
+        self._form = form
+        self._tied = tied
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the requested tensors."""
+        return sum(self._sizes.values())
+
+    def has(self, name: str) -> bool:
+        return name == "lm_head.weight" and not self._tied
+
+    def matrix(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), quantizable: bool = True) -> Matrix:
+        form = self._form
+        if form is None or not quantizable or shape[-1] % form.group_size:
+            return Dense(self._noted(name, _zeros(shape, mx.bfloat16)))
+        packed, groups = packed_shapes(shape, form)
+        codes, scales, biases = _zeros(packed, mx.uint32), _zeros(groups, mx.bfloat16), _zeros(groups, mx.bfloat16)
+        self._sizes[name] = codes.nbytes + scales.nbytes + biases.nbytes
+        return Quantized(codes, scales, biases, form)
+
+    def vector(self, name: str, shape: tuple[int, ...], *, otherwise: Sequence[Recipe] = (), dtype: mx.Dtype | None = None) -> mx.array:
+        return self._noted(name, _zeros(shape, dtype or mx.bfloat16))
+
+    def _noted(self, name: str, array: mx.array) -> mx.array:
+        self._sizes[name] = array.nbytes
+        return array
+
+
+def _zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
+    """Zeros with the memory of one number."""
+    return mx.broadcast_to(mx.zeros((), dtype), tuple(shape))
+
+
 def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:
     """Zeros, never evaluated, with the shape and dtype of `checkpoint.read`. Raw blocks come in a packed form of their size."""
     stored, shape = checkpoint.stored(name), checkpoint.shape(name)

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 import pytest
 from support.formats.tiny_gguf import write_tiny_gguf
+from support.http.hub_server import hub
 
 from mlxinfer.cli.common.console import human_bytes
 
@@ -131,8 +136,61 @@ def test_search_as_json(call, monkeypatch):
     assert found["repo"] == "mlx-community/gemma-4-26b-a4b-it-4bit"
 
 
-def test_a_name_of_the_catalogue_that_is_not_here(call):
+def test_a_name_of_the_catalogue_that_is_not_here(call, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     result = call("run", "gemma4:26b", "hi")
     assert (result.code, result.err.count("\n")) == (2, 1)
     assert "gemma4:26b" in result.err
     assert "mlx-community/gemma-4-26b-a4b-it-4bit is not on this machine" in result.err
+
+
+def test_recommend_names_three_that_fit(call):
+    found = json.loads(call("models", "recommend", "--memory", "12", "--json").out)
+    assert len(found) == 3
+    assert all(row["nbytes"] < 12e9 and row["fits"] >= 8192 and row["tokens_per_second"] > 0 for row in found)
+    result = call("recommend", "--memory", "12")
+    header, *lines = result.out.splitlines()
+    assert header.split("  ")[0] == "name"
+    assert len(lines) == 3
+    assert result.err.startswith("computed for 12.0 GB of weights and cache, read at ")
+    nothing = call("models", "recommend", "--memory", "0.05")
+    assert (nothing.code, nothing.out, nothing.err.count("\n")) == (2, "", 1)
+
+
+@pytest.fixture(scope="module")
+def hub_with_a_model(chat_model: str) -> Iterator[str]:
+    """A hub that has a tiny checkpoint under the repository of `qwen3:0.6b`, and finds two repositories."""
+    files = {file.name: file.read_bytes() for file in Path(chat_model).iterdir()}
+    with hub({"mlx-community/Qwen3-0.6B-4bit": files, "someone/Qwen3-0.6B-odd-4bit": files}) as (endpoint, _):
+        yield endpoint
+
+
+def ask(endpoint: str, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run in a process of its own: the hub's client reads its settings on import."""
+    settings = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home / "hf"), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+    command = [sys.executable, "-m", "mlxinfer", *arguments]
+    return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False)
+
+
+def test_a_name_is_fetched_from_the_hub_and_used(hub_with_a_model, own_home):
+    fetched = ask(hub_with_a_model, own_home, "models", "pull", "qwen3:0.6b")
+    assert (fetched.returncode, fetched.stderr) == (0, "fetching qwen3:0.6b: 350 MB from mlx-community/Qwen3-0.6B-4bit on the hub\n")
+    assert (Path(fetched.stdout.strip()) / "model.safetensors").is_file()
+    answer = ask("http://127.0.0.1:9", own_home, "run", "Qwen3-0.6B", "abc", "--max-tokens", "2")
+    assert (answer.returncode, answer.stderr) == (0, "stopped for length: --max-tokens is 2\n")
+    assert "mlx-community/Qwen3-0.6B-4bit" in ask(hub_with_a_model, own_home, "list").stdout
+    removed = ask(hub_with_a_model, own_home, "models", "rm", "qwen3:0.6b", "--yes")
+    assert removed.stdout.endswith("freed\n")
+    assert not Path(fetched.stdout.strip()).exists()
+
+
+def test_search_asks_the_hub_too(hub_with_a_model, own_home):
+    found = ask(hub_with_a_model, own_home, "models", "search", "qwen3-0.6b")
+    assert found.stderr == ""
+    assert found.stdout.startswith("name ")
+    assert "qwen3:0.6b" in found.stdout
+    assert found.stdout.endswith("on the hub, not in the catalogue (mlxinfer models pull ORG/NAME):\n  someone/Qwen3-0.6B-odd-4bit\n")
+    unreachable = ask("http://127.0.0.1:9", own_home, "models", "search", "qwen3-0.6b")
+    assert unreachable.stdout.startswith("name ")
+    assert (unreachable.returncode, unreachable.stderr.count("\n")) == (0, 1)
+    assert unreachable.stderr.startswith("the hub was not searched: 127.0.0.1:9 cannot be reached (")

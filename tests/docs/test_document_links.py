@@ -19,6 +19,7 @@ from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.cli import cli
 from mlxinfer.cli.common.options import complete_model
 from mlxinfer.engine.request_keywords import ChatRequestKeywords
+from mlxinfer.loading.find.known import find_known
 from mlxinfer.loading.find.resolve import ALIASES
 
 LAZY = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | ast.PyCF_ONLY_AST
@@ -68,11 +69,11 @@ def _parse(command: str) -> list[str]:
 
 
 def _is_a_model(name: str) -> bool:
-    """Return True for a path, an alias or a hub id, and for placeholders: MODEL, A, YOUR_MODEL."""
+    """Return True for a path, an alias, a name of the catalogue or a hub id, and for placeholders: MODEL, A, YOUR_MODEL."""
     name = name.rpartition("=")[2]
     hub_id = re.fullmatch(r"[\w.-]+/[\w.-]+(/[\w./-]+\.gguf)?(@[\w.-]+)?", name)
     path = name == "." or name.startswith(("./", "../", "~/", "/", "$")) or name.endswith((".gguf", "/"))
-    return bool(hub_id or path or name in ALIASES or re.fullmatch(r"[A-Z][A-Z_0-9]*", name))
+    return bool(hub_id or path or name in ALIASES or find_known(name) or re.fullmatch(r"[A-Z][A-Z_0-9]*", name))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=by_name)
@@ -183,7 +184,7 @@ def test_examples_use_what_there_is(path):
 def test_a_name_that_nothing_resolves_is_found():
     assert _parse("mlxinfer run llama-3.1-8b hi --draft small") == ["llama-3.1-8b", "small"]
     assert _parse("mlxinfer eval compare A smollm2 --teacher T") == ["A", "smollm2", "T"]
-    for name in ("llama-3.1-8b", "qwen3", "Model", ""):
+    for name in ("llama-3.1-8b", "qwen33", "Model", ""):
         assert not _is_a_model(name), name
     for name in ("smollm2", "MODEL", "Qwen/Qwen3-4B", "org/name@main", "./here", "x.gguf", "chat=~/models/a", "org/name/file.gguf"):
         assert _is_a_model(name), name

@@ -196,12 +196,22 @@ def byte_bar(title: str) -> Iterator[Progress | None]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
+def tell_download(model: str) -> None:
+    """Print size and place of a model of the catalogue that has to be fetched first."""
+    from ...loading.find.resolve import to_download
+
+    if known := to_download(model):
+        tell(f"fetching {known.name}: {human_bytes(known.nbytes)} from {known.repo} on the hub")
+
+
 @contextmanager
 def opened(model: str, options: dict[str, Any], *, quiet: bool = False) -> Iterator[LLM]:
     """Open an `LLM` for the block; `quiet` hides bar and notes. Raises `MLXInferError`."""
     with interrupts_end():
         from ... import LLM
 
+    if not quiet:
+        tell_download(model)
     with nullcontext() if quiet else byte_bar(f"loading {model}") as progress:
         llm = LLM(model, progress=progress, **options)
     try:

@@ -26,9 +26,9 @@ _TYPES: dict[str, Any] = {"int": int, "float": float, "str": str, "Path": click.
 
 
 def complete_model(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from ...loading.find.resolve import ALIASES
+    from ...loading.find.resolve import names_here
 
-    return [CompletionItem(alias) for alias in ALIASES if alias.startswith(incomplete)] + [CompletionItem(incomplete, type="file")]
+    return [CompletionItem(name) for name in names_here() if name.startswith(incomplete)] + [CompletionItem(incomplete, type="file")]
 
 
 def _biases(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> dict[int, float] | None:

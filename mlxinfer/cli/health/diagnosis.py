@@ -111,7 +111,7 @@ class Diagnosis:
             "memory",
             [
                 f"{human_bytes(self.memory_bytes)} in all ({self.memory_source}), {human_bytes(self.usable_bytes)} for weights and cache",
-                f"parameters that fit next to a cache: {sizes}",
+                f"parameters that fit next to a cache: {sizes} (mlxinfer models recommend names three models)",
                 *([self.wired] if self.wired else []),
                 *([self.packed_copies] if self.packed_copies else []),
             ],

@@ -190,9 +190,9 @@ class _CommandCompleter(Completer):
 
 
 def _models(text: str) -> Iterator[Completion]:
-    from ...loading.find.resolve import ALIASES
+    from ...loading.find.resolve import ALIASES, names_here
 
-    return _beginning_with(text, (name for name, alias in ALIASES.items() if alias.installed()))
+    return _beginning_with(text, (name for name in names_here() if name not in ALIASES or ALIASES[name].installed()))
 
 
 def _conversations(text: str) -> Iterator[Completion]:

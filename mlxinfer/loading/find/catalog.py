@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,8 @@ from ...models import build, supports
 from ...models.config_reader import check_ignored, ignored_note
 from ..checkpoint import Checkpoint
 from ..gguf.files import part_paths
-from ..load import model_type, open_checkpoint
+from ..load import load_tokenizer, model_type, open_checkpoint
+from ..memory.plan import usable_memory
 from ..summary import Summary, summarize
 from ..vision import PreparedVision, prepare_vision, unseen, vision_bytes
 from ..weights import MetaWeights
@@ -26,6 +27,8 @@ from .hub import cached_models, delete_cached
 from .known import find_known
 from .resolve import ALIASES, models_dir, resolve
 
+_WEIGHTS_SHARE = 0.85
+"""Share of the memory that the weights of a model may take if nobody named it."""
 Kind = Literal["alias", "hub", "converted", "foreign"]
 
 
@@ -94,6 +97,22 @@ def find_local(name: str) -> LocalModel | None:
     known = find_known(name)
     names = (name, known.hub_id) if known else (name,)
     return next((model for model in local_models() if model.name in names), None)
+
+
+def usual_model() -> tuple[LocalModel | None, int]:
+    """Return the largest model here that leaves memory for its cache and has a chat template, and the number of further ones listed."""
+    found, most = local_models(), usable_memory() * _WEIGHTS_SHARE
+    fitting = sorted((model for model in found if model.nbytes <= most), key=lambda model: -model.nbytes)
+    chosen = next(filter(_chats, fitting), None)
+    return chosen, len(found) - 1
+
+
+def _chats(model: LocalModel) -> bool:
+    try:
+        with closing(open_checkpoint(resolve(model.name if model.kind == "alias" else model.path).path)) as checkpoint:
+            return load_tokenizer(checkpoint).chat_template is not None
+    except MLXInferError:
+        return False
 
 
 def remove_model(name: str) -> int:

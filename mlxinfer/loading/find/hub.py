@@ -69,7 +69,7 @@ def download(hub_id: HubId) -> Path:
 
 def search_hub(text: str, most: int = 20) -> list[str]:
     """Return ids of repositories with MLX or GGUF weights whose names match `text`, the most downloaded first. Raises `HubError`."""
-    if constants.HF_HUB_OFFLINE:
+    if is_offline():
         raise HubError("HF_HUB_OFFLINE is set")
     found: dict[str, int] = {}
     try:
@@ -81,6 +81,11 @@ def search_hub(text: str, most: int = 20) -> list[str]:
     except (OSError, HTTPError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise HubError(f"{constants.ENDPOINT.partition('://')[2]} cannot be reached ({_line(error)})") from None
     return sorted(found, key=lambda repo: -found[repo])[:most]
+
+
+def is_offline() -> bool:
+    """True if the user forbids to ask the hub."""
+    return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_cached(hub_id: HubId) -> bool:

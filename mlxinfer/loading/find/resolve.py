@@ -14,7 +14,7 @@ from ...util.installing import install_line
 from ...util.plain_file import open_plain
 from .converted import converted_folders, find_converted
 from .foreign import find_foreign, foreign_models
-from .known import find_known, known_models
+from .known import KnownModel, find_known, known_models
 
 
 def models_dir() -> Path:
@@ -175,6 +175,16 @@ def _named(text: str) -> Resolved:
         raise type(error)(f"{known.name}: {error}") from None
 
 
+def to_download(what: str) -> KnownModel | None:
+    """Return the model of the catalogue that `resolve` would download for a name; None for what is here, other names, and offline."""
+    known = find_known(what)
+    if known is None or what in ALIASES or next((place for place in _places(what) if os.path.exists(place)), None):
+        return None
+    from .hub import is_offline
+
+    return None if is_offline() or _is_cached(known.hub_id) else known
+
+
 def _is_cached(text: str) -> bool:
     from .hub import HubId, is_cached
 
@@ -291,8 +301,10 @@ def _looks_like_a_path(text: str) -> bool:
     )
 
 
-def _converted_names() -> Iterator[str]:
-    yield from (folder.name for folder in (*models_dir().glob("*/"), *converted_folders()))
+def names_here() -> list[str]:
+    """Return every name on this machine that is not a path or a hub id: aliases, converted models, and those of other programs."""
+    converted = [folder.name for folder in (*models_dir().glob("*/"), *converted_folders())]
+    return list(dict.fromkeys([*ALIASES, *converted, *(model.name for model in foreign_models())]))
 
 
 def _near(text: str) -> str:
@@ -300,8 +312,7 @@ def _near(text: str) -> str:
     from difflib import get_close_matches
 
     catalogue = [name for model in known_models() for name in model.names]
-    other = [model.name for model in foreign_models()]
-    names = {name.lower(): name for name in [*catalogue, *other, *_converted_names(), *ALIASES]}
+    names = {name.lower(): name for name in [*catalogue, *reversed(names_here())]}
     near = get_close_matches(text.lower(), names, 1)
     return f" (did you mean {names[near[0]]}?)" if near else ""
 

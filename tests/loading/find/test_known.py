@@ -9,8 +9,8 @@ import pytest
 
 from mlxinfer.loading.find.hub import HubId
 from mlxinfer.loading.find.known import KnownModel, find_known, known_models, search_known
+from mlxinfer.loading.find.recommend import OutlinedModel, outline
 from mlxinfer.loading.find.resolve import ALIASES
-from mlxinfer.loading.memory.outline import OutlinedModel, outline
 from mlxinfer.nn.weights import Format
 from tests.configs.published import published
 

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
@@ -26,7 +27,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, body: bool) -> None:
         self.requests.append(f"{self.command} {self.path}")
-        status, headers, data = self._route(self.path.partition("?")[0])
+        path, _, query = self.path.partition("?")
+        status, headers, data = self._search(query) if path == "/api/models" else self._route(path)
         self.send_response(status)
         for name, value in {"Content-Length": str(len(data)), "X-Repo-Commit": SHA, **headers}.items():
             self.send_header(name, value)
@@ -45,6 +47,13 @@ class _Handler(BaseHTTPRequestHandler):
             data = self.repos[match[1]][match[2]]
             return 200, {"ETag": f'"{hashlib.sha1(data).hexdigest()}"'}, data
         return 404, {}, b""
+
+    def _search(self, query: str) -> tuple[int, dict[str, str], bytes]:
+        """Answer `GET /api/models`: the hub finds repositories whose names contain the text. All of them count as MLX."""
+        asked = parse_qs(query)
+        text, library = asked["search"][0].lower(), asked["filter"][0]
+        found = [{"id": repo, "downloads": 1} for repo in self.repos if text in repo.lower() and library == "mlx"]
+        return 200, {"Content-Type": "application/json"}, json.dumps(found[: int(asked["limit"][0])]).encode()
 
     def _info(self, repo: str, revision: str) -> tuple[int, dict[str, str], bytes]:
         if repo == "org/gated":
