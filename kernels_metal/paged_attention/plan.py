@@ -10,7 +10,7 @@ import mlx.core as mx
 from ...util.dataclass import dataclass
 from ..executors import gpu_cores
 from .arrays import integers
-from .tiles import MOST_ROWS, PAGE, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item, row_class
+from .tiles import MOST_ROWS, PAGE, UNDIVIDED, DecodeTile, Shape, check_shape, decode_tile, pages_of_an_item, row_class
 
 _NO_EDGE = -(2**30)
 
@@ -111,7 +111,7 @@ def plan_decode(
     pieces = list(_pieces(rows, most))
     spans = [(_first_seen(r, window), r.past // PAGE + 1) for r, _ in pieces]
     size = pages_of_an_item([end - begin for begin, end in spans], shape.kv_heads, cores or gpu_cores(), shared=tile.shared)
-    cuts = [list(_cut(begin, end, size)) for begin, end in spans]
+    cuts = [list(_cut(begin, end, max(size, UNDIVIDED) if end - begin <= UNDIVIDED else size)) for begin, end in spans]
     divided = any(len(c) > 1 for c in cuts)
     work, parts, written = _items(pieces, cuts, window)
     table = [page for r in rows for page in r.pages]

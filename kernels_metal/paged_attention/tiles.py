@@ -20,6 +20,8 @@ MOST_SIMDGROUPS = 8
 MOST_NUMBERS = 112
 """Maximum `live_numbers` of a lane. An Apple GPU has 128 registers of 32 bits for a thread, and 16 remain for addresses and counters. With
 more, a kernel keeps numbers in memory and is slower (github.com/ml-explore/mlx/issues/4077)."""
+UNDIVIDED = 4
+"""Pages of a sequence that is never divided: adding up parts would take another launch."""
 THREADGROUP_BYTES = 32 * 1024
 DTYPES = (mx.float32, mx.float16, mx.bfloat16)
 
@@ -193,10 +195,9 @@ def pages_of_an_item(pages: Sequence[int], kv_heads: int, cores: int, *, shared:
 
     A core runs 4 threadgroups of 4 simdgroups; with twice as many, few are idle while the last ones finish. A run has at least 8 pages,
     because each writes a float32 answer that is read again. At 8 pages of 4 bits and one row this adds a tenth to the bytes, at 64 pages an
-    eightieth. If there would be fewer than 2 threadgroups per core, a run has one page per simdgroup: 4, or 2 if simdgroups share pages. If
-    all sequences have at most 4 pages, none is divided: adding up parts would take another launch.
+    eightieth. If there would be fewer than 2 threadgroups per core, a run has one page per simdgroup: 4, or 2 if simdgroups share pages.
     """
     wanted = max(1, 8 * cores // kv_heads)
     few = sum(-(-n // 8) for n in pages) * kv_heads < 2 * cores
-    least = (2 if shared and max(pages, default=0) > 4 else 4) if few else 8
+    least = (2 if shared else 4) if few else 8
     return max(least, -(-sum(pages) // wanted))

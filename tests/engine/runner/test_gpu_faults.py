@@ -55,7 +55,8 @@ class Gpu:
         self.tried: list[BaseException] = []
         """Errors for which kernels were tried again."""
         self._error = ""
-        self._soon: dict[int, str] = {}
+        self._soon: dict[int, tuple[PendingStep, str]] = {}
+        """Kept with their steps, so that no other step gets the same id."""
 
     def check(self) -> None:
         error, self._error = self._error, ""
@@ -68,12 +69,12 @@ class Gpu:
         self.rows.append(rows)
         text = self.aborts(rows)
         if text and self.late:
-            self._soon[id(step)] = text
+            self._soon[id(step)] = step, text
         elif text:
             self._error = self._error or text
 
     def wait(self, step: PendingStep) -> None:
-        self._error = self._error or self._soon.pop(id(step), "")
+        self._error = self._error or self._soon.pop(id(step), (step, ""))[1]
         self.check()
 
 
