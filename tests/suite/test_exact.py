@@ -35,6 +35,7 @@ def test_approx(by): assert 2.0 + by == pytest.approx(2.0)
 def test_loose(by): assert np.abs(X + by - X).max() < 2e-3
 def test_integers(by): assert np.array_equal((X + by > 1.00005).astype(int), (X > 1.00005).astype(int))
 def test_differ(by): assert by > 1e-3 or not np.array_equal(X + by, X)
+def test_nan(by): assert np.array_equal(X * np.nan, X * np.nan, equal_nan=True)
 def test_shapes(by): assert np.array_equal(X[:int(7 - 1e5 * by)], X)
 """
 MARKED = ["bits", "bits_of_mlx", "bound", "share", "helper", "default", "approx", "integers", "shapes"]

@@ -113,7 +113,7 @@ def judged_at_bound() -> Iterator[None]:
         patch.object(np.testing, "assert_array_equal", _same_or_close(np.testing.assert_array_equal, np.testing.assert_allclose)),
         patch.object(np, "array_equal", _same_or_close(np.array_equal, _close)),
         patch.object(pytest, "approx", _approximately(pytest.approx)),
-        patch.object(mx, "array_equal", _same_or_close(mx.array_equal, lambda *arrays, **_: mx.array(_close(*arrays)))),
+        patch.object(mx, "array_equal", _same_or_close(mx.array_equal, lambda *arrays, **options: mx.array(_close(*arrays, **options)))),
     ):
         yield
 
@@ -141,13 +141,13 @@ def _same_or_close(compare: Callable[..., Any], close: Callable[..., Any]) -> Ca
     def judge(one: Any, other: Any, **options: Any) -> Any:
         if not (_is_lenient(sys._getframe(1)) and _floats(one) and _floats(other)):
             return compare(one, other, **options)
-        return close(_wide(one), _wide(other), rtol=BOUND, atol=BOUND)
+        return close(_wide(one), _wide(other), rtol=BOUND, atol=BOUND, **options)
 
     return judge
 
 
-def _close(one: Any, other: Any, rtol: float = BOUND, atol: float = BOUND) -> bool:
-    return one.shape == other.shape and bool(np.isclose(one, other, rtol, atol).all())
+def _close(one: Any, other: Any, rtol: float, atol: float, equal_nan: bool = False) -> bool:
+    return one.shape == other.shape and bool(np.isclose(one, other, rtol, atol, equal_nan).all())
 
 
 def _is_lenient(caller: FrameType) -> bool:
