@@ -4,11 +4,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from support.formats.tiny_gguf import write_tiny_gguf
 
 from mlxinfer.errors import MLXInferError, ModelNotFoundError
 from mlxinfer.loading.find import catalog
 from mlxinfer.loading.find.catalog import describe, local_models, remove_model
-from mlxinfer.loading.find.resolve import models_dir
+from mlxinfer.loading.find.resolve import models_dir, resolve
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "arch"
 
@@ -64,6 +65,27 @@ def test_models_of_the_hub_cache(tmp_path: Path) -> None:
     assert (model.name, model.path) == ("org/name", snapshot)
     assert remove_model("org/name") == model.nbytes
     assert not snapshot.exists()
+
+
+def test_gguf_files_of_the_hub_cache(tmp_path: Path) -> None:
+    """Each file is a model. Its data is a blob to which the snapshot links, as the hub's client stores it."""
+    repo = tmp_path / "hub" / "models--org--name-GGUF"
+    snapshot = repo / "snapshots" / ("a" * 40)
+    (snapshot / "sub").mkdir(parents=True)
+    (repo / "refs").mkdir()
+    (repo / "refs" / "main").write_text("a" * 40)
+    (repo / "blobs").mkdir()
+    for name in ("one.gguf", "mmproj-one.gguf", "sub/two.gguf"):
+        blob = write_tiny_gguf(repo / "blobs" / name.rpartition("/")[2].removesuffix(".gguf"))
+        (snapshot / name).symlink_to(blob)
+    found = {model.name: model for model in local_models() if model.kind == "hub"}
+    assert set(found) == {"org/name-GGUF/one.gguf", "org/name-GGUF/sub/two.gguf"}
+    one = found["org/name-GGUF/one.gguf"]
+    assert one.nbytes == (repo / "blobs" / "one").stat().st_size
+    assert resolve(one.path).path == one.path
+    assert remove_model(one.name) == one.nbytes
+    assert sorted(path.name for path in (repo / "blobs").iterdir()) == ["mmproj-one", "two"]
+    assert [model.name for model in local_models() if model.kind == "hub"] == ["org/name-GGUF/sub/two.gguf"]
 
 
 def test_describe() -> None:
