@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ..loading.find.catalog import LocalModel
     from ..loading.find.known import KnownModel
     from ..loading.find.recommend import Recommendation
+    from ..loading.summary import Summary
 
 _ORIGINS = {"alias": "package", "hub": "hub's cache", "converted": "converted"}
 
@@ -77,13 +78,21 @@ def _row(model: LocalModel) -> tuple[str, ...]:
 @ignore_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None:
-    """Show what MODEL is, from its headers alone."""
+    """Show what MODEL is, from its headers alone, or from the catalogue if it is not here."""
     from ..loading.find.catalog import describe
+    from ..loading.find.resolve import not_fetched
 
+    if known := not_fetched(model):
+        _show_known(known, as_json=as_json)
+        return
     found = describe(model, ignore_config_keys=ignore_config_keys)
     if as_json:
         click.echo(json.dumps({**asdict(found), "bits_per_weight": found.bits_per_weight}, default=str))
-        return
+    else:
+        _show_here(found)
+
+
+def _show_here(found: Summary) -> None:
     click.echo(f"{found.name}  {found.path}\n")
     click.echo(f"architecture     {found.architecture}\nparameters       {found.parameters:,}")
     click.echo(f"size             {human_bytes(found.nbytes)}, {found.bits_per_weight:.2f} bits per weight")
@@ -92,6 +101,16 @@ def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None
     click.echo(f"images           {f'seen, with a tower of {human_bytes(found.tower_bytes)}' if found.tower_bytes else found.blind}")
     for note in found.notes:
         click.echo(f"note: {note}")
+
+
+def _show_known(model: KnownModel, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(asdict(model)))
+        return
+    click.echo(f"{model.name}  {model.hub_id}, not fetched yet\n")
+    click.echo(f"parameters       {model.parameters:g} B, of which a token reads {model.active:g} B")
+    click.echo(f"size             {human_bytes(model.nbytes)}, {model.form} ({model.source})")
+    click.echo(f"context          {model.context:,}\ngood at          {model.good_at}\nlicence          {model.licence}")
 
 
 @models.command()

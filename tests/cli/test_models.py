@@ -194,3 +194,11 @@ def test_search_asks_the_hub_too(hub_with_a_model, own_home):
     assert unreachable.stdout.startswith("name ")
     assert (unreachable.returncode, unreachable.stderr.count("\n")) == (0, 1)
     assert unreachable.stderr.startswith("the hub was not searched: 127.0.0.1:9 cannot be reached (")
+
+
+def test_show_fetches_nothing(call):
+    shown = call("models", "show", "gemma4:26b")
+    assert (shown.code, shown.err) == (0, "")
+    assert shown.out.startswith("gemma4:26b  mlx-community/gemma-4-26b-a4b-it-4bit, not fetched yet")
+    assert "15.6 GB, MLX 4 bits" in shown.out
+    assert json.loads(call("show", "gemma4", "--json").out)["name"] == "gemma4:e4b"

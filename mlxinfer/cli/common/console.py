@@ -197,11 +197,14 @@ def byte_bar(title: str) -> Iterator[Progress | None]:
 
 
 def tell_download(model: str) -> None:
-    """Print size and place of a model of the catalogue that has to be fetched first."""
-    from ...loading.find.resolve import to_download
+    """Print size and place of a model of the catalogue that is fetched now."""
+    from ...loading.find.resolve import not_fetched
 
-    if known := to_download(model):
-        tell(f"fetching {known.name}: {human_bytes(known.nbytes)} from {known.repo} on the hub")
+    if known := not_fetched(model):
+        from ...loading.find.hub import is_offline
+
+        if not is_offline():
+            tell(f"fetching {known.name}: {human_bytes(known.nbytes)} from {known.repo} on the hub")
 
 
 @contextmanager

@@ -175,14 +175,12 @@ def _named(text: str) -> Resolved:
         raise type(error)(f"{known.name}: {error}") from None
 
 
-def to_download(what: str) -> KnownModel | None:
-    """Return the model of the catalogue that `resolve` would download for a name; None for what is here, other names, and offline."""
+def not_fetched(what: str) -> KnownModel | None:
+    """Return the model of the catalogue that `resolve` would download for a name; None for what is here, and for other names."""
     known = find_known(what)
     if known is None or what in ALIASES or next((place for place in _places(what) if os.path.exists(place)), None):
         return None
-    from .hub import is_offline
-
-    return None if is_offline() or _is_cached(known.hub_id) else known
+    return None if _is_cached(known.hub_id) else known
 
 
 def _is_cached(text: str) -> bool:
