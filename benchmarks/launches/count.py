@@ -30,6 +30,7 @@ ROWS = (1, 4, 8)
 PERIOD = 12
 """Layers after which kinds repeat, for periods of 1, 2, 3, 4 and 6."""
 FEW_STEPS = 4
+_SHARED = "num_kv_shared_layers"
 _ROUNDS = 5
 """Medians of the host's time are of so many rounds."""
 
@@ -117,14 +118,16 @@ def layers(subject: Subject) -> int:
 
 
 def with_layers(subject: Subject, count: int) -> Subject:
-    """The model with its first `count` layers."""
+    """The model with its first `count` layers, of which as large a part shares keys and values."""
     whole = layers(subject)
 
     def cut(config: dict[str, Any]) -> dict[str, Any]:
         by_layer = {key: value for key, value in config.items() if isinstance(value, list) or key == "hybrid_override_pattern"}
-        lists = {key: value[:count] for key, value in by_layer.items() if len(value) == whole}
+        found = {key: value[:count] for key, value in by_layer.items() if len(value) == whole}
+        if config.get(_SHARED):
+            found[_SHARED] = round(config[_SHARED] * count / whole)
         inner = {"text_config": cut(config["text_config"])} if "text_config" in config else {"num_hidden_layers": count}
-        return config | lists | inner
+        return config | found | inner
 
     return replace(subject, config=cut(subject.config))
 

@@ -55,7 +55,7 @@ class DifferentiableStep:
         y = self.attend(layer, *separate(rows, spec, heads), params)
         return y.reshape(y.shape[0], -1)
 
-    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+    def attend_again(self, layer: int, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
         """Never called: models whose layers share pages are not planned."""
         raise AssertionError
 

@@ -115,10 +115,15 @@ def check_rows(
         expect("recent rows", old, [((len(plan.old), shape.kv_heads, plan.old_length, dim), shape.dtype) for dim in dims])
     if bias is not None:
         expect("a bias", [bias], [((sum(sizes),), shape.dtype)])
+    check_head_steps(shape, plan.rows, norms, waves)
+
+
+def check_head_steps(shape: Shape, rows: int, norms: Sequence[Norm | None], waves: mx.array | None) -> None:
+    """Raise ValueError unless heads of query or key size can be normed and rotated by these arrays."""
     for norm in norms:
         if norm is not None:
             expect_floats("weights of a norm", norm.weight, shape.key_dim)
     if waves is not None and 2 * waves.shape[-1] <= shape.key_dim:
-        expect("cosines and sines", [waves], [((plan.rows, 2, waves.shape[-1]), mx.float32)])
+        expect("cosines and sines", [waves], [((rows, 2, waves.shape[-1]), mx.float32)])
     elif waves is not None:
         raise ValueError(f"{2 * waves.shape[-1]} channels of {shape.key_dim} cannot be rotated")

@@ -25,13 +25,28 @@ def appended(
     value_eps: float | None = None,
 ) -> tuple[mx.array, list[mx.array]]:
     """Like `launcher.append_rows`, in float32, head by head."""
+    q, k, v = made_heads(parts, shape, bias=bias, q_norm=q_norm, k_norm=k_norm, waves=waves, value_eps=value_eps)
+    return q, [_recent(x, old[i] if old else None, plan) for i, x in enumerate((k, v))]
+
+
+def made_heads(
+    parts: tuple[RowPart, RowPart, RowPart],
+    shape: Shape,
+    *,
+    bias: mx.array | None,
+    q_norm: Norm | None,
+    k_norm: Norm | None,
+    waves: mx.array | None,
+    value_eps: float | None,
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Return queries `[T, Hq, Dk]`, keys `[T, Hkv, Dk]` and values `[T, Hkv, Dv]` of a step, as `appended` makes them."""
     sizes = (shape.heads, shape.key_dim), (shape.kv_heads, shape.key_dim), (shape.kv_heads, shape.value_dim)
     ends = np.cumsum([heads * dim for heads, dim in sizes])
     biases = [None] * 3 if bias is None else mx.split(bias, ends[:-1].tolist())
     q, k, v = (_heads(part, *size, own) for part, size, own in zip(parts, sizes, biases, strict=True))
     q, k = _turned(q, q_norm, waves).astype(shape.dtype), _turned(k, k_norm, waves).astype(shape.dtype)
     v = v if value_eps is None else mx.fast.rms_norm(v, None, value_eps)
-    return q, [_recent(x, old[i] if old else None, plan) for i, x in enumerate((k, v.astype(shape.dtype)))]
+    return q, k, v.astype(shape.dtype)
 
 
 def _heads(part: RowPart, heads: int, dim: int, bias: mx.array | None) -> mx.array:

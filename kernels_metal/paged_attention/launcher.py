@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from ..append_rows.launcher import Norm, RowPart, check_rows, epsilons
+from ..append_rows.launcher import Norm, RowPart, check_head_steps, check_rows, epsilons
 from ..append_rows.plan import AppendPlan
 from ..executors import Launch, Template
 from ..formats import v_group
@@ -28,24 +28,33 @@ def paged_attention_decode(
     *,
     scale: float,
     recent: Sequence[mx.array] = (),
+    q_norm: Norm | None = None,
+    waves: mx.array | None = None,
     softcap: float | None = None,
     sinks: mx.array | None = None,
 ) -> mx.array:
     """Attend with q `[T, Hq, Dk]`; returns `[plan.rows, Hq, Dv]`, in the order of the plan's sequences.
 
     `sealed` and `first` are the pools (`first` may be empty), `open_pages` the open pages, `recent` the recent rows (`append_rows`). The
-    step's own rows are in either of the last two. Raises ValueError if arrays do not fit the plan.
+    step's own rows are in either of the last two. Queries are first normed, then rotated by `waves` (see `append_rows`), which only plans
+    with staged queries support. Raises ValueError if arrays do not fit the plan.
     """
     shape, lacking = plan.shape, nothing(plan.shape.dtype)
+    makes, half = q_norm is not None or waves is not None, 0 if waves is None else waves.shape[2]
     expect("queries", [q], [((plan.query_rows, shape.heads, shape.key_dim), shape.dtype)])
+    check_head_steps(shape, plan.query_rows, (q_norm,), waves)
+    if makes and not plan.tile.staged_queries:
+        raise ValueError("queries of this plan must be normed and rotated before")
     check_pages(sealed, first, open_pages, sinks, plan)
     if recent or plan.pools.entries:
         _check_recent(recent, plan, plan.pools.entries, plan.pools.recent)
-    numbers = cached_integers(0, shape.heads * shape.key_dim, 0, 0, 0, 0, 0, 0, plan.pools.recent, 0, 0, 0)
-    chosen, logits = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None), sink_logits(sinks, shape.dtype)
+    numbers = cached_integers(2 if makes else 0, shape.heads * shape.key_dim, 0, 0, 0, 0, 0, half, plan.pools.recent, 0, 0, 0)
+    chosen = settings(scale, softcap or 0.0, sinks is not None, plan.parts is not None, -1.0 if q_norm is None else q_norm.eps)
+    logits, weight = sink_logits(sinks, shape.dtype), lacking if q_norm is None else q_norm.weight
     pages = [*_inputs(sealed, first, open_pages, recent, plan), cached_integers(0)]
     result = (plan.rows, shape.heads, shape.value_dim)
-    inputs = [q, *[lacking] * 5, nothing(mx.float32), *pages, plan.table, plan.work, numbers, chosen, logits]
+    angles = nothing(mx.float32) if waves is None else waves
+    inputs = [q, *[lacking] * 3, weight, lacking, angles, *pages, plan.table, plan.work, numbers, chosen, logits]
     answers, parts, *_ = _decode(plan, result, (0, 0)).run(inputs)
     return answers if plan.parts is None else _combine(plan, result).run([parts, plan.parts, chosen, logits])[0]
 

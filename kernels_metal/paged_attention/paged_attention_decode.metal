@@ -82,7 +82,8 @@ const int head = threadgroup_position_in_grid.y, heads = threadgroups_per_grid.y
 const Item item = item_at(work, threadgroup_position_in_grid.z);
 const size_t sealed = size_t(head) * sealed_keys_shape[1], first = size_t(head) * first_keys_shape[1];
 
-const bool appends = numbers[0] != 0;  // otherwise queries are ready, and recent rows have the step's own among them
+const bool appends = numbers[0] == 1;        // otherwise recent rows have the step's own among them
+const bool makes_queries = numbers[0] != 0;  // otherwise queries are ready
 const int pairs = numbers[7], recent_length = appends ? numbers[9] : numbers[8];
 const bool has_bias = settings[6] != 0.0f;  // `biases`: of all query heads, all key heads, all value heads
 const int key_bias = heads * HEADS * KEY_DIM, value_bias = key_bias + heads * KEY_DIM;
@@ -128,7 +129,7 @@ all.first = first_query;
 all.last = item.count * HEADS - 1;
 const QuerySteps query_steps = {
     &biases[0] + head * HEADS * KEY_DIM, has_bias, &query_weights[0], settings[4], &waves[0] + item.row * 2 * pairs, pairs, true};
-const auto own = queries_of<D>(Staging<(STAGED_QUERIES > 0)>(), all, appends, query_steps, query_room, place);
+const auto own = queries_of<D>(Staging<(STAGED_QUERIES > 0)>(), all, makes_queries, query_steps, query_room, place);
 State<D> state;
 attend_pages<D>(pages, item, table, own, first_query, settings[0], settings[1], place, state);
 add_lanes<D>(place, state);

@@ -243,10 +243,11 @@ class Step(Protocol):
         """
         ...
 
-    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
-        """Attend with queries q `[T, Hq, Dk]` to the pages of a `shared` layer after its `attend` in this step, without appending.
+    def attend_again(self, layer: int, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
+        """Attend with raw queries `[T, Hq * Dk]`, before their `heads` steps, to the pages of a `shared` layer after its `attend` in this
+        step, without appending.
 
-        In a read-only step (`PagedCache.reading`), attend to any layer's tokens before each segment. Returns `[T, Hq, Dv]`.
+        In a read-only step (`PagedCache.reading`), attend to any layer's tokens before each segment. Returns `[T, Hq * Dv]`.
         """
         ...
 

@@ -43,7 +43,7 @@ class BidirectionalStep(CacheStep):
         y = self.attend(layer, q, k, v, params)
         return y.reshape(y.shape[0], -1)
 
-    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+    def attend_again(self, layer: int, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
         raise NotImplementedError("no layer reads what another one keeps where nothing is kept")
 
     def _mask(self, number: int, window: int | None) -> mx.array:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
+from typing import cast
 
 import mlx.core as mx
 
 from ..kernels_cpu import Blocks
-from .attention.apart import ApartStep
-from .attention.native import Full, StepAttention, run_blocks
-from .attention.native_shared import SharedStep
-from .attention.reference import PlainStep
+from .attention.native import Full, SharedAttention, StepAttention, run_blocks
 from .base import PAGE, AttentionParams, GivenRows, HeadSteps, OpaqueState, RecurrentUpdate, Rotation, Segment
 from .state import RecurrentStore
 from .store import Filled, LayerStore
@@ -58,10 +56,9 @@ class CacheStep:
         self._replaced.add(layer)
         return self._keep(layer, *attention.heads(store, (q, k, v), params))
 
-    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+    def attend_again(self, layer: int, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]
-        assert isinstance(attention, (ApartStep, PlainStep, SharedStep))
-        return attention.again(store, q, params)
+        return cast("SharedAttention", attention).again(store, rows, heads, params)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         store, attention = self._attention[layer]

@@ -62,8 +62,8 @@ class HookedStep:
         self._hooks.attended(layer, (q, k, v), params, spec, self.segments)
         return changed(self._hooks, HEADS, layer, self._step.attend(layer, q, k, v, params), self.segments)
 
-    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
-        return self._step.attend_again(layer, q, params)
+    def attend_again(self, layer: int, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
+        return self._step.attend_again(layer, rows, heads, params)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         spec = self._layers[layer]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 import mlx.core as mx
 
@@ -12,8 +13,7 @@ from ..base import AttentionParams, HeadSteps, Rotation, Segment
 from ..pages import AttentionGroup
 from ..store import LayerStore
 from .head_steps import separate
-from .native import AttentionBackend, Full
-from .native_shared import SharedStep
+from .native import AttentionBackend, Full, SharedAttention
 from .reference import PlainStep
 
 
@@ -55,13 +55,14 @@ class ApartStep:
         y, more = self._plain.heads(store, (q, k, v), params)
         return self._in_order([*answers, y.astype(qkv[0].dtype)]), {**full, **more}
 
-    def again(self, store: LayerStore, q: mx.array, params: AttentionParams) -> mx.array:
+    def again(self, store: LayerStore, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
         """See `base.Step.attend_again`."""
         answers: list[mx.array] = []
         if self._others is not None:
-            assert isinstance(self._others, (PlainStep, SharedStep))
-            answers.append(self._others.again(store, q[self._part.rows], params))
-        return self._in_order([*answers, self._plain.again(store, q.astype(store.dtype), params).astype(q.dtype)])
+            own, others = replace(heads, rotation=self._part_of(heads.rotation)), cast("SharedAttention", self._others)
+            answers.append(others.again(store, rows[self._part.rows], own, params))
+        y = self._plain.again(store, rows.astype(store.dtype), heads, params)
+        return self._in_order([*answers, y.astype(rows.dtype)])
 
     def _part_of(self, rotation: Rotation | None) -> Rotation | None:
         """Return the rotation of the other segments' rows, which layers share if they share that of the step."""

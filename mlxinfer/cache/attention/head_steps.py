@@ -31,6 +31,12 @@ def separate(rows: Sequence[mx.array], spec: AttentionSpec, heads: HeadSteps) ->
     return _rotated_heads(q, heads), _rotated_heads(k, heads), v
 
 
+def ready_queries(rows: mx.array, spec: AttentionSpec, heads: HeadSteps) -> mx.array:
+    """Turn the rows of `Step.attend_again` into queries `[T, Hq, Dk]`."""
+    q = rows.reshape(rows.shape[0], -1, spec.key_dim)
+    return _rotated_heads(q if heads.q_norm is None else heads.q_norm(q), heads)
+
+
 def with_bias(rows: Sequence[mx.array], heads: HeadSteps) -> Sequence[mx.array]:
     """Return the rows of `Step.attend_rows` with their bias."""
     if heads.bias is None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
 import mlx.core as mx
 
-from ...kernels_metal.append_rows.launcher import append_rows, check_rows
+from ...kernels_metal.append_rows.launcher import Norm, append_rows, check_rows
 from ...kernels_metal.append_rows.plan import AppendPlan, NewRows, plan_append
 from ...kernels_metal.paged_attention.launcher import AppendLaunch, append_launch, check_pages, paged_attention_decode
 from ...kernels_metal.paged_attention.plan import DecodePlan, Pools, SegmentRows, plan_decode
@@ -21,14 +22,13 @@ from ...kernels_metal.seal_page.launcher import seal_keys, seal_values
 from ...kernels_metal.unseal_pages.launcher import FILLED, FIRST, RAW, SEALED, plan_unseal, unseal_pages
 from ...util.dataclass import dataclass
 from ..base import PAGE, AttentionParams, HeadSteps, Segment
-from ..kv_format import KVFormat
 from ..kv_quantization import Sealing
 from ..pages import AttentionGroup
 from ..recent_rows import RecentRows, Spans
 from ..store import Filled, LayerStore
 from .apart import renumbered_segments, row_order
 from .decode_layer import DecodeLayer, decode_layer, shape_of
-from .head_steps import separate, with_bias
+from .head_steps import ready_queries, separate, with_bias
 from .native import Full, StepAttention
 from .prefill_choice import may_unseal, most_unsealed_bytes, unsealed_bytes
 from .reference import PlainStep
@@ -55,9 +55,10 @@ class MetalAttention:
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         return MetalStep(segments, group, self)
 
-    def joins_past(self, form: KVFormat) -> bool:
-        """Return True for 16-bit pages, over which MLX's attention is fastest for large segments, and where no kernel reads others."""
-        return bool(self.prefill_lost) or not form.quantized
+    def joins_past(self, store: LayerStore) -> bool:
+        """Return True for 16-bit pages, over which MLX's attention is fastest for large segments, where no kernel reads others, and for
+        layers whose pages other layers also read."""
+        return bool(self.prefill_lost) or store.spec.shared or not store.format.quantized
 
     def may_unseal(self, shape: Shape, tokens: int, rows: int, *, softcap: float | None) -> bool:
         """True if the past of a segment of `rows` rows that ends after `tokens` tokens is dequantized for MLX's attention."""
@@ -65,7 +66,7 @@ class MetalAttention:
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
         shape = shape_of(store, store.spec.query_heads or store.spec.kv_heads)
-        if not store.format.quantized or not self.may_unseal(shape, 0, rows, softcap=None):
+        if not store.format.quantized or store.spec.shared or not self.may_unseal(shape, 0, rows, softcap=None):
             return 0
         most = most_unsealed_bytes()
         mask = rows * (most // unsealed_bytes(shape, 1) + 2 * rows)
@@ -106,6 +107,9 @@ class MetalStep:
     def heads(self, store: LayerStore, qkv: tuple[mx.array, mx.array, mx.array], params: AttentionParams) -> tuple[mx.array, Full]:
         kind = qkv[0].dtype
         q, k, v = (x.astype(store.dtype) for x in qkv)
+        if self._many and store.spec.shared:
+            y, filled = self._whole.heads(store, (q, k, v), params)
+            return y.astype(kind), filled
         answers: list[mx.array] = []
         full: Full = {}
         before = list(store.open) if self._many else []
@@ -122,6 +126,40 @@ class MetalStep:
             full.update(more)
         y = answers[0] if len(answers) == 1 else mx.concatenate(answers)
         return (y if self._row_order is None else y[self._row_order]).astype(kind), full
+
+    @cached_property
+    def _whole(self) -> PlainStep:
+        """All segments in plain MLX: those of a step with large ones, in layers whose pages other layers also read."""
+        return PlainStep(self.segments, self.group)
+
+    def again(self, store: LayerStore, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
+        """See `base.Step.attend_again`."""
+        kind, spec, recent = rows.dtype, store.spec, store.recent
+        rows = rows.astype(store.dtype)
+        if self._many:
+            return self._whole.again(store, rows, heads, params).astype(kind)
+        plan = self._read_plan(store, shape_of(store, rows.shape[1] // spec.key_dim))
+        norm, waves, q = None, None, ready_queries(rows, spec, HeadSteps())
+        if plan.tile.staged_queries:
+            norm = None if heads.q_norm is None else Norm(heads.q_norm.weight, heads.q_norm.eps)
+            waves = None if heads.rotation is None else heads.rotation.waves
+        else:
+            q = ready_queries(rows, spec, heads)
+        pools, scale, softcap, sinks = (store.sealed, store.first, store.kept), params.scale, params.softcap, params.sinks
+        y = paged_attention_decode(
+            q, *pools, plan, recent=recent.arrays, q_norm=norm, waves=waves, scale=scale, softcap=softcap, sinks=sinks
+        )
+        return y.reshape(y.shape[0], -1).astype(kind)
+
+    def _read_plan(self, store: LayerStore, shape: Shape) -> DecodePlan:
+        """Return the plan for pages and recent rows that have the step's own among them; usually that of the layer that appended them."""
+        spans, length = store.recent.spans, store.recent.length
+        key = shape, Pools(*store.sizes, len(spans), length), spans
+        if key not in self._decode:
+            self._refuse_if_given()
+            rows = [self._rows(s, spans[i][1], i) if spans else self._rows(s) for i, s in enumerate(self._few)]
+            self._decode[key] = plan_decode(shape, rows, key[1], query_rows=sum(s.count for s in self._few), window=self.group.window)
+        return self._decode[key]
 
     def _decoded(self, store: LayerStore, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> tuple[mx.array, Full]:
         """Append and attend with the rows of small segments. Returns `[T, Hq * Dv]`."""
@@ -239,7 +277,7 @@ class MetalStep:
 
     def _reads_sealed(self, store: LayerStore, heads: int, params: AttentionParams) -> bool:
         """True if kernels read the sealed pages of large segments: all of them, or those of all that are unsealed."""
-        if not self._backend.joins_past(store.format):
+        if not self._backend.joins_past(store):
             return True
         return store.format.quantized and all(self._unseals(shape_of(store, heads), params))
 

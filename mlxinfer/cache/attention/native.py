@@ -9,7 +9,6 @@ import mlx.core as mx
 
 from ... import kernels_cpu
 from ..base import PAGE, AttentionParams, HeadSteps, Rotation, Segment
-from ..kv_format import KVFormat
 from ..pages import AttentionGroup
 from ..store import Filled, LayerStore
 from .head_steps import separate
@@ -30,6 +29,14 @@ class StepAttention(Protocol):
         ...
 
 
+class SharedAttention(StepAttention, Protocol):
+    """Attention in layers whose pages other layers also read."""
+
+    def again(self, store: LayerStore, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
+        """See `base.Step.attend_again`."""
+        ...
+
+
 class AttentionBackend(Protocol):
     """Implementation of paged attention. Equal backends share a step's preparation."""
 
@@ -42,8 +49,8 @@ class AttentionBackend(Protocol):
         """Prepare a step for the layers with one window."""
         ...
 
-    def joins_past(self, form: KVFormat) -> bool:
-        """Return True if the past in this format is copied to one array (`reference.PlainStep`), which plans count."""
+    def joins_past(self, store: LayerStore) -> bool:
+        """Return True if the past of such a layer is copied to one array (`reference.PlainStep`), which plans count."""
         ...
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
@@ -63,7 +70,7 @@ class NativeAttention:
             parts.append((s.slot, s.start, s.count, s.past, table.first, table.pages))
         return NativeStep(segments, kernels_cpu.attention_plan(parts, group.window))
 
-    def joins_past(self, form: KVFormat) -> bool:
+    def joins_past(self, store: LayerStore) -> bool:
         return False
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:

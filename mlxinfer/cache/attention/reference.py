@@ -14,10 +14,9 @@ from ... import kernels_cpu
 from ...kernels_metal.paged_attention.reference import attention
 from ...util.dataclass import dataclass
 from ..base import PAGE, AttentionParams, HeadSteps, Segment
-from ..kv_format import KVFormat
 from ..pages import AttentionGroup
 from ..store import ALL, Filled, LayerStore, Pages, part_of
-from .head_steps import separate
+from .head_steps import ready_queries, separate
 from .native import Full, StepAttention
 from .reference_chunks import LONG_BYTES, heads_at_once, is_fused, rows_at_once
 
@@ -38,7 +37,7 @@ class PlainAttention:
     def begin(self, segments: tuple[Segment, ...], group: AttentionGroup) -> StepAttention:
         return PlainStep(segments, group)
 
-    def joins_past(self, form: KVFormat) -> bool:
+    def joins_past(self, store: LayerStore) -> bool:
         return True
 
     def unsealed_bytes(self, store: LayerStore, rows: int) -> int:
@@ -80,15 +79,16 @@ class PlainStep:
             outputs.append(attended.answers(q[rows].swapaxes(0, 1), params, since).swapaxes(0, 1))
         return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs), full
 
-    def again(self, store: LayerStore, q: mx.array, params: AttentionParams) -> mx.array:
+    def again(self, store: LayerStore, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
         """See `base.Step.attend_again`."""
+        q = ready_queries(rows, store.spec, heads)
         if store not in self._seen:
             self._seen[store] = [self._past(store, s) for s in self.segments]
         outputs: list[mx.array] = []
         for s, attended in zip(self.segments, self._seen[store], strict=True):
             since = outputs[-1] if outputs and attended.bytes > LONG_BYTES else None
             outputs.append(attended.answers(q[s.start : s.start + s.count].swapaxes(0, 1), params, since).swapaxes(0, 1))
-        return outputs[0] if len(outputs) == 1 else mx.concatenate(outputs)
+        return joined_rows(outputs)
 
     def attended(self, store: LayerStore, segment: Segment, tails: Pages, full: Full) -> Attended:
         """Return the keys and values that a segment's queries see: earlier pages as sealed, their own page unquantized. If sealing loses
@@ -147,6 +147,12 @@ class PlainStep:
                 seen &= mx.concatenate([sealed, raw], axis=1) >= (mx.minimum(oldest, span) if whole else oldest)
             self._masks[key] = seen
         return self._masks[key]
+
+
+def joined_rows(answers: Sequence[mx.array]) -> mx.array:
+    """Join the answers of segments, `[L, Hq, Dv]` each, to `[T, Hq * Dv]`."""
+    y = answers[0] if len(answers) == 1 else mx.concatenate(list(answers))
+    return y.reshape(y.shape[0], -1)
 
 
 def _with_spans(segment: Segment) -> tuple[mx.array, mx.array, mx.array]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import mlx.core as mx
 
@@ -18,7 +18,7 @@ from ..kv_format import KVFormat
 from ..pages import AttentionGroup, PageTable
 from ..store import LayerStore
 from . import decode_choice
-from .native import AttentionBackend
+from .native import AttentionBackend, SharedAttention
 from .reference import PlainAttention
 
 Kind = tuple[AttentionSpec, mx.Dtype, KVFormat]
@@ -111,7 +111,7 @@ def forget_trials() -> None:
 
 def _answers(backend: AttentionBackend, kind: Kind, steps: Steps) -> Iterator[mx.array]:
     """Yield the answers of all steps of two layers, flat, float32. The first has neither sinks nor a soft cap, and its heads are ready. The
-    second has both; its heads get a bias, are normed and rotate."""
+    second has both; its heads get a bias, are normed and rotate. If other layers read its pages, queries are answered again from them."""
     spec, dtype, form = kind
     group = AttentionGroup(spec.window, 8, first=form.first16)
     group.tables.update({0: PageTable(), 1: PageTable()})
@@ -126,8 +126,17 @@ def _answers(backend: AttentionBackend, kind: Kind, steps: Steps) -> Iterator[mx
         step = backend.begin(segments, group)
         (store, params), (other, more) = layers
         rows = mx.concatenate([x.reshape(x.shape[0], -1) for x in qkv], axis=1)
-        answers = [step.heads(store, qkv, params), step.rows(other, [rows], _head_steps(spec, dtype, segments), more)]
-        mx.eval([y for y, _ in answers], [f.arrays for _, full in answers for f in full.values()], [store.arrays for store, _ in layers])
+        heads = _head_steps(spec, dtype, segments)
+        answers = [step.heads(store, qkv, params), step.rows(other, [rows], heads, more)]
+        if spec.shared:
+            y = cast("SharedAttention", step).again(other, qkv[0].reshape(len(rows), -1), replace(heads, bias=None), more)
+            found[1].append(y.astype(mx.float32).reshape(-1))
+        mx.eval(
+            [y for y, _ in answers],
+            found[1][-1:],
+            [f.arrays for _, full in answers for f in full.values()],
+            [store.arrays for store, _ in layers],
+        )
         for s in segments:
             pages = group.extend(group.tables[s.slot], s.filled) if s.filled else []
             for (store, _), (_, full) in zip(layers, answers, strict=True):

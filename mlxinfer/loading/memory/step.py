@@ -283,7 +283,7 @@ def unpacked_bytes(node: Linear | Embedding, dtype: mx.Dtype) -> int:
 
 def _reference_attention(store: LayerStore, step: StepRows, *, softcap: bool) -> Iterator[PlainSize]:
     """Memory of plain MLX for the attention of a layer, if it computes at least some segments: all, large ones, or those with spans."""
-    rows = step.rows if attention_backend(store).joins_past(store.format) else step.span if store.spec.sees_spans else 0
+    rows = step.rows if attention_backend(store).joins_past(store) else step.span if store.spec.sees_spans else 0
     if rows:
         yield PlainSize(store.spec, rows, store.dtype.size, store.format.quantized, softcap)
 

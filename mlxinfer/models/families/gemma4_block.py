@@ -66,8 +66,7 @@ class Gemma4Attention:
         assert rotation is not None
         rows = self.inputs.runs(x, norm=norm)
         if self.values is None:
-            q = rotation(self.norms[0](rows[0].reshape(x.shape[0], self.heads.count, self.heads.dim)))
-            y = step.attend_again(self.layer, q, _UNSCALED).reshape(x.shape[0], -1)
+            y = step.attend_again(self.layer, rows[0], HeadSteps(self.norms[0], rotation=rotation), _UNSCALED)
         else:
             q_norm, k_norm = self.norms
             y = step.attend_rows(self.layer, rows, HeadSteps(q_norm, k_norm, rotation, values=self.values), _UNSCALED)

@@ -18,6 +18,7 @@ from mlxinfer.cache.attention.reference_chunks import PlainSize
 from mlxinfer.cache.base import PAGE, AttentionParams, AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
+from mlxinfer.cache.store import LayerStore
 
 PLAIN = PlainAttention()
 
@@ -144,7 +145,7 @@ def test_what_the_metal_step_leaves_to_plain_mlx_is_counted(monkeypatch):
     monkeypatch.setattr(plain_parts, "is_gpu", lambda: True)
     monkeypatch.setattr(reference, "attention", Fused.attention)
     spec = AttentionSpec(8, 128, 128, query_heads=8)
-    assert METAL.joins_past(KVFormat())
+    assert METAL.joins_past(LayerStore(spec, mx.float32))
     assert plain_parts.is_fused(spec, ROWS, softcap=False)
     counted = PlainSize(spec, ROWS, 4, False, False).bytes(PAST + ROWS, 1)
     taken = peak(spec, KVFormat(), METAL, PAST, ROWS, AttentionParams(0.2))

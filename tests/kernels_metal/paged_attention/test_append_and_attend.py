@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import mlx.core as mx
 import numpy as np
 import pytest
 
 from mlxinfer.kernels_metal import emulator
-from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_append
+from mlxinfer.kernels_metal.paged_attention.launcher import paged_attention_append, paged_attention_decode
 from tests.support.kernels.emulated import emulated, needs_emulator
 from tests.support.oracles.append_scenes import AppendScene
 from tests.support.oracles.appended_attention import AppendedAttention
@@ -97,6 +99,18 @@ def test_neither_sanitizers_nor_the_order_of_threads_change_a_bit(name: str) -> 
 
 
 @pytest.mark.parametrize("name", SCENES)
+def test_queries_are_answered_again_from_what_was_appended(name: str) -> None:
+    s = SCENES[name]
+    with emulated():
+        first, *recent = s.run()
+        assert np.array_equal(to_float(s.again(recent)), to_float(first))
+    if name in SANITIZED:
+        for mode, order in (("asan", "random"), ("tsan", "random"), ("msan", "forward"), ("trace", "reversed")):
+            with emulated(mode=mode, order=order, seed=3):
+                assert np.array_equal(to_float(s.again(recent)), to_float(first)), mode
+
+
+@pytest.mark.parametrize("name", SCENES)
 def test_recent_rows_are_moved_once(name: str) -> None:
     s = SCENES[name]
     with emulated(), emulator.count_bytes() as counts:
@@ -114,6 +128,13 @@ def test_rows_that_do_not_fit_into_one_work_item_are_not_appended() -> None:
     assert not wide.plan.appends
     with pytest.raises(ValueError, match="8 rows for 1 entries"):
         wide.run()
+
+
+def test_only_staged_queries_are_normed_and_rotated() -> None:
+    s = SCENES["nothing to do"]
+    plan = replace(s.plan, tile=replace(s.plan.tile, staged_queries=0))
+    with pytest.raises(ValueError, match="must be normed and rotated before"):
+        paged_attention_decode(mx.zeros((4, 1, 40)), s.pages[0], [], s.opened, plan, scale=1.0, waves=mx.zeros((4, 2, 8)))
 
 
 def test_a_plan_for_other_rows_is_refused() -> None:

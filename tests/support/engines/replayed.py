@@ -21,7 +21,7 @@ from mlxinfer.engine.runner.compiled_step import CompiledSteps
 from mlxinfer.engine.runner.model_runner import COMPILED_STEPS
 from mlxinfer.kernels_metal.paged_attention import tiles
 
-from ..oracles.traceable_attention import TraceableAppend
+from ..oracles.traceable_attention import TraceableAppend, traceable_decode
 from .drafting import Free
 from .tiny_engine import tiny_engine
 
@@ -63,6 +63,7 @@ def choices_of_a_gpu(*, checked: int | None = None) -> Iterator[None]:
         patch.setattr(select, "gpu_backend", lambda *_: plain_prompts)
         patch.setattr(tiles, "DIMS", range(8, 1025, 8))  # heads of tiny models
         patch.setattr(metal, "append_launch", TraceableAppend)
+        patch.setattr(metal, "paged_attention_decode", traceable_decode)
         patch.setattr(metal, "_SEALING", PLAIN)
         patch.setattr(engine_module, "StepTimes", Free)  # schedules do not depend on the clock
         patch.setattr(PrefillBudget, "allowance", lambda _, rows, wanted, most, *__: max(min(wanted, most), 0))

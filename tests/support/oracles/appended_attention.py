@@ -109,6 +109,15 @@ class AppendedAttention:
         q, recent = append_rows(a.parts, a.old_rows, a.plan, self.shape, **a.steps)
         return [paged_attention_decode(q, *pages, self.plan, recent=recent, **self._how), *recent]
 
+    def again(self, recent: list[mx.array]) -> mx.array:
+        """Answers to the same raw queries, from recent rows that have the step's own among them."""
+        a, part, size = self.append, self.append.parts[0], self.shape.heads * self.shape.key_dim
+        q = part.rows[:, part.at : part.at + size]
+        q = q if a.bias is None else q + a.bias[:size]
+        steps = {name: value for name, value in a.steps.items() if name in ("q_norm", "waves")}
+        q, pages = q.reshape(-1, self.shape.heads, self.shape.key_dim), (self.pages[0], [], self.opened)
+        return paged_attention_decode(q, *pages, self.plan, recent=recent, **steps, **self._how)
+
     def expected(self) -> Array:
         """Answers in float64, of queries and keys that are rounded once."""
         s, how = self.shape, self._how

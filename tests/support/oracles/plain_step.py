@@ -8,7 +8,7 @@ from typing import Any
 
 import mlx.core as mx
 
-from mlxinfer.cache.attention.head_steps import separate
+from mlxinfer.cache.attention.head_steps import ready_queries, separate
 from mlxinfer.cache.base import AttentionParams, AttentionSpec, GivenRows, HeadSteps, LayerSpec, OpaqueSpec, RecurrentSpec, Segment
 
 Update = Callable[[mx.array, tuple[mx.array, ...]], tuple[mx.array, tuple[mx.array, ...]]]
@@ -58,14 +58,16 @@ class PlainStep:
             outputs.append(_attend(q[rows], keys, values, s, spec, params))
         return mx.concatenate(outputs)
 
-    def attend_again(self, layer: int, q: mx.array, params: AttentionParams) -> mx.array:
+    def attend_again(self, layer: int, rows: mx.array, heads: HeadSteps, params: AttentionParams) -> mx.array:
         spec, outputs = self.cache.layers[layer], []
         assert isinstance(spec, AttentionSpec)
         assert spec.shared
+        q = ready_queries(rows, spec, heads)
         for s in self.segments:
             keys, values = self.cache.state[s.slot, layer]
             outputs.append(_attend(q[s.start : s.start + s.count], keys, values, s, spec, params))
-        return mx.concatenate(outputs)
+        y = mx.concatenate(outputs)
+        return y.reshape(y.shape[0], -1)
 
     def attend_rows(self, layer: int, rows: Sequence[mx.array], heads: HeadSteps, params: AttentionParams) -> mx.array:
         spec = self.cache.layers[layer]
