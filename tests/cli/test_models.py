@@ -83,8 +83,12 @@ def test_remove_looks_before_it_asks(call, converted):
     assert str(converted) in call("models", "rm", "mine", stdin="n\n").err
 
 
-def test_a_folder_that_convert_wrote_is_found_by_its_name(call, chat_model, tmp_path):
-    target = tmp_path / "elsewhere" / "small"
+def test_a_folder_that_convert_wrote_is_found_by_its_name(call, chat_model, tmp_path, monkeypatch):
+    temporary, target = tmp_path / "temporary", tmp_path / "elsewhere" / "small"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    assert call("convert", chat_model, str(temporary / "passing")).code == 0
+    assert "passing" not in call("models", "list").out
     assert call("convert", chat_model, str(target)).code == 0
     line = next(line for line in call("models", "list").out.splitlines() if line.startswith("small "))
     assert line.split()[1] == "converted"

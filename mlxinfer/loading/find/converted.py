@@ -11,8 +11,10 @@ from ...util.cache_dir import cache_dir
 
 
 def remember_converted(folder: Path) -> None:
-    """Add a folder to those that `models list` shows. A list that cannot be written is left as it is."""
+    """Add a folder to those that `models list` shows, unless it is temporary. A list that cannot be written is left as it is."""
     known = [*converted_folders(), folder.absolute()]
+    if Path(tempfile.gettempdir()).resolve() in folder.resolve().parents:
+        return
     with suppress(OSError):
         cache_dir().mkdir(parents=True, exist_ok=True)
         descriptor, name = tempfile.mkstemp(dir=cache_dir(), prefix=".converted.")
