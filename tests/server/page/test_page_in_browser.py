@@ -82,6 +82,7 @@ def test_retry_and_edit(chat: Chat) -> None:
     assert [turn["content"] for turn in turns if turn["role"] == "user"] == ["Another one"]
     assert len(turns) == 2
     assert changed != first
+    assert len(turns[0]["branches"]["tails"][0]) == 4
 
 
 def test_models_can_be_switched_within_a_conversation(chat: Chat) -> None:

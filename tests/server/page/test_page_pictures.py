@@ -172,6 +172,9 @@ def test_editing_keeps_the_picture_and_export_has_it(seeing: Chat, tmp_path: Pat
     reload(seeing)
     seeing.ask("Three")
     assert [picture.size for picture in pictures(bodies[2])] == [(40, 30)]
+    seeing.page.click("[aria-label='Previous version']")
+    seeing.page.wait_for_function("() => document.querySelector('.turn.user .picture img')?.naturalWidth === 40")
+    assert seeing.page.inner_text(".turn.user .text").endswith("One")
 
 
 def test_a_text_model_shows_the_servers_reason(chat: Chat) -> None:

@@ -2,6 +2,7 @@
 
 import { forgetKey, keepKey, models, Problem } from "./api.js";
 import { attach, attached, detach, tray, watchPictures } from "./attach.js";
+import { choose, everyTurn, fork } from "./branches.js";
 import { $, chosen, el, fit, icon, say, toast } from "./dom.js";
 import { keep, sweep } from "./images.js";
 import { Meters } from "./meters.js";
@@ -41,39 +42,32 @@ const act = {
   isLast: (turn) => chat.turns.at(-1) === turn,
   retry(turn) {
     if (running.has(chat.id)) return;
-    replaced(chat.turns.indexOf(turn), "answer");
-    answerAfter(chat.turns.indexOf(turn), true);
+    const made = newAnswer();
+    fork(chat.turns, chat.turns.indexOf(turn), made);
+    answer(made, { again: true });
   },
   resume(turn) {
     if (!running.has(chat.id) && act.isLast(turn)) answer(turn, { resumed: turn });
   },
   edit(turn, text) {
+    if (running.has(chat.id)) return false;
+    fork(chat.turns, chat.turns.indexOf(turn), { role: "user", content: text, ...(turn.images ? { images: turn.images } : {}) });
+    answerNext();
+    return true;
+  },
+  version(turn, number) {
     if (running.has(chat.id)) return;
     const at = chat.turns.indexOf(turn);
-    replaced(at, "message");
-    chat.turns[at] = { role: "user", content: text, ...(turn.images ? { images: turn.images } : {}) };
-    answerAfter(at + 1);
+    choose(chat.turns, at, number);
+    store.keep(chat);
+    draw(true);
+    viewOf(chat.turns[at]).focusVersions();
   },
   results(turn, texts) {
     turn.calls.forEach((call, i) => chat.turns.push({ role: "tool", id: call.id, name: call.name, content: texts[i] }));
-    answerAfter(chat.turns.length);
+    answerNext();
   },
 };
-
-/** Offers to undo the replacement of the turns from this index on, if text would be lost. */
-function replaced(at, what) {
-  const mine = chat;
-  const before = [...mine.turns];
-  const after = before.length - at - 1;
-  if (!before.slice(at).some((turn) => turn.content || turn.reasoning || turn.images)) return;
-  const undo = () => {
-    running.get(mine.id)?.abort();
-    mine.turns = before;
-    store.keep(mine);
-    open(mine);
-  };
-  toast(`Replaced the ${what}${after ? ` and removed ${after} later ${after === 1 ? "message" : "messages"}` : ""}.`, "Undo", undo);
-}
 
 /** A new conversation. It takes over the unsent text of a conversation without messages. */
 function begin(id) {
@@ -114,13 +108,17 @@ function viewOf(turn) {
   return views.get(turn);
 }
 
-/** Shows all turns. */
-function draw() {
+/** Shows all turns, and the last of them unless the user `stays` at the place. */
+function draw(stays = false) {
   const live = running.has(chat.id);
   const shown = chat.turns.map(viewOf);
-  for (const view of shown) if (view.turn.role === "assistant") view.update(live && act.isLast(view.turn));
+  for (const view of shown) {
+    view.showVersions();
+    if (view.turn.role === "assistant") view.update(live && act.isLast(view.turn));
+  }
   $("transcript").replaceChildren(...(shown.length ? shown.map((view) => view.node) : [welcome()]));
   showState();
+  if (stays) return;
   stick = true;
   follow();
 }
@@ -150,15 +148,16 @@ function showPictures() {
   showState();
 }
 
-/** Drops the turns from this index on, and requests an answer; `again`: a different answer. */
-function answerAfter(at, again = false) {
-  chat.turns.length = at;
-  chat.turns.push({ role: "assistant", content: "", model: chat.model });
-  return answer(chat.turns[at], { again });
+const newAnswer = () => ({ role: "assistant", content: "", model: chat.model });
+
+/** Requests an answer to the last turn. */
+function answerNext() {
+  chat.turns.push(newAnswer());
+  return answer(chat.turns.at(-1));
 }
 
-/** Requests the last turn, an answer, or its continuation. */
-async function answer(turn, { again = false, resumed = null }) {
+/** Requests the last turn, an answer, or its continuation; `again`: a different answer than before. */
+async function answer(turn, { again = false, resumed = null } = {}) {
   const mine = chat;
   const model = served.find((one) => one.id === mine.model) ?? { id: mine.model };
   const asked = () => request(model, mine.settings, resumed ? mine.turns : mine.turns.slice(0, -1), { again, resumed });
@@ -177,7 +176,6 @@ async function answer(turn, { again = false, resumed = null }) {
   running.delete(mine.id);
   if (store.chats().some((one) => one.id === mine.id)) store.keep(mine);
   view.update(false);
-  if (mine === chat && !mine.turns.includes(turn)) draw(); // the change was undone
   if (mine === chat) { showState(); follow(); }
   list();
   loadModels();
@@ -221,7 +219,7 @@ function send() {
   keep(images);
   showPictures();
   chat.turns.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
-  answerAfter(chat.turns.length);
+  answerNext();
 }
 
 async function bringIn() {
@@ -389,6 +387,6 @@ const last = store.chats().find((one) => one.id === before);
 if (last) open(last);
 else begin(before && store.draft(before) ? before : null);
 layout();
-sweep(store.chats());
+sweep(store.chats().flatMap((one) => everyTurn(one.turns)));
 const meters = new Meters(() => running.size > 0, () => $("model").value);
 loadModels();

@@ -6,6 +6,8 @@ const ICONS = {
   tune: "M4 8h10m4 0h2M4 16h2m4 0h10M14 8a2 2 0 1 0 4 0 2 2 0 1 0-4 0M6 16a2 2 0 1 0 4 0 2 2 0 1 0-4 0",
   send: "M12 19V6M6 11l6-6 6 6",
   stop: "M8 8h8v8H8z",
+  before: "M14 7l-5 5 5 5",
+  after: "M10 7l5 5-5 5",
   copy: "M9 9h10v10H9zM5 15V5h10",
   check: "M5 12l5 5 9-10",
   retry: "M19 12a7 7 0 1 1-2-5l2 2M19 4v5h-5",

@@ -90,9 +90,9 @@ export async function urls(turns) {
   return found;
 }
 
-/** Deletes the pictures of deleted conversations. */
-export async function sweep(chats) {
-  const used = new Set(chats.flatMap((chat) => chat.turns.flatMap((turn) => turn.images ?? [])).map(({ id }) => id));
+/** Deletes all pictures but those of these turns. */
+export async function sweep(turns) {
+  const used = new Set(turns.flatMap((turn) => turn.images ?? []).map(({ id }) => id));
   const store = await pictures("readwrite");
   const ids = store ? await done(store.getAllKeys()) : [];
   for (const id of ids ?? []) if (!used.has(id) && !kept.has(id)) store.delete(id);

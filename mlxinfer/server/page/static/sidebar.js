@@ -1,7 +1,8 @@
 // The list of conversations: open, rename, export, delete.
 
 import { $, download, el, iconButton, toast } from "./dom.js";
-import { keep, ofURL } from "./images.js";
+import { cleaned, everyTurn } from "./branches.js";
+import { keep, ofURL, urls } from "./images.js";
 import * as store from "./store.js";
 import { messages } from "./talk.js";
 
@@ -47,10 +48,13 @@ function remove(chat, act) {
   toast(`Deleted “${store.titleOf(chat)}”.`, "Undo", () => { store.keep(chat); act.open(chat); });
 }
 
-/** Exports with `messages`, the form that other programs read, such as mlxinfer chat's /load. They have the pictures. */
+/** Exports with `messages`, the form that other programs read, such as mlxinfer chat's /load. They have the pictures, and
+    `pictures` those of other versions. */
 async function save(chat, title) {
   try {
-    download(`${slug(title)}.json`, JSON.stringify({ ...chat, messages: await messages(chat.settings ?? {}, chat.turns) }, null, 2));
+    const others = everyTurn(chat.turns).filter((turn) => !chat.turns.includes(turn));
+    const pictures = Object.fromEntries(await urls(others));
+    download(`${slug(title)}.json`, JSON.stringify({ ...chat, messages: await messages(chat.settings ?? {}, chat.turns), pictures }, null, 2));
   } catch (error) {
     toast(error.message);
   }
@@ -66,17 +70,22 @@ export async function imported(text) {
   }
   const plain = (turn) => ["user", "assistant", "tool"].includes(turn?.role) && typeof turn.content === "string";
   const listed = (Array.isArray(found?.turns) ? found.turns : Array.isArray(found?.messages) ? await Promise.all(found.messages.map(ofParts)) : null);
-  const turns = listed?.filter(plain).map((turn) => (found.turns ? turn : ofMessage(turn)));
+  const turns = listed && (found.turns ? cleaned(listed, plain) : listed.filter(plain).map(ofMessage));
   if (!turns?.length) return null;
-  if (found.turns) await restore(turns, found.messages);
-  await keep(turns.flatMap((turn) => turn.images ?? []));
+  if (found.turns) await restore(turns, found);
+  await keep(everyTurn(turns).flatMap((turn) => turn.images ?? []));
   const system = found.turns ? found.settings?.system : listed.find((turn) => turn?.role === "system")?.content ?? found.system;
   const settings = { ...(found.turns && typeof found.settings === "object" ? found.settings : {}), ...(typeof system === "string" && system ? { system } : {}) };
   return { ...store.newChat(), title: typeof found.title === "string" ? found.title : "", model: typeof found.model === "string" ? found.model : null, settings, turns };
 }
 
-/** Gives the users' turns of an exported conversation their pictures, which its messages have. */
-async function restore(turns, messages) {
+/** Gives the users' turns of an exported conversation their pictures, which its messages have, or `pictures` for other versions. */
+async function restore(turns, { messages, pictures }) {
+  for (const turn of everyTurn(turns).filter((one) => one.images && !turns.includes(one))) {
+    const images = (await Promise.all(turn.images.map(({ id }) => ofURL(String(pictures?.[id]))))).filter(Boolean);
+    if (images.length) turn.images = images;
+    else delete turn.images;
+  }
   const said = Array.isArray(messages) ? messages.filter((one) => one?.role === "user") : [];
   for (const [i, turn] of turns.filter(({ role }) => role === "user").entries()) {
     if (!turn.images) continue;

@@ -17,7 +17,8 @@ function fold(node, content) {
   node.append(all);
 }
 
-/** One turn. `act` has the actions of its buttons: retry(turn), resume(turn), edit(turn, text), results(turn, texts). */
+/** One turn. `act` has the actions of its buttons: retry(turn), resume(turn), edit(turn, text), which is false if it cannot, results(turn, texts),
+    version(turn, number). */
 export class TurnView {
   constructor(turn, act) {
     this.turn = turn;
@@ -26,6 +27,7 @@ export class TurnView {
     this.thoughts = null;
     this.node = el("article", { class: `turn ${turn.role}` });
     this.node.view = this;
+    this.versions = el("span", { class: "versions" });
     if (turn.role === "assistant") this.assistant();
     else this.plain();
   }
@@ -41,7 +43,21 @@ export class TurnView {
     const text = el("div", { class: "text", dir: "auto" }, pictures, turn.content);
     if (turn.content.length > LONG || turn.content.split("\n").length > LONG_LINES) fold(text, turn.content);
     this.node.replaceChildren(text,
-      el("div", { class: "actions" }, copyButton(() => turn.content), iconButton("edit", "Edit", () => this.edit())));
+      el("div", { class: "actions" }, this.versions, copyButton(() => turn.content), iconButton("edit", "Edit", () => this.edit())));
+  }
+
+  /** The number of the shown version of this turn, between arrows to the others. */
+  showVersions() {
+    const { turn, act } = this;
+    const { at, tails } = turn.branches ?? { at: 0, tails: [null] };
+    const arrow = (name, label, number) => iconButton(name, label, () => act.version(turn, number), number in tails ? {} : { disabled: true });
+    this.versions.replaceChildren(...(tails.length < 2 ? [] : [
+      arrow("before", "Previous version", at - 1), el("span", { "aria-label": `Version ${at + 1} of ${tails.length}` }, `${at + 1}/${tails.length}`), arrow("after", "Next version", at + 1)]));
+  }
+
+  /** Puts the focus on an arrow of the versions. */
+  focusVersions() {
+    this.versions.querySelector("button:enabled")?.focus({ preventScroll: true });
   }
 
   /** Lets the user edit this turn. */
@@ -49,7 +65,7 @@ export class TurnView {
     const area = el("textarea", { dir: "auto", "aria-label": "Edit your message" });
     area.value = this.turn.content;
     const done = () => { this.plain(); this.node.querySelector("[aria-label=Edit]").focus(); };
-    const send = () => { if (area.value.trim()) this.act.edit(this.turn, area.value); };
+    const send = () => { if (area.value.trim() && this.act.edit(this.turn, area.value)) this.plain(); };
     area.addEventListener("input", () => fit(area));
     area.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
@@ -74,7 +90,7 @@ export class TurnView {
     this.rest = el("div", { class: "rest" });
     this.meta = el("span", { class: "meta" });
     const buttons = [copyButton(() => turn.content), iconButton("retry", "Retry", () => this.act.retry(turn))];
-    this.foot = el("div", { class: "actions" }, this.meta, buttons);
+    this.foot = el("div", { class: "actions" }, this.versions, this.meta, buttons);
     this.node.append(this.reasoning, answer, this.rest, this.foot);
     this.update(false);
   }
@@ -95,7 +111,7 @@ export class TurnView {
     node.classList.toggle("waiting", running && !turn.content && !turn.reasoning && !turn.calls?.length);
     this.rest.replaceChildren(...this.calls(running), ...this.problem(running));
     this.meta.textContent = running ? this.pace() : this.summed();
-    this.foot.hidden = (running || turn.problem) && !turn.content;
+    this.foot.hidden = (running || turn.problem) && !turn.content && !turn.branches;
   }
 
   calls(running) {
