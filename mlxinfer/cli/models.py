@@ -12,7 +12,7 @@ import click
 
 from ..errors import HubError, MLXInferError, ModelNotFoundError
 from .common.console import did_you_mean, human_bytes, tell, tell_download
-from .common.default_model import recommended
+from .common.default_model import measured_bandwidth, recommended
 from .common.groups import Commands
 from .common.options import ABOVE_ZERO, ignore_option, model_argument
 
@@ -78,7 +78,10 @@ def _row(model: LocalModel) -> tuple[str, ...]:
 @ignore_option
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(model: str, ignore_config_keys: tuple[str, ...], as_json: bool) -> None:
-    """Show what MODEL is, from its headers alone, or from the catalogue if it is not here."""
+    """Show what MODEL is, from its headers alone.
+
+    A name that was not fetched is described by the catalogue.
+    """
     from ..loading.find.catalog import describe
     from ..loading.find.resolve import not_fetched
 
@@ -180,8 +183,6 @@ def recommend(memory_gb: float | None, as_json: bool) -> None:
     The context is what the memory plan leaves for one conversation. The speed is computed: the measured bandwidth of the memory over the
     weights that a token reads.
     """
-    from .common.default_model import measured_bandwidth
-
     read_bytes = measured_bandwidth()
     found = recommended(memory_gb, read_bytes)
     if as_json:

@@ -20,7 +20,7 @@ from ..errors import ImageError, PromptError, SamplingError
 from ..structure import Schema
 from ..types import Completion, SamplingParams, Usage
 from .common.console import LOOPED, as_text, logprob_table, opened, printable, tell, usage_line
-from .common.default_model import model_and_prompt
+from .common.default_model import default_model, model_and_prompt
 from .common.model_command import ModelCommand
 from .common.options import (
     complete_model,
@@ -98,13 +98,13 @@ def run(
     The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture. The answer alone goes to
     standard output. Without MODEL, the largest one here that fits answers, and PROMPT has several words.
     """
-    (name, prompt), (model_settings, given) = model_and_prompt(model, prompt, quiet=quiet), split({**options, "structure": schema})
+    (model, prompt), (model_settings, given) = model_and_prompt(model, prompt), split({**options, "structure": schema})
     text, pictures = _read_prompt(prompt, images, quiet=quiet)
     given["adapter"] = own_adapter(model_settings)
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
-    with opened(name, model_settings, quiet=quiet) as llm:
+    with opened(model or default_model(quiet=quiet), model_settings, quiet=quiet) as llm:
         asked, params = _prompt(llm, text, system, raw, _noted(llm, pictures, quiet=quiet)), sampling(given, llm.default_params)
         if as_json:
             click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 _MEASURED_BYTES = 1 << 28
 
 
-def model_and_prompt(model: str | None, prompt: str | None, *, quiet: bool = False) -> tuple[str, str | None]:
+def model_and_prompt(model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
     """Return the arguments of a command, whose first one may be the prompt: a text of several words that is not a path."""
-    if model is not None and (prompt is not None or len(model.split()) < 2 or os.path.exists(os.path.expanduser(model))):
+    if model is None or prompt is not None or len(model.split()) < 2 or os.path.exists(os.path.expanduser(model)):
         return model, prompt
-    return default_model(quiet=quiet), model
+    return None, model
 
 
 def default_model(*, quiet: bool = False) -> str:
