@@ -16,10 +16,9 @@ import click
 from click.core import ParameterSource
 
 from ..config import MAX_NUM_SEQS
-from ..errors import ImageError, PromptError, SamplingError
-from ..structure import Schema
+from ..errors import ImageError, PromptError
 from ..types import Completion, SamplingParams, Usage
-from .common.console import LOOPED, as_text, logprob_table, opened, printable, tell, usage_line
+from .common.console import LOOPED, as_text, logprob_table, opened, printable, tell, text_of_file, usage_line
 from .common.default_model import default_model, model_and_prompt
 from .common.model_command import ModelCommand
 from .common.options import (
@@ -32,27 +31,18 @@ from .common.options import (
     split,
     system_option,
 )
-from .common.pictures import STDIN, PictureFile, picture_note, read_pictures, with_names
+from .common.pictures import STDIN, PictureFile, is_picture, picture_note, read_pictures, with_names
+from .common.schemas import schema_options
 from .common.waiting import Progress, reading
-from .repl.attachments import named_pictures, with_files
+from .repl.attachments import file_block, named_pictures, with_files
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
     from ..engine.text.input_processor import AnyPrompt
+    from ..structure import Schema
     from .common.answers import AnswerScreen
 
 _PATIENCE_S = 2.0
-
-
-def _schema(ctx: click.Context, param: click.Parameter, path: str | None) -> Schema | None:
-    if path is None:
-        return None
-    try:
-        return Schema(as_text(sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes(), path))
-    except OSError as error:
-        raise click.BadParameter(f"{path}: {(error.strerror or str(error)).lower()}") from None
-    except SamplingError as error:
-        raise click.BadParameter(f"{path}: {str(error).removeprefix('structure: ')}") from None
 
 
 _EXAMPLES = """\b
@@ -60,7 +50,8 @@ Examples:
   mlxinfer run smollm2 "What is the capital of France?"
   git diff | mlxinfer run smollm2 "Explain this change:" -q > notes.md
   mlxinfer run smollm2 "Sum up @notes.md" -s "Be brief." -t 0 --stats
-  mlxinfer run smollm2 "Name a city." --schema city.json
+  mlxinfer run smollm2 "Sum up" -f report.txt -f notes.md
+  mlxinfer run smollm2 "Invent a dog." --schema 'name, age int, bio: one sentence'
   mlxinfer run ~/models/SmolVLM-256M "What is in this picture?" --image photo.jpg"""
 
 
@@ -69,10 +60,13 @@ Examples:
 @click.argument("prompt", required=False)
 @system_option
 @click.option(
+    "--file", "-f", "files", multiple=True, metavar="FILE", help="Add the text of FILE to the prompt, or the picture; repeatable."
+)
+@click.option(
     "--image", "images", multiple=True, metavar="FILE", help="Show the picture in FILE to the model; repeatable. - is standard input."
 )
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
-@click.option("--schema", metavar="FILE", callback=_schema, help="Make the answer match the JSON Schema in FILE; - is standard input.")
+@schema_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--stats", is_flag=True, help="Print tokens, speed and memory on standard error, after the answer.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the answer alone: no notes, and no progress.")
@@ -85,9 +79,11 @@ def run(
     model: str | None,
     prompt: str | None,
     system: str | None,
+    files: tuple[str, ...],
     images: tuple[str, ...],
     raw: bool,
     schema: Schema | None,
+    schema_multi: Schema | None,
     as_json: bool,
     quiet: bool,
     stats: bool,
@@ -95,12 +91,13 @@ def run(
 ) -> None:
     """Answer PROMPT, and whatever comes on standard input, with MODEL.
 
-    The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture. The answer alone goes to
-    standard output. Without MODEL, the largest one here that fits answers, and PROMPT has several words.
+    The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture, as -f does. A file
+    without PROMPT is the prompt. The answer alone goes to standard output. Without MODEL, the largest one here that fits answers, and
+    PROMPT has several words.
     """
-    (model, prompt), (model_settings, given) = model_and_prompt(model, prompt), split({**options, "structure": schema})
-    text, pictures = _read_prompt(prompt, images, quiet=quiet)
-    given["adapter"] = own_adapter(model_settings)
+    (model, prompt), (model_settings, given) = model_and_prompt(model, prompt), split(options)
+    text, pictures = _read_prompt(prompt, files, images, quiet=quiet)
+    given |= {"adapter": own_adapter(model_settings), "structure": schema or schema_multi}
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
@@ -115,24 +112,39 @@ def run(
             _report(_print_answers(llm, asked, params, screen), params, llm.max_context, quiet=quiet, stats=stats)
 
 
-def _read_prompt(argument: str | None, images: Sequence[str], *, quiet: bool = False) -> tuple[str, list[PictureFile]]:
-    """Return the prompt and its pictures: those of `images`, then those that the argument names.
+def _read_prompt(
+    argument: str | None, files: Sequence[str], images: Sequence[str], *, quiet: bool = False
+) -> tuple[str, list[PictureFile]]:
+    """Return the prompt and its pictures: those of `images` and `files`, then those that the argument names.
 
-    The text is the argument with the files that it names, followed by standard input, unless that is a picture. "-" or no argument reads a
-    terminal too.
+    The text is the argument with the files that it names and `files`, followed by standard input, unless that is a picture. A single file
+    without an argument is the prompt. "-" or no argument reads a terminal too.
     """
-    pictures = read_pictures([*images, *map(str, named_pictures(argument or ""))])
-    typed, files = (None, []) if argument is None or argument == "-" else with_files(argument)
+    paths = [Path(name).expanduser() for name in files if name != STDIN]
+    shown = [str(path) for path in paths if is_picture(path)]
+    pictures = read_pictures([*images, *shown, *map(str, named_pictures(argument or ""))])
+    typed, told = _typed(argument, [path for path in paths if not is_picture(path)])
     piped = ""
     if STDIN not in images and (typed is None or not sys.stdin.isatty()):
         _tell_if_it_waits()
         piped = as_text(sys.stdin.buffer.read(), "standard input").strip("\r\n")
     text = "\n\n".join(part for part in (typed, piped) if part)
     if not text.strip():
-        raise PromptError("the prompt is empty: give it as an argument or on standard input")
-    for file in () if quiet else files:
-        tell(f"with {file}")
+        raise PromptError("the prompt is empty: give it as an argument, in a file (-f), or on standard input")
+    for note in () if quiet else told:
+        tell(f"with {note}")
     return text, pictures
+
+
+def _typed(argument: str | None, paths: list[Path]) -> tuple[str | None, list[str]]:
+    """Return the text of the argument and the files, and a note per file; None if the text must come from standard input."""
+    argument = None if argument == "-" else argument
+    if argument is None and len(paths) == 1:
+        return text_of_file(paths[0]).strip("\r\n"), []
+    typed, told = ("", []) if argument is None else with_files(argument)
+    added = [file_block(path) for path in paths]
+    parts = [typed, *(block for block, _ in added)]
+    return None if argument is None and not added else "\n\n".join(filter(None, parts)), [*told, *(note for _, note in added)]
 
 
 def _noted(llm: LLM, pictures: list[PictureFile], *, quiet: bool) -> list[PictureFile]:

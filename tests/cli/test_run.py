@@ -253,3 +253,13 @@ def test_a_file_that_the_prompt_names_is_added(call, chat_model, tmp_path):
     assert json.loads(result.out)["prompt_tokens"] > json.loads(plain.out)["prompt_tokens"]
     assert f"with {note} (9 B)" in result.err
     assert plain.err == call("run", chat_model, f"sum up @{note}", "--json", "-q", *GREEDY).err == ""
+
+
+def test_files_are_added_to_the_prompt(call, chat_model, llm, greedy, tmp_path):
+    note = tmp_path / "note.txt"
+    note.write_text("the moon\n")
+    named = [{"role": "user", "content": "sum up\n\nnote.txt:\n```\nthe moon\n```"}]
+    result = call("run", chat_model, "sum up", "-f", str(note), *GREEDY)
+    assert (result.out, result.err.splitlines()[0]) == (llm.chat(named, greedy).text + "\n", f"with {note} (9 B)")
+    assert call("run", chat_model, "-f", str(note), *GREEDY).out == llm.chat("the moon", greedy).text + "\n", "the prompt itself"
+    assert "cannot read nosuch.txt" in call("run", chat_model, "hello", "-f", "nosuch.txt", *GREEDY).err

@@ -27,11 +27,17 @@ def with_files(message: str) -> tuple[str, list[str]]:
     for path in _named_files(message):
         if is_picture(path):
             continue
-        text = text_of_file(path)
-        fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-        blocks.append(f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}")
-        told.append(f"{path} ({human_bytes(len(text.encode()))})")
+        block, note = file_block(path)
+        blocks.append(block)
+        told.append(note)
     return "\n\n".join([message, *blocks]), told
+
+
+def file_block(path: Path) -> tuple[str, str]:
+    """Return a file's text as a named code block, and a note with its size. Raises `PromptError`."""
+    text = text_of_file(path)
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
+    return f"{path.name}:\n{fence}\n{text.rstrip()}\n{fence}", f"{path} ({human_bytes(len(text.encode()))})"
 
 
 def named_pictures(message: str) -> list[Path]:
