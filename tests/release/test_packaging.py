@@ -56,7 +56,8 @@ def _modules_of_the_tree() -> set[str]:
     for folder in LINKED:
         files = [path for suffix in ("py", "pyi", "metal", "h", "cpp", "txt") for path in (ROOT / folder).rglob(f"*.{suffix}")]
         names |= {f"mlxinfer/{path.relative_to(ROOT)}" for path in files}
-    names |= {f"mlxinfer/{path.relative_to(ROOT / 'mlxinfer')}" for path in (ROOT / "mlxinfer" / "server" / "page" / "static").iterdir()}
+    page = (ROOT / "mlxinfer" / "server" / "page" / "static").rglob("*.*")
+    names |= {f"mlxinfer/{path.relative_to(ROOT / 'mlxinfer')}" for path in page}
     return {name for name in names if not name.startswith(f"{EMULATOR}/")}
 
 

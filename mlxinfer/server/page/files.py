@@ -46,6 +46,15 @@ _HEADERS = {
 }
 
 
+def _files() -> list[Path]:
+    """The page's own files, and the libraries that it loads when they are needed."""
+    return sorted(path for path in FOLDER.rglob("*") if path.suffix in _TYPES)
+
+
+def _address(path: Path) -> str:
+    return PREFIX + path.relative_to(FOLDER).as_posix()
+
+
 @dataclass(frozen=True, slots=True)
 class PageFile:
     path: str
@@ -56,11 +65,11 @@ class PageFile:
 
     @classmethod
     def read(cls, path: Path) -> PageFile:
-        """Read a file. It is served at `/page/NAME`, and the index at `/`."""
+        """Read a file. It is served at its path below `/page/`, and the index at `/`."""
         content = path.read_bytes()
         own = {"content-type": _TYPES[path.suffix], "etag": f'"{hashlib.sha256(content).hexdigest()[:32]}"'}
         index = path.name == INDEX
-        return cls("/" if index else PREFIX + path.name, content, _HEADERS | own | ({"vary": "accept"} if index else {}))
+        return cls("/" if index else _address(path), content, _HEADERS | own | ({"vary": "accept"} if index else {}))
 
     def answer(self, known: str) -> Response:
         """The response with the file, or 304 if the client has it. `known` is the request's `If-None-Match`."""
@@ -92,8 +101,8 @@ class PageRoute(Route):
 
 def routes() -> list[PageRoute]:
     """The routes of all files."""
-    return [PageRoute(PageFile.read(path)) for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES]
+    return [PageRoute(PageFile.read(path)) for path in _files()]
 
 
-PATHS = frozenset({"/", *(PREFIX + path.name for path in FOLDER.iterdir() if path.name != INDEX)})
+PATHS = frozenset({"/", *(_address(path) for path in _files() if path.name != INDEX)})
 """Paths of the files. They need no key: they have no secret, and a browser that opens the page cannot send one."""

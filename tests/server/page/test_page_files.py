@@ -21,8 +21,10 @@ from mlxinfer.server.process import open_page, page_url
 from mlxinfer.server.settings import ServerSettings
 
 KEY = "a key of the test"
-MOST_BYTES = 110_000
-FILES = sorted(FOLDER.iterdir())
+MOST_BYTES = 120_000
+MOST_LIBRARY_BYTES = 350_000
+FILES = sorted(path for path in FOLDER.iterdir() if path.is_file())
+VENDOR = FOLDER / "vendor"
 SCRIPTS = [path for path in FILES if path.suffix == ".js"]
 HTML = "Accept: text/html,application/xhtml+xml"
 
@@ -39,12 +41,23 @@ def locked(tiny_path: Path) -> Iterator[LiveServer]:
 
 def test_the_page_is_small() -> None:
     assert 10_000 < sum(path.stat().st_size for path in FILES) < MOST_BYTES
+    assert 10_000 < sum(path.stat().st_size for path in VENDOR.iterdir()) < MOST_LIBRARY_BYTES
+
+
+def test_libraries_come_with_their_licences(live: LiveServer) -> None:
+    told = (VENDOR / "README.md").read_text()
+    for path in VENDOR.glob("*.*s"):
+        assert f"`{path.name}`" in told
+        assert (VENDOR / f"LICENSE.{path.stem}").stat().st_size > 500
+    assert "url(" not in (VENDOR / "temml.css").read_text()
+    assert live.exchange(get("/page/vendor/README.md", HTML))[0] == 404
 
 
 def test_everything_comes_from_this_server() -> None:
     index = (FOLDER / "index.html").read_text()
     referred = re.findall(r'(?:src|href)="([^"#][^"]*)"', index)
-    imported = [found for path in SCRIPTS for found in re.findall(r'from "([^"]+)"', path.read_text())]
+    imported = [found for path in SCRIPTS for found in re.findall(r'(?:from |import\()"([^"]+)"', path.read_text())]
+    referred += re.findall(r'href: "(page/vendor/[^"]+)"', (FOLDER / "rich.js").read_text())
     assert {f"/{name}" for name in referred} | {f"/page/{name.removeprefix('./')}" for name in imported} == PATHS - {"/"}
     for path in FILES:
         named = set(re.findall(r"https?://[\w.]+", path.read_text())) - {"http://www.w3.org"}

@@ -1,4 +1,4 @@
-// Markdown within a paragraph: emphasis, code, links. LaTeX formulas stay unchanged.
+// Markdown within a paragraph: emphasis, code, links. LaTeX formulas are drawn by rich.js.
 
 import { el } from "./dom.js";
 
@@ -67,7 +67,7 @@ export class Inline {
     return [...holder.childNodes];
   }
 
-  /** A LaTeX formula, which stays unchanged. */
+  /** A LaTeX formula. */
   formula(i, to) {
     const { s } = this;
     const money = s[i] === "$" && s[i + 1] !== "$";
@@ -85,7 +85,7 @@ export class Inline {
     end += close.length;
     const node = el("span", { class: "math", dir: "ltr" });
     this.out.text(node, s, this.p, i, end);
-    return { nodes: [node], to: end };
+    return { nodes: [this.out.drawn(node)], to: end };
   }
 
   /** A backslash before a Markdown character, but not before LaTeX's spaces and braces. */

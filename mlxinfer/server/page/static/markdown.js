@@ -4,6 +4,7 @@
 
 import { copyButton, el } from "./dom.js";
 import { DEPTH, Inline } from "./inline.js";
+import { code as highlighted, formula } from "./rich.js";
 
 const ITEM = /^( *)([-*+]|\d{1,9}[.)])( +|$)/;
 const RULE = /^ {0,3}([-*_])( *\1){2,} *$/;
@@ -219,6 +220,12 @@ class Out {
       if (number) this.text(node, "\n", [line.at - 1], 0, 1);
       this.text(node, line.s, null, 0, line.s.length, line.at);
     });
+    return this.drawn(node);
+  }
+
+  /** A formula, drawn unless its tokens are to be shown. */
+  drawn(node) {
+    if (!this.tokens) formula(node, node.textContent);
     return node;
   }
 
@@ -268,12 +275,9 @@ class Out {
   code({ lines, closed, language, strip }) {
     const inner = lines.slice(1, closed ? -1 : undefined).map((line) => cut(line, Math.min(strip, indent(line))));
     const code = el("code");
-    inner.forEach((line, number) => {
-      if (number) this.text(code, "\n", [line.at - 1], 0, 1);
-      this.text(code, line.s, null, 0, line.s.length, line.at);
-    });
-    const text = () => inner.map((line) => line.s).join("\n");
-    const head = el("figcaption", {}, el("span", {}, language || "text"), copyButton(text, "Copy code"));
+    const { s, p } = joined(inner);
+    highlighted(code, language, s, (node, from, to) => this.text(node, s, p, from, to));
+    const head = el("figcaption", {}, el("span", {}, language || "text"), copyButton(() => s, "Copy code"));
     return el("figure", { class: "code", dir: "ltr" }, head, el("pre", { tabindex: "0" }, code));
   }
 
