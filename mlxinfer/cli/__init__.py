@@ -25,17 +25,12 @@ _OF_MODELS = ("list", "search", "recommend", "pull", "show", "rm")
 """Commands of `mlxinfer models` that also work without `models`, as in Ollama."""
 _OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "server": "serve", "generate": "run", "quantize": "convert"}
 
-_ADVICE = {
-    "ps": "A server lists its models: curl --unix-socket ~/.mlxinfer/api.sock http://localhost/api/ps",
-    "stop": "Ctrl-C ends mlxinfer serve, and its --keep-alive unloads idle models.",
-}
-
 
 class _Modules(Commands):
     """Group whose commands are modules of this folder, each with a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "chat", "serve", "launch", "embed", "convert", "eval", "models", "bench", "doctor", "completion"]
+        return ["run", "chat", "serve", "ps", "stop", "launch", "embed", "convert", "eval", "models", "bench", "doctor", "completion"]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in ("help", "version"):
@@ -55,7 +50,6 @@ class _Modules(Commands):
 @click.group(
     cls=_Modules,
     other_names=_OTHER_NAMES,
-    advice=_ADVICE,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="mlxinfer help COMMAND describes a command; list, search, recommend, pull, show and rm are commands of models. Variables: "
     "MLXINFER_HOME (the cache folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR.",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import PromptError
-from .common.console import fitted, opened
+from .common.console import fitted
 from .common.default_model import default_model
 from .common.model_command import ModelCommand
 from .common.options import (
@@ -22,14 +22,17 @@ from .common.options import (
     engine_options,
     one_sequence_options,
     own_adapter,
+    server_options,
     split,
     system_option,
 )
+from .remote.choice import reached
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ..engine.llm import LLM
+    from .remote.remote_model import RemoteModel
     from .repl.saved import Archive, Saved
     from .repl.tools import ToolRunner
 
@@ -53,6 +56,7 @@ Examples:
 @click.option("--tools", "tools_file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False), help=_TOOLS_HELP)
 @click.option("--quiet", "-q", is_flag=True, help="No notes, and no line about speed after each answer.")
 @chat_sampling_options
+@server_options
 @one_sequence_options
 @engine_options
 def chat(model: str | None, listed: bool, **options: Any) -> None:
@@ -97,7 +101,7 @@ def _talk(
         keep = resume or (sys.stdin.isatty() and sys.stdout.isatty())
     runner = None if tools_file is None else _runner(tools_file)
     with ExitStack() as stack:
-        llm = stack.enter_context(opened(model, model_settings, quiet=quiet))
+        llm = stack.enter_context(reached(model, model_settings, quiet=quiet))
         tools = None if runner is None else runner.tools
         conversation = Conversation(llm, params, system, source, tools)
         session = Session(
@@ -112,13 +116,13 @@ def _talk(
         return converse(session, shown)
 
 
-def _switch(stack: ExitStack, settings: dict[str, Any], first: str, model: str) -> LLM:
+def _switch(stack: ExitStack, settings: dict[str, Any], first: str, model: str) -> LLM | RemoteModel:
     """Close the present model and open another one, which must exist. The adapter belongs to the first model. Raises `MLXInferError`."""
     from ..loading.find.resolve import resolve
 
     resolve(model)
     stack.close()
-    return stack.enter_context(opened(model, settings if model == first else {**settings, "adapters": None}))
+    return stack.enter_context(reached(model, settings if model == first else {**settings, "adapters": None}))
 
 
 def _runner(tools_file: str) -> ToolRunner:

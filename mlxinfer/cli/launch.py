@@ -81,7 +81,7 @@ def _list() -> None:
 @contextmanager
 def _server(url: str, model: str | None, *, may_start: bool) -> Iterator[Served]:
     """Yield a model of the server at this address, or of one that runs for the block."""
-    from .attach_server import find, serving
+    from .remote.background import find, serving
 
     url = url.rstrip("/").removesuffix("/v1")
     key = os.environ.get(KEY_VARIABLE) or NO_KEY

@@ -18,7 +18,7 @@ from click.core import ParameterSource
 from ..config import MAX_NUM_SEQS
 from ..errors import ImageError, PromptError
 from ..types import Completion, SamplingParams, Usage
-from .common.console import LOOPED, as_text, logprob_table, opened, printable, tell, text_of_file, usage_line
+from .common.console import LOOPED, as_text, logprob_table, printable, tell, text_of_file, usage_line
 from .common.default_model import default_model, model_and_prompt
 from .common.model_command import ModelCommand
 from .common.options import (
@@ -28,17 +28,19 @@ from .common.options import (
     own_adapter,
     sampling,
     sampling_options,
+    server_options,
     split,
     system_option,
 )
 from .common.pictures import STDIN, PictureFile, is_picture, picture_note, read_pictures, with_names
 from .common.schemas import schema_options
 from .common.waiting import Progress, reading
+from .remote.choice import reached
+from .remote.remote_model import RemoteModel
 from .repl.attachments import file_block, named_pictures, with_files
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
-    from ..engine.text.input_processor import AnyPrompt
     from ..structure import Schema
     from .common.answers import AnswerScreen
 
@@ -73,6 +75,7 @@ Examples:
 @sampling_options
 @click.option("--n", type=int, help="Answers to the same prompt.")
 @click.option("--logprobs", type=int, metavar="K", help="Log-probabilities of each token and of the K likeliest.")
+@server_options
 @one_sequence_options
 @engine_options
 def run(
@@ -101,7 +104,7 @@ def run(
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
-    with opened(model or default_model(quiet=quiet), model_settings, quiet=quiet) as llm:
+    with reached(model or default_model(quiet=quiet), model_settings, quiet=quiet) as llm:
         asked, params = _prompt(llm, text, system, raw, _noted(llm, pictures, quiet=quiet)), sampling(given, llm.default_params)
         if as_json:
             click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))
@@ -147,7 +150,7 @@ def _typed(argument: str | None, paths: list[Path]) -> tuple[str | None, list[st
     return None if argument is None and not added else "\n\n".join(filter(None, parts)), [*told, *(note for _, note in added)]
 
 
-def _noted(llm: LLM, pictures: list[PictureFile], *, quiet: bool) -> list[PictureFile]:
+def _noted(llm: LLM | RemoteModel, pictures: list[PictureFile], *, quiet: bool) -> list[PictureFile]:
     """Print the size and tokens of each picture, and return them. Raises `ImageError` that names the file."""
     for note in [picture_note(llm, picture) for picture in pictures]:
         if not quiet:
@@ -164,12 +167,16 @@ def _tell_if_it_waits() -> None:
         tell("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)")
 
 
-def _prompt(llm: LLM, text: str, system: str | None, raw: bool, pictures: Sequence[PictureFile]) -> AnyPrompt:
+def _prompt(llm: LLM | RemoteModel, text: str, system: str | None, raw: bool, pictures: Sequence[PictureFile]) -> Any:
     templated = not raw and llm.tokenizer.chat_template is not None
     if not templated:
         if system is not None:
             raise PromptError("--system needs a chat template, and there is none in use here")
-        return {"prompt": text, "images": [picture.data for picture in pictures]} if pictures else llm.tokenizer.encode(text)
+        if not pictures:
+            return llm.tokenizer.encode(text)
+        if isinstance(llm, RemoteModel):
+            raise PromptError("--raw with pictures needs an own copy of the model: add --local")
+        return {"prompt": text, "images": [picture.data for picture in pictures]}
     messages = [{"role": "system", "content": system}] if system is not None else []
     try:
         return llm.chat_prompt([*messages, {"role": "user", "content": text}], images=[picture.data for picture in pictures])
@@ -177,7 +184,7 @@ def _prompt(llm: LLM, text: str, system: str | None, raw: bool, pictures: Sequen
         raise ImageError(with_names(str(error), pictures)) from None
 
 
-def _print_answers(llm: LLM, prompt: AnyPrompt, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
+def _print_answers(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
     """Stream one answer, or print several finished ones, each below its number."""
     if params.n > 1:
         with screen.waiting():

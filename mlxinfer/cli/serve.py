@@ -14,6 +14,7 @@ from click.core import ParameterSource
 from .common.console import compiling_told, tell
 from .common.model_command import ModelCommand
 from .common.options import complete_model, model_options, serving_options, split
+from .remote.background import detach
 
 if TYPE_CHECKING:
     from ..server.log import LogFormat
@@ -27,6 +28,7 @@ ADAPTER_ROOM_GB = 0.25
 _EXAMPLES = """\b
 Examples:
   mlxinfer serve smollm2 --open
+  mlxinfer serve smollm2 --detach
   mlxinfer serve --models-dir ~/models --port 8080
   MLXINFER_API_KEY=... mlxinfer serve smollm2 --host 0.0.0.0"""
 
@@ -88,6 +90,13 @@ Examples:
     help="With --nodes: divide the model by layers, or by heads and columns.",
 )
 @click.option("--activated", is_flag=True, help="Take the sockets over from launchd or systemd.")
+@click.option(
+    "--detach",
+    is_flag=True,
+    expose_value=False,
+    callback=lambda ctx, param, value: _detach(ctx) if value else None,
+    help="Serve in the background once the models are loaded; mlxinfer stop ends it.",
+)
 @click.option("--install", is_flag=True, help="Print a launchd property list that runs this command, and end.")
 @model_options
 @serving_options
@@ -158,7 +167,8 @@ def _server_settings(
     activated: bool,
     adapters_dir: Path | None,
 ) -> ServerSettings:
-    from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, default_socket, is_open, read_api_key
+    from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, is_open, read_api_key
+    from ..util.environment import default_socket
 
     if socket is not None and no_socket:
         raise click.UsageError("--socket and --no-socket exclude each other")
@@ -191,6 +201,12 @@ def _pair(alias: str) -> tuple[str, str]:
     if not separator:
         raise click.BadParameter(f"{alias!r} is not OTHER=NAME", param_hint="--alias")
     return other, name
+
+
+def _detach(context: click.Context) -> None:
+    """Start the same command in the background, and end."""
+    detach([word for word in sys.argv[1:] if word != "--detach"])
+    context.exit()
 
 
 def _keep_alive(text: str | None) -> float | None:

@@ -117,11 +117,6 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
-def default_socket() -> Path:
-    """`$MLXINFER_SOCKET`, or else `~/.mlxinfer/api.sock`."""
-    return Path(os.environ.get("MLXINFER_SOCKET") or "~/.mlxinfer/api.sock").expanduser()
-
-
 def is_open(file: Path | None) -> bool:
     """True if other users may read or write the file of the API key: then the key is not secret."""
     try:

@@ -130,13 +130,6 @@ def test_words_of_other_tools_are_understood(call, typed, same):
     assert call(*typed) == call(*same)
 
 
-@pytest.mark.parametrize(("typed", "told"), [("ps", "/api/ps"), ("stop", "--keep-alive")])
-def test_a_command_of_other_tools_comes_with_what_does_the_same(call, typed, told):
-    result = call(typed)
-    assert (result.code, result.out, result.err.count("\n")) == (2, "", 1)
-    assert told in result.err
-
-
 def test_lists_of_commands_are_not_cut(call):
     for group in ((), ("eval",), ("models",)):
         assert "..." not in call(*group).out.partition("Commands:")[2]

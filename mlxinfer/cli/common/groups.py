@@ -12,15 +12,10 @@ class Commands(click.Group):
 
     other_names: dict[str, str]
     """Other tools' names to the equivalent commands."""
-    advice: dict[str, str]
-    """Other tools' names to advice, if an equivalent command does not exist."""
 
-    def __init__(
-        self, *arguments: object, other_names: dict[str, str] | None = None, advice: dict[str, str] | None = None, **settings: object
-    ) -> None:
+    def __init__(self, *arguments: object, other_names: dict[str, str] | None = None, **settings: object) -> None:
         super().__init__(*arguments, **settings)  # type: ignore[arg-type]
         self.other_names = other_names or {}
-        self.advice = advice or {}
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:
@@ -34,6 +29,6 @@ class Commands(click.Group):
         if self.get_command(ctx, name) is None and not typed.startswith("-") and not ctx.resilient_parsing:
             names = self.list_commands(ctx)
             near = nearest(typed, names)
-            advice = self.advice.get(typed) or (f"Did you mean '{near}'?" if near else f"Commands: {', '.join(names)}.")
+            advice = f"Did you mean '{near}'?" if near else f"Commands: {', '.join(names)}."
             raise click.UsageError(f"Unknown command '{typed}'. {advice}", ctx)
         return super().resolve_command(ctx, [name, *args[1:]])

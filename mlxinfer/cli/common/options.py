@@ -174,10 +174,10 @@ def ignore_option(command: Command) -> Command:
 
 _ENGINE = {one.name: (how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"}
 _ONE_SEQUENCE = {one.name: (how.command, _engine_option(one, how, 1)) for one, how in settings() if one.name == "max_num_seqs"}
-_NAMES = frozenset(one.name for one, _ in settings())
+_NAMES = frozenset((*(one.name for one, _ in settings()), "local", "url"))
 GROUPS = {
     "Sampling": frozenset(field.name for field in fields(SamplingParams)),
-    "Model and memory": frozenset(name for name, (commands, _) in _ENGINE.items() if commands == "all"),
+    "Model and memory": frozenset(("local", "url", *(name for name, (commands, _) in _ENGINE.items() if commands == "all"))),
     "Adapters, drafts and cached prefixes": frozenset(name for name, (commands, _) in _ENGINE.items() if commands != "all"),
 }
 """Title of each option group in the help to the names of its parameters."""
@@ -191,6 +191,13 @@ def _all(options: list[Callable[[Any], Any]], command: Command) -> Command:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def server_options(command: Command) -> Command:
+    """Add the options of commands that can use the model of a running server."""
+    local = "Load the model here, even if the running server has it."
+    url = "Use the server at this address; its key is in $MLXINFER_API_KEY.  [default: your own server, if it has the model]"
+    return _all([click.option("--local", is_flag=True, help=local), click.option("--url", metavar="URL", help=url)], command)
 
 
 def model_options(command: Command) -> Command:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ImageError, one_line
+from ..remote.remote_model import RemoteModel
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
@@ -57,8 +58,13 @@ def read_picture_file(name: str | Path) -> PictureFile:
     return PictureFile(shown, data)
 
 
-def picture_note(llm: LLM, picture: PictureFile) -> str:
-    """Return the size of a picture and its tokens for this model. Raises `ImageError` that names the file."""
+def picture_note(llm: LLM | RemoteModel, picture: PictureFile) -> str:
+    """Return the size of a picture and, of a model that is loaded here, its tokens. Raises `ImageError` that names the file."""
+    if isinstance(llm, RemoteModel):
+        from ...vision.picture import picture_size
+
+        height, width = picture_size(picture.data)
+        return f"{picture.name}: {width} x {height} pixels"
     try:
         layout = llm.image_layout(picture.data)
     except ImageError as error:

@@ -9,6 +9,8 @@ from threading import Event, Lock, Thread
 from time import perf_counter
 from typing import TYPE_CHECKING, TextIO
 
+from ..remote.remote_model import RemoteModel
+
 if TYPE_CHECKING:
     from ...engine.llm import LLM
 
@@ -78,8 +80,10 @@ def _write(stream: TextIO, text: str) -> None:
     stream.flush()
 
 
-def reading(llm: LLM) -> tuple[int, int] | None:
-    """Return (tokens read, total tokens) of the prompt during prefill; otherwise None."""
+def reading(llm: LLM | RemoteModel) -> tuple[int, int] | None:
+    """Return (tokens read, total tokens) of the prompt during prefill; otherwise None. A server does not report the first number: 0."""
+    if isinstance(llm, RemoteModel):
+        return llm.reading()
     for sequence in llm.engine.scheduler.running:
         if sequence.num_computed_tokens < len(sequence.prompt):
             return sequence.num_computed_tokens, len(sequence.prompt)

@@ -27,6 +27,7 @@ from .tools import ToolRunner
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
+    from ..remote.remote_model import RemoteModel
 
 Result = Union[str, Shown, Generator[Chunk, None, None]]
 """Result of a command: a text, turns of the conversation, or an answer of the model."""
@@ -52,7 +53,7 @@ class Session:
     """Runs the model's tool calls; None without tools."""
     file: Path | None = None
     """File that the user saved to or loaded from."""
-    switch: Callable[[str], LLM] | None = None
+    switch: Callable[[str], LLM | RemoteModel] | None = None
     """Replaces the model by another one, given by name; None if the model is fixed."""
     folded: bool = True
     """True if reasoning is shown as one line instead of in full."""

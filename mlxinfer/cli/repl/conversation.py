@@ -16,6 +16,7 @@ from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
 from ..common.console import LOOPED, did_you_mean
 from ..common.pictures import PictureFile, picture_note
 from ..common.waiting import reading
+from ..remote.remote_model import RemoteModel, RemotePrompt
 from .pictures import Pictures, name_of
 from .saved import Saved
 
@@ -30,7 +31,7 @@ SETTABLE = tuple(field.name for field in fields(SamplingParams) if field.name no
 """Sampling fields that /set can change."""
 
 
-def check_template(llm: LLM) -> None:
+def check_template(llm: LLM | RemoteModel) -> None:
     """Raise `PromptError` for a model without a chat template."""
     if llm.tokenizer.chat_template is None:
         raise PromptError(f"{llm.name} has no chat template, so it cannot chat: mlxinfer run continues a text with it")
@@ -55,6 +56,11 @@ class PartialAnswer:
             if delta.name is not None:
                 self._calls.append((delta.id or "", delta.name, []))
             self._calls[delta.index][2].append(delta.arguments)
+
+    @property
+    def begun(self) -> bool:
+        """Return True if a token has arrived. Chunks of a server have no ids."""
+        return bool(self.token_ids or self._reasoning or self._calls or any(self._content))
 
     @property
     def calls(self) -> tuple[ToolCall, ...]:
@@ -87,12 +93,14 @@ class Conversation:
     The text so far is kept whatever ends the answer. A message without any answer becomes the `draft` again.
     """
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None = None, source: str = "", tools: Tools | None = None) -> None:
+    def __init__(
+        self, llm: LLM | RemoteModel, params: SamplingParams, system: str | None = None, source: str = "", tools: Tools | None = None
+    ) -> None:
         check_template(llm)
         self._llm = llm
         self._source = source
         self._tools = tools or {}
-        self._cut: ChatPrompt | None = None
+        self._cut: ChatPrompt | RemotePrompt | None = None
         """Prompt with the last answer, if that answer can continue."""
         self.calls: tuple[ToolCall, ...] = ()
         """Tool calls of the last answer; `give` receives their results."""
@@ -183,7 +191,7 @@ class Conversation:
         self.turns += turns
         yield from self._answer(self._prompt([]), "")
 
-    def _prompt(self, further: list[dict[str, Any]]) -> ChatPrompt:
+    def _prompt(self, further: list[dict[str, Any]]) -> Any:
         """Return the prompt. Raises `PromptError` if it exceeds the context."""
         messages = [*self.messages, *map(self._pictures.message, further)]
         try:
@@ -209,7 +217,7 @@ class Conversation:
                 self.context_size,
             )
 
-    def _answer(self, prompt: ChatPrompt, text: str | None) -> Generator[Chunk, None, None]:
+    def _answer(self, prompt: Any, text: str | None) -> Generator[Chunk, None, None]:
         """Stream an answer; `text` is the user's message, "" for tool results, None to continue the last answer."""
         ids = prompt.token_ids
         self._check_size(len(ids))
@@ -224,12 +232,18 @@ class Conversation:
                     self.usage, self.finish_reason = chunk.usage, chunk.finish_reason or "cancelled"
                     yield chunk
         finally:
-            if said.token_ids:
+            if said.begun:
                 ended = self.finish_reason == "stop"
                 self.calls = said.calls if ended else ()
                 self._append(text, said.turn(ended=ended))
-                self.context_used = len(ids) + len(said.token_ids)
-                self._cut = None if ended else said.goes_on(prompt, self._llm.tokenizer.decode(said.token_ids, skip_special_tokens=False))
+                self.context_used = self.usage.total_tokens if self.usage else len(ids) + len(said.token_ids)
+                self._cut = None if ended else self._continuation(prompt, said)
+
+    def _continuation(self, prompt: ChatPrompt | RemotePrompt, said: PartialAnswer) -> ChatPrompt | RemotePrompt:
+        if isinstance(prompt, RemotePrompt):
+            return prompt.continued(said.turn(ended=False))
+        assert not isinstance(self._llm, RemoteModel)
+        return said.goes_on(prompt, self._llm.tokenizer.decode(said.token_ids, skip_special_tokens=False))
 
     def _append(self, question: str | None, turn: dict[str, Any]) -> None:
         if question is None:
@@ -296,7 +310,7 @@ class Conversation:
                 return count
         return 0
 
-    def use(self, switch: Callable[[str], LLM], name: str) -> None:
+    def use(self, switch: Callable[[str], LLM | RemoteModel], name: str) -> None:
         """Continue with another model. Raises `MLXInferError` and keeps the present one."""
         before, source = self._llm, self._source or self._llm.name
         try:
@@ -323,7 +337,9 @@ class Conversation:
 
     def _image_tokens(self, entry: dict[str, str]) -> int:
         data = self._pictures.data(entry)
-        return 0 if data is None else self._llm.image_layout(data).tokens
+        if data is None or isinstance(self._llm, RemoteModel):
+            return 0
+        return self._llm.image_layout(data).tokens
 
     def _replace_turns(self, turns: list[dict[str, Any]]) -> None:
         self.reset()
@@ -335,9 +351,10 @@ class Conversation:
             return 0
         from ...output_format import messages_for_template
 
-        tokenizer, messages = self._llm.tokenizer, [*_system(self.system), *map(self._pictures.message, turns)]
-        if any(turn.get("images") for turn in turns):
+        messages = [*_system(self.system), *map(self._pictures.message, turns)]
+        if isinstance(self._llm, RemoteModel) or any(turn.get("images") for turn in turns):
             return self._llm.count_tokens(messages)
+        tokenizer = self._llm.tokenizer
         if any(turn.keys() > {"role", "content"} for turn in turns):
             messages, _ = messages_for_template(self._llm.output_format, messages, {})
         return len(tokenizer.encode_chat(messages, add_generation_prompt=False))

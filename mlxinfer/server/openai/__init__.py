@@ -1,5 +1,5 @@
 """OpenAI's API (https://platform.openai.com/docs/api-reference): chat completions, completions, responses, embeddings and models. Also
-reranking, which OpenAI does not have."""
+reranking and tokenizing, which OpenAI does not have."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from .protocol import error_response
 
 
 def _routes(server: Server) -> list[Endpoint]:
-    return [route for part in (chat, completions, responses, embeddings, reranking, models, adapters) for route in part.routes(server)]
+    parts = (chat, completions, responses, embeddings, reranking, models, adapters)
+    return [route for part in parts for route in part.routes(server)]
 
 
 DIALECT = Dialect(name="openai", prefixes=("",), routes=_routes, error_response=error_response)

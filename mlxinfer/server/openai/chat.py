@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, and vLLM's `POST /tokenize` for the tokens of its prompts and of texts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ from typing import Annotated, Any
 from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
+from typing_extensions import TypedDict
 
 from .. import sse
 from ..errors import invalid, unsupported
 from ..routing import Doc, Endpoint, RequestContext, Server
-from ..serving import GenerateRequest, complete, encode_chat, encode_continued, stream
+from ..serving import GenerateRequest, complete, encode_chat, encode_continued, encode_text, stream
 from ..settings import ReasoningField, ServerSettings
 from ..shared.reasoning import Effort, Thinking
 from ..validation import MaxTokens, StrictModel, Unsupported
 from .chat_answers import AnswerForm, ChatCompletion, ChatEvents
-from .extras import VERBOSITY
+from .extras import VERBOSITY, Extras
 from .messages import Messages, for_template
 from .protocol import MAX_TOP_LOGPROBS, CompletionFields, error_event
 from .tools import ToolFields
@@ -141,6 +142,52 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     return JSONResponse(form.whole(answers))
 
 
+class TokenizeRequest(ToolFields, Extras):
+    """The body of `POST /tokenize`: a `prompt`, or `messages` with the fields of a chat completion that change its prompt."""
+
+    model: Annotated[str, Field(max_length=256)]
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: Annotated[Any, Unsupported(True)] = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: TemplateVariables | None = None
+    return_token_strs: bool | None = None
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """Variables of the chat template that the request sets."""
+        return {} if self.chat_template_kwargs is None else self.chat_template_kwargs.model_dump(exclude_none=True)
+
+
+class Tokens(TypedDict):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+async def tokenize(context: RequestContext, body: TokenizeRequest) -> ASGIApp:
+    """Answer with the tokens. Raises `APIError`."""
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("give one of prompt and messages", "prompt", "invalid_value")
+    if body.add_generation_prompt is False and not body.continue_final_message:
+        raise unsupported("add_generation_prompt", "add_generation_prompt: false is for continue_final_message only")
+    served = await context.model(body.model)
+    context.log["model"] = served.name
+    if body.messages is None:
+        tokens = await encode_text(served, body.prompt or "")
+    else:
+        encode = encode_continued if body.continue_final_message else encode_chat
+        tokens = (await encode(context, served, for_template(body.messages), body.offer(), body.variables)).token_ids
+    texts = [served.llm.tokenizer.token_text(token) for token in tokens] if body.return_token_strs else None
+    return JSONResponse(Tokens(count=len(tokens), max_model_len=served.llm.max_context, tokens=tokens, token_strs=texts))
+
+
 def routes(server: Server) -> list[Endpoint]:
     doc = Doc("The next message of a conversation", ChatCompletion, streams=sse.EVENT_STREAM)
-    return [Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server, images=True)]
+    tokens = Doc("The tokens of a text or a conversation", Tokens)
+    return [
+        Endpoint("POST", "/v1/chat/completions", create, ChatRequest, doc, server=server, images=True),
+        Endpoint("POST", "/tokenize", tokenize, TokenizeRequest, tokens, server=server, images=True),
+    ]

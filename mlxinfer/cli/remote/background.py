@@ -1,9 +1,10 @@
-"""Server for a tool: a running one, or one started for the tool."""
+"""Servers in the background: for a tool that runs, or until `mlxinfer stop`."""
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 import time
@@ -14,10 +15,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..errors import ServerError
-from .agents import Served
-from .common.console import tell
+import click
 
+from ...errors import ServerError
+from ...util.environment import default_socket
+from ..agents import Served
+from ..common.console import tell
+
+READY = "ready on "
+"""Start of the line that a server prints once it listens."""
 _ANSWER_S = 5.0
 _STARTING_S = 600.0
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
@@ -45,7 +51,7 @@ def find(url: str, key: str, model: str | None) -> Served | None:
 
 
 def _public(model: str) -> str:
-    from ..server.model_manager.registry import public_name
+    from ...server.model_manager.registry import public_name
 
     return public_name(model)[0]
 
@@ -80,3 +86,42 @@ def _until_ready(process: subprocess.Popen[bytes], url: str, key: str, model: st
             return found
         time.sleep(0.2)
     raise ServerError(f"the server was not ready after {_STARTING_S:g} s: see {log}")
+
+
+def detach(arguments: list[str]) -> None:
+    """Start `mlxinfer` with these arguments in the background, and print its addresses once it listens.
+
+    Its log is `serve.log` beside the Unix socket's default place. Raises `ServerError` with its last line if it ends before that.
+    """
+    log = default_socket().with_name("serve.log")
+    try:
+        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "mlxinfer", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ServerError(f"cannot write {log}: {error.strerror or error}") from None
+    try:
+        lines = _lines_once_ready(process, log)
+    except BaseException:  # Ctrl-C while it loads
+        process.terminate()
+        raise
+    click.echo("\n".join(line for line in lines if line.startswith(READY)))
+    tell(f"process {process.pid}, log {log}; mlxinfer stop ends it")
+
+
+def _lines_once_ready(process: subprocess.Popen[bytes], log: Path) -> list[str]:
+    """Return the lines of the log once the server listens."""
+    while True:
+        ended = process.poll() is not None
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        if any(line.startswith(READY) for line in lines):
+            return lines
+        if ended:
+            raise ServerError((lines or [f"the server ended with code {process.returncode}"])[-1].removeprefix("mlxinfer: "))
+        time.sleep(0.05)

@@ -1,0 +1,1 @@
+"""Models of a running server, used as if they were loaded here."""
