@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
@@ -29,11 +28,9 @@ from .common.options import (
 from .remote.choice import reached
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ..engine.llm import LLM
     from .remote.remote_model import RemoteModel
-    from .repl.saved import Archive, Saved
+    from .repl.saved import Archive
     from .repl.tools import ToolRunner
 
 _TOOLS_HELP = "Offer the functions in FILE.py to the model; each call is shown and runs only if you agree."
@@ -64,13 +61,13 @@ def chat(model: str | None, listed: bool, **options: Any) -> None:
 
     Without MODEL, the largest one here that fits answers; if none is here, one is offered.
 
-    Conversations on a terminal are kept in the state folder, the last 200 of them. Where standard input is a pipe, every line is a
+    Conversations on a terminal are kept in the state folder, the last 1,000 of them. Where standard input is a pipe, every line is a
     message, the answers alone go to standard output, and the exit code is 2 if a message failed.
     """
     from .repl.saved import Archive
 
     if listed:
-        click.echo(fitted("\n".join(Archive().lines(200)), sys.stdout))
+        click.echo(fitted("\n".join(Archive().lines(1000)), sys.stdout))
     else:
         click.get_current_context().exit(_talk(model, Archive(), **options))
 
@@ -90,13 +87,14 @@ def _talk(
     from .repl.commands import Session
     from .repl.conversation import Conversation
     from .repl.loop import converse
+    from .repl.saved import source_of
 
     model_settings, given = split(options)
     own_adapter(model_settings)
     params = chosen_sampling(given)
-    path, saved = _last(archive) if resume else (None, None)
+    path, saved = archive.last() if resume else (None, None)
     model = model or (saved.source if saved else "") or default_model(quiet=quiet)
-    source = os.path.abspath(os.path.expanduser(model)) if os.path.exists(os.path.expanduser(model)) else model
+    source = source_of(model)
     if keep is None:
         keep = resume or (sys.stdin.isatty() and sys.stdout.isatty())
     runner = None if tools_file is None else _runner(tools_file)
@@ -134,10 +132,3 @@ def _runner(tools_file: str) -> ToolRunner:
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise PromptError("--tools asks before each call, so it needs a terminal")
     return ToolRunner(tools_of_file(Path(tools_file)))
-
-
-def _last(archive: Archive) -> tuple[Path, Saved]:
-    from .repl.saved import read
-
-    path = archive.latest()
-    return path, read(path)

@@ -22,6 +22,7 @@ from .common.console import LOOPED, as_text, logprob_table, printable, tell, tex
 from .common.default_model import default_model, model_and_prompt
 from .common.model_command import ModelCommand
 from .common.options import (
+    chosen_sampling,
     complete_model,
     engine_options,
     one_sequence_options,
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
     from ..structure import Schema
     from .common.answers import AnswerScreen
+    from .repl.kept_run import KeptRun
 
 _PATIENCE_S = 2.0
 
@@ -54,6 +56,7 @@ Examples:
   mlxinfer run smollm2 "Sum up @notes.md" -s "Be brief." -t 0 --stats
   mlxinfer run smollm2 "Sum up" -f report.txt -f notes.md
   mlxinfer run smollm2 "Invent a dog." --schema 'name, age int, bio: one sentence'
+  mlxinfer run -c "And in French?"
   mlxinfer run ~/models/SmolVLM-256M "What is in this picture?" --image photo.jpg"""
 
 
@@ -69,6 +72,8 @@ Examples:
 )
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @schema_options
+@click.option("--continue", "-c", "resume", is_flag=True, help="Continue the last conversation, with its model unless MODEL is given.")
+@click.option("--keep/--no-keep", default=None, help="Keep prompt and answer for --continue.  [default: on a terminal]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--stats", is_flag=True, help="Print tokens, speed and memory on standard error, after the answer.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the answer alone: no notes, and no progress.")
@@ -87,6 +92,8 @@ def run(
     raw: bool,
     schema: Schema | None,
     schema_multi: Schema | None,
+    resume: bool,
+    keep: bool | None,
     as_json: bool,
     quiet: bool,
     stats: bool,
@@ -96,23 +103,23 @@ def run(
 
     The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture, as -f does. A file
     without PROMPT is the prompt. The answer alone goes to standard output. Without MODEL, the largest one here that fits answers, and
-    PROMPT has several words.
+    PROMPT has several words. With -c, one argument is PROMPT.
     """
-    (model, prompt), (model_settings, given) = model_and_prompt(model, prompt), split(options)
+    from .repl.kept_run import kept_run
+
+    (model, prompt), (model_settings, given) = model_and_prompt(model, prompt, continues=resume), split(options)
     text, pictures = _read_prompt(prompt, files, images, quiet=quiet)
     given |= {"adapter": own_adapter(model_settings), "structure": schema or schema_multi}
     params = sampling(given)
     if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
         model_settings["max_num_seqs"] = min(params.n, MAX_NUM_SEQS)
-    with reached(model or default_model(quiet=quiet), model_settings, quiet=quiet) as llm:
-        asked, params = _prompt(llm, text, system, raw, _noted(llm, pictures, quiet=quiet)), sampling(given, llm.default_params)
-        if as_json:
-            click.echo(json.dumps(_as_object(llm.generate([asked], params)), ensure_ascii=False))
-        else:
-            from .common.answers import AnswerScreen
-
-            screen = AnswerScreen(Progress(partial(reading, llm)), quiet=quiet)
-            _report(_print_answers(llm, asked, params, screen), params, llm.max_context, quiet=quiet, stats=stats)
+    talk = kept_run(resume, keep, chosen_sampling(given))
+    model = model or talk.before.source or default_model(quiet=quiet)
+    with reached(model, model_settings, quiet=quiet) as llm:
+        asked, params = _prompt(llm, talk, text, system, raw, _noted(llm, pictures, quiet=quiet)), sampling(given, llm.default_params)
+        answers = _print_object(llm, asked, params) if as_json else _print_answers(llm, asked, params, quiet=quiet, stats=stats)
+        if not raw and llm.tokenizer.chat_template is not None:
+            talk.keep(llm, model, (text, system, pictures), answers)
 
 
 def _read_prompt(
@@ -167,38 +174,47 @@ def _tell_if_it_waits() -> None:
         tell("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)")
 
 
-def _prompt(llm: LLM | RemoteModel, text: str, system: str | None, raw: bool, pictures: Sequence[PictureFile]) -> Any:
+def _prompt(llm: LLM | RemoteModel, talk: KeptRun, text: str, system: str | None, raw: bool, pictures: Sequence[PictureFile]) -> Any:
     templated = not raw and llm.tokenizer.chat_template is not None
     if not templated:
-        if system is not None:
-            raise PromptError("--system needs a chat template, and there is none in use here")
+        if system is not None or talk.before.turns:
+            raise PromptError(f"{'--continue' if system is None else '--system'} needs a chat template, and none is in use here")
         if not pictures:
             return llm.tokenizer.encode(text)
         if isinstance(llm, RemoteModel):
             raise PromptError("--raw with pictures needs an own copy of the model: add --local")
         return {"prompt": text, "images": [picture.data for picture in pictures]}
-    messages = [{"role": "system", "content": system}] if system is not None else []
     try:
-        return llm.chat_prompt([*messages, {"role": "user", "content": text}], images=[picture.data for picture in pictures])
+        return llm.chat_prompt(talk.messages(text, system), images=[picture.data for picture in pictures])
     except ImageError as error:
         raise ImageError(with_names(str(error), pictures)) from None
 
 
-def _print_answers(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
-    """Stream one answer, or print several finished ones, each below its number."""
+def _print_answers(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams, *, quiet: bool, stats: bool) -> list[Completion]:
+    """Stream one answer, or print several finished ones, each below its number. Then print the notes."""
+    from .common.answers import AnswerScreen
+
+    screen = AnswerScreen(Progress(partial(reading, llm)), quiet=quiet)
+    answers = _printed(llm, prompt, params, screen)
+    _report(answers, params, llm.max_context, quiet=quiet, stats=stats)
+    return answers
+
+
+def _printed(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
     if params.n > 1:
         with screen.waiting():
             completions = llm.generate([prompt], params)
         click.echo("\n".join(f"--- {c.index + 1} of {params.n} ---\n{_shown(c.text)}" for c in completions))
         return completions
-    pieces, logprobs = [], []
-    with closing(llm.stream(prompt, params)) as chunks, screen.waiting():
-        for chunk in chunks:
-            pieces.append(chunk.text)
-            logprobs += chunk.logprobs or []
+    chunks = []
+    with closing(llm.stream(prompt, params)) as stream, screen.waiting():
+        for chunk in stream:
+            chunks.append(chunk)
             screen.show(chunk)
     screen.close()
-    return [Completion("".join(pieces), [], chunk.finish_reason or "stop", chunk.usage or Usage(0, 0), logprobs)]
+    text, reasoning = "".join(chunk.text for chunk in chunks), "".join(chunk.reasoning or "" for chunk in chunks)
+    logprobs, last = [each for chunk in chunks for each in chunk.logprobs or []], chunks[-1]
+    return [Completion(text, [], last.finish_reason or "stop", last.usage or Usage(0, 0), logprobs, reasoning=reasoning or None)]
 
 
 def _shown(text: str) -> str:
@@ -233,6 +249,12 @@ def _total(usages: list[Usage]) -> Usage:
     )
     rate = (tokens - len(usages)) / seconds if len(usages) > 1 and seconds > 0 else first.decode_tps
     return replace(first, completion_tokens=tokens, decode_tps=rate, stats=stats)
+
+
+def _print_object(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams) -> list[Completion]:
+    answers = llm.generate([prompt], params)
+    click.echo(json.dumps(_as_object(answers), ensure_ascii=False))
+    return answers
 
 
 def _as_object(completions: list[Completion]) -> dict[str, Any]:

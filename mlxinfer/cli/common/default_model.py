@@ -17,8 +17,13 @@ if TYPE_CHECKING:
 _MEASURED_BYTES = 1 << 28
 
 
-def model_and_prompt(model: str | None, prompt: str | None) -> tuple[str | None, str | None]:
-    """Return the arguments of a command, whose first one may be the prompt: a text of several words that is not a path."""
+def model_and_prompt(model: str | None, prompt: str | None, *, continues: bool = False) -> tuple[str | None, str | None]:
+    """Return the arguments of a command, whose first one may be the prompt: a text of several words that is not a path.
+
+    A single argument is the prompt if the command continues a conversation, which has its model.
+    """
+    if continues and prompt is None:
+        return None, model
     if model is None or prompt is not None or len(model.split()) < 2 or os.path.exists(os.path.expanduser(model)):
         return model, prompt
     return None, model

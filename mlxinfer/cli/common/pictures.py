@@ -34,6 +34,8 @@ class PictureFile:
     name: str
     """Name for messages."""
     data: bytes
+    path: str = ""
+    """Absolute path; "" for standard input."""
 
 
 def read_pictures(names: Iterable[str]) -> list[PictureFile]:
@@ -46,16 +48,17 @@ def read_picture_file(name: str | Path) -> PictureFile:
     from ...vision.picture import picture_size, read_file
 
     if name == STDIN:
-        shown, data = "standard input", sys.stdin.buffer.read()
+        shown, data, path = "standard input", sys.stdin.buffer.read(), ""
     elif isinstance(name, str) and re.match("(?:https?|ftp)://", name, re.IGNORECASE):
         raise ImageError(f"{one_line(name, 60)} is a URL, and no picture is fetched: download it, and give the file")
     else:
         shown, data = Path(name).name, read_file(Path(os.path.expanduser(name)))
+        path = os.path.abspath(os.path.expanduser(name))
     try:
         picture_size(data)
     except ImageError as error:
         raise ImageError(f"{shown}: {error}") from None
-    return PictureFile(shown, data)
+    return PictureFile(shown, data, path)
 
 
 def picture_note(llm: LLM | RemoteModel, picture: PictureFile) -> str:

@@ -18,7 +18,7 @@ from ...errors import MLXInferError
 from ...types import SamplingParams
 
 _IMAGE = ("path", "sha256")
-MOST_KEPT = 200
+MOST_KEPT = 1000
 """Maximum conversations in the state folder; the least recently used ones are deleted."""
 
 
@@ -35,6 +35,12 @@ class Saved:
     """Name of the model; "" if unknown."""
     source: str = ""
     """Source of the model: an absolute path, an alias or a hub id."""
+
+
+def source_of(model: str) -> str:
+    """Return the source of a model for `Saved`: an absolute path if `model` is one."""
+    path = os.path.expanduser(model)
+    return os.path.abspath(path) if os.path.exists(path) else model
 
 
 def state_folder() -> Path:
@@ -183,8 +189,13 @@ class Archive:
         """Return the most recent conversation. Raises `MLXInferError` without one."""
         files = self.files()
         if not files:
-            raise MLXInferError("no conversation has been kept yet, so there is nothing to continue")
+            raise MLXInferError("Nothing to continue: no conversation has been kept yet.")
         return files[0]
+
+    def last(self) -> tuple[Path, Saved]:
+        """Return the most recent conversation with its file. Raises `MLXInferError` without one."""
+        path = self.latest()
+        return path, read(path)
 
     def lines(self, most: int = 20) -> list[str]:
         """Return one line per conversation, numbered from the most recently used one."""
