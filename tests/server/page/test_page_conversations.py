@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.http.chromium import Chat
+from support.http.chromium import Chat, OpenPage
 from support.http.live_server import LiveServer
 
 pytestmark = pytest.mark.long
@@ -141,6 +142,46 @@ def test_inputs_are_laid_out_by_their_text(chat: Chat) -> None:
     assert chat.page.evaluate("() => document.querySelector('.turn.user .text').matches(':dir(rtl)')")
     assert chat.page.evaluate("() => document.querySelector('#chats .open').matches(':dir(rtl)')")
     assert chat.page.evaluate("() => document.querySelector('.turn.assistant .md p').matches(':dir(ltr)')")
+
+
+def test_the_list_is_searched(chat: Chat) -> None:
+    page = chat.page
+    assert page.is_hidden("#find")
+    for text in ("The moon, \u05e9\u05dc\u05d5\u05dd", "The sun"):
+        page.click("#new")
+        chat.ask(text, "scripted")
+    listed = page.locator("#chats .open")
+    for words, found in (
+        ("MOON", ["The moon, \u05e9\u05dc\u05d5\u05dd"]),
+        ("fundy the su", ["The sun"]),
+        ("\u05e9\u05dc\u05d5\u05dd", 1),
+        ("the", 2),
+    ):
+        page.fill("#find", words)
+        assert (listed.count() if isinstance(found, int) else listed.all_inner_texts()) == found
+    page.fill("#find", "jupiter")
+    assert page.inner_text("#chats") == "No conversation has these words."
+    page.press("#find", "Escape")
+    assert (page.input_value("#find"), listed.count()) == ("", 2)
+
+
+def test_light_and_dark(opened: OpenPage, page_server: LiveServer) -> None:
+    page = opened(page_server, color_scheme="dark").page
+    color = "() => getComputedStyle(document.body).backgroundColor"
+    dark = page.evaluate(color)
+    page.click("[aria-label='Switch to light']")
+    light = page.evaluate(color)
+    assert sum(map(int, re.findall(r"\d+", light))) > 700 > 200 > sum(map(int, re.findall(r"\d+", dark)))
+    page.reload()
+    page.wait_for_selector("#model option", state="attached")
+    assert page.evaluate(color) == light
+    page.emulate_media(color_scheme="light")
+    assert page.evaluate(color) == light
+    page.click("[aria-label='Switch to dark']")
+    assert page.evaluate(color) == dark
+    page.click("[aria-label='Switch to light']")
+    page.emulate_media(color_scheme="dark")  # the system is followed again
+    assert page.evaluate(color) == dark
 
 
 def test_long_messages_are_folded(chat: Chat) -> None:

@@ -16,6 +16,11 @@ from mlxinfer.engine.async_llm import AsyncLLM
 pytestmark = pytest.mark.long
 
 KEY = "a key of the test"
+WATCH = """() => {
+  globalThis.seen = new Set(); // the texts of the answer
+  const watcher = new MutationObserver(() => seen.add(document.querySelector(".turn.assistant:last-child > .md")?.textContent));
+  watcher.observe(document.querySelector("#transcript"), { childList: true, subtree: true });
+}"""
 TOOLS = [
     {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}
 ]
@@ -136,7 +141,7 @@ def test_settings_are_what_is_asked(chat: Chat) -> None:
     chat.page.click("text=Reset to defaults")
     chat.setting("max_tokens", "2")
     chat.ask("Again")
-    assert set(asked[1]) == {"model", "messages", "stream", "stream_options", "max_tokens", "temperature"}
+    assert set(asked[1]) == {"model", "messages", "stream", "stream_options", "stop_on_loop", "max_tokens", "temperature"}
     assert asked[1]["temperature"] == 0.7  # of a model without recommended settings
 
 
@@ -332,11 +337,10 @@ def test_a_real_model(opened: OpenPage) -> None:
     with live_server({"smollm2": lambda: AsyncLLM("smollm2")}) as server:
         chat = opened(server)
         chat.setting("temperature", "0")
-        chat.send("What is the capital of France? Answer in one sentence.")
-        seen = set()
-        while chat.page.locator(".turn.assistant[aria-busy=false]").count() == 0:
-            seen.add(chat.page.locator(".turn.assistant .md").last.text_content())
-        assert len(seen) > 2  # it arrived in pieces
-        assert "Paris" in chat.answered()
+        chat.setting("max_tokens", "60")
+        assert "Paris" in chat.ask("What is the capital of France? Answer in one sentence.")
+        chat.page.evaluate(WATCH)
+        chat.ask("Tell a story.")
+        assert chat.page.evaluate("() => seen.size") > 2  # it arrived in pieces
         assert re.search(r"\d+ tokens · [\d.]+ tokens/s · first after .* prompt tokens", chat.page.inner_text(".meta"))
         chat.page.wait_for_selector(".meter[data-meter=speed] .line[d*=L]", state="attached")

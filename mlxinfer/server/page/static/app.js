@@ -10,6 +10,7 @@ import { settingsPanel, showDefaults } from "./settings.js";
 import { imported, sidebar } from "./sidebar.js";
 import * as store from "./store.js";
 import { fill, request } from "./talk.js";
+import { themeSwitch } from "./theme.js";
 import { watchTokens } from "./tokens.js";
 import { TurnView } from "./turns.js";
 
@@ -343,7 +344,15 @@ function wire() {
   $("tune").append(icon("tune"));
   $("import").append(icon("open"));
   $("attach").append(icon("image"));
+  themeSwitch($("theme"));
   $("import").addEventListener("click", bringIn);
+  $("find").addEventListener("input", list);
+  $("find").addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" || !$("find").value) return;
+    event.preventDefault();
+    $("find").value = "";
+    list();
+  });
   $("new").addEventListener("click", () => { begin(); closeDrawer(); });
   $("menu").addEventListener("click", () => { document.body.classList.add("drawer"); layout(); $("new").focus(); });
   $("tune").addEventListener("click", () => showSettings($("settings").hidden));

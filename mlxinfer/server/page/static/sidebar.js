@@ -9,8 +9,19 @@ import { messages } from "./talk.js";
 /** Fills the list. `act` has open(chat) and changed(). */
 export function sidebar(current, act) {
   const focused = document.activeElement?.closest?.("#chats li")?.dataset.id;
-  $("chats").replaceChildren(...store.chats().map((chat) => row(chat, chat.id === current.id, act)));
+  const all = store.chats();
+  $("find").hidden = !all.length;
+  const words = all.length ? $("find").value.toLowerCase().split(/\s+/).filter(Boolean) : [];
+  const found = words.length ? all.filter((chat) => has(chat, words)) : all;
+  const none = words.length && !found.length ? [el("li", { class: "note" }, "No conversation has these words.")] : [];
+  $("chats").replaceChildren(...found.map((chat) => row(chat, chat.id === current.id, act)), ...none);
   if (focused && !document.activeElement.closest("#chats")) $("chats").querySelector(`[data-id="${focused}"] .open`)?.focus();
+}
+
+/** True if each of these words is in the title or in a turn of any version. */
+function has(chat, words) {
+  const texts = [store.titleOf(chat), ...everyTurn(chat.turns).map((turn) => turn.content)].map((text) => String(text).toLowerCase());
+  return words.every((word) => texts.some((text) => text.includes(word)));
 }
 
 function row(chat, open, act) {
