@@ -7,7 +7,7 @@ import select
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from click.core import ParameterSource
 from ..config import MAX_NUM_SEQS
 from ..errors import ImageError, PromptError
 from ..types import Completion, SamplingParams, Usage
+from .common.answer_json import as_object
 from .common.console import LOOPED, as_text, logprob_table, printable, tell, text_of_file, usage_line
 from .common.default_model import default_model, model_and_prompt
 from .common.model_command import ModelCommand
@@ -56,6 +57,7 @@ Examples:
   mlxinfer run smollm2 "Sum up @notes.md" -s "Be brief." -t 0 --stats
   mlxinfer run smollm2 "Sum up" -f report.txt -f notes.md
   mlxinfer run smollm2 "Invent a dog." --schema 'name, age int, bio: one sentence'
+  mlxinfer run smollm2 --batch prompts.jsonl > answers.jsonl
   mlxinfer run -c "And in French?"
   mlxinfer run ~/models/SmolVLM-256M "What is in this picture?" --image photo.jpg"""
 
@@ -74,6 +76,9 @@ Examples:
 @schema_options
 @click.option("--continue", "-c", "resume", is_flag=True, help="Continue the last conversation, with its model unless MODEL is given.")
 @click.option("--keep/--no-keep", default=None, help="Keep prompt and answer for --continue.  [default: on a terminal]")
+@click.option(
+    "--batch", metavar="FILE", help="Answer the prompts in a file of JSON lines together, and print JSON lines; - is standard input."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--stats", is_flag=True, help="Print tokens, speed and memory on standard error, after the answer.")
 @click.option("--quiet", "-q", is_flag=True, help="Print the answer alone: no notes, and no progress.")
@@ -83,9 +88,26 @@ Examples:
 @server_options
 @one_sequence_options
 @engine_options
-def run(
+def run(model: str | None, prompt: str | None, batch: str | None, **options: Any) -> None:
+    """Answer PROMPT, and whatever comes on standard input, with MODEL.
+
+    The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture, as -f does. A file
+    without PROMPT is the prompt. The answer alone goes to standard output. Without MODEL, the largest one here that fits answers, and
+    PROMPT has several words. With -c, one argument is PROMPT.
+
+    A line of --batch FILE is a text in quotes, or an object with prompt or messages, and with custom_id, system and sampling if they
+    differ, such as max_tokens; OpenAI's batches work too.
+    """
+    if batch is None:
+        _answer(model, prompt, **options)
+    else:
+        click.get_current_context().exit(_answer_batch(model, prompt, batch, **options))
+
+
+def _answer(
     model: str | None,
     prompt: str | None,
+    *,
     system: str | None,
     files: tuple[str, ...],
     images: tuple[str, ...],
@@ -99,12 +121,6 @@ def run(
     stats: bool,
     **options: Any,
 ) -> None:
-    """Answer PROMPT, and whatever comes on standard input, with MODEL.
-
-    The model's chat template is applied if it has one. @FILE in PROMPT adds the file's text, or the picture, as -f does. A file
-    without PROMPT is the prompt. The answer alone goes to standard output. Without MODEL, the largest one here that fits answers, and
-    PROMPT has several words. With -c, one argument is PROMPT.
-    """
     from .repl.kept_run import kept_run
 
     (model, prompt), (model_settings, given) = model_and_prompt(model, prompt, continues=resume), split(options)
@@ -120,6 +136,35 @@ def run(
         answers = _print_object(llm, asked, params) if as_json else _print_answers(llm, asked, params, quiet=quiet, stats=stats)
         if not raw and llm.tokenizer.chat_template is not None:
             talk.keep(llm, model, (text, system, pictures), answers)
+
+
+def _answer_batch(
+    model: str | None,
+    prompt: str | None,
+    batch: str,
+    *,
+    system: str | None,
+    raw: bool,
+    schema: Schema | None,
+    schema_multi: Schema | None,
+    quiet: bool,
+    **options: Any,
+) -> int:
+    from .common.batch import answer_batch, read_batch
+
+    for name, flag in (("files", "-f"), ("images", "--image"), ("resume", "-c")):
+        if options.pop(name):
+            raise click.UsageError(f"{flag} does not go with --batch")
+    if prompt is not None:
+        raise click.UsageError("--batch FILE has the prompts: leave PROMPT out")
+    model_settings, given = split({name: value for name, value in options.items() if name not in ("keep", "as_json", "stats")})
+    given |= {"adapter": own_adapter(model_settings), "structure": schema or schema_multi}
+    sampling(given)
+    lines = read_batch(batch, system, raw=raw)
+    if click.get_current_context().get_parameter_source("max_num_seqs") is ParameterSource.DEFAULT:
+        model_settings["max_num_seqs"] = min(len(lines), MAX_NUM_SEQS)
+    with reached(model or default_model(quiet=quiet), model_settings, quiet=quiet) as llm:
+        return answer_batch(llm, lines, sampling(given, llm.default_params), quiet=quiet)
 
 
 def _read_prompt(
@@ -253,23 +298,5 @@ def _total(usages: list[Usage]) -> Usage:
 
 def _print_object(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams) -> list[Completion]:
     answers = llm.generate([prompt], params)
-    click.echo(json.dumps(_as_object(answers), ensure_ascii=False))
+    click.echo(json.dumps(as_object(answers), ensure_ascii=False))
     return answers
-
-
-def _as_object(completions: list[Completion]) -> dict[str, Any]:
-    """Return the first answer with its usage; several answers are under `choices`."""
-    first = _choice(completions[0])
-    usage = asdict(completions[0].usage)
-    if len(completions) > 1:
-        return {**first, **usage, "choices": [{"index": c.index, **_choice(c), **asdict(c.usage)} for c in completions]}
-    return {**first, **usage}
-
-
-def _choice(completion: Completion) -> dict[str, Any]:
-    choice: dict[str, Any] = {"text": completion.text, "finish_reason": completion.finish_reason}
-    if completion.reasoning is not None:
-        choice["reasoning"] = completion.reasoning
-    if completion.logprobs is not None:
-        choice["logprobs"] = [asdict(logprob) for logprob in completion.logprobs]
-    return choice
