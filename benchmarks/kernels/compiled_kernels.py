@@ -129,8 +129,7 @@ def trial_kinds(configs: Iterable[Mapping[str, Any]], formats: Sequence[KVFormat
             for subject in filter(None, (mixture_subject(part, mx.bfloat16) for part in objects(model))):
                 for other in _in_other_formats(subject):
                     note(few_row_experts.TRIAL, (other,))
-            size = config.get("text_config", config)["vocab_size"]
-            note(top_k_top_p.TRIAL, (size,))
+            note(top_k_top_p.TRIAL, (model.vocab_size,))
     for s in SUBJECTS:
         note(small_batch_matmul.TRIAL, small_batch_matmul.kind_of(Format(s.bits, s.group_size, s.mode), s.dtype, s.gate, s.shape))
     turns: dict[KernelTrial, count[int]] = defaultdict(count)

@@ -190,7 +190,7 @@ def may_be_kernels(error: BaseException) -> bool:
 
 def disable_attention_kernels(backends: Iterable[tuple[LayerStore, AttentionBackend]], error: BaseException) -> bool:
     """Disable the kernels for those of these layers that fail a trial now. If all pass, disable them for all of these layers, because the
-    culprit is unknown. Return False if a kernel cannot have caused the error."""
+    culprit is unknown. Return False if a kernel cannot have caused the error, or if all were disabled before."""
     if not may_be_kernels(error):
         return False
     stores = [store for store, backend in backends if not isinstance(backend, (NativeAttention, PlainAttention))]
@@ -203,7 +203,10 @@ def disable_attention_kernels(backends: Iterable[tuple[LayerStore, AttentionBack
     for trial in TRIALS:
         used = [kind for kind in kinds if (verdict := trial.verdicts.get(kind)) and verdict.obstacle is None]
         guilty.append(trial.disable(error, guilty=True, kinds=used))
-    return any(guilty) or DECODE_TRIAL.disable(error, guilty=False, kinds=kinds)
+    if any(guilty):
+        return True
+    left = [kind for kind in kinds if (verdict := DECODE_TRIAL.verdicts.get(kind)) is None or verdict.obstacle is None]
+    return DECODE_TRIAL.disable(error, guilty=False, kinds=left)
 
 
 def _plain_fails_too(error: BaseException) -> bool:

@@ -201,6 +201,7 @@ def test_a_step_that_fails_by_the_prefill_kernel_leaves_decode_in_use(on_a_mac, 
     assert "page fault" in backend.prefill_lost
     assert backends.disable_attention_kernels([(store, backend)], RuntimeError("again"))  # nobody fails now
     assert isinstance(attention_backend(store), PlainAttention)
+    assert not backends.disable_attention_kernels([(store, backend)], RuntimeError("and again"))  # another cause: no endless repetition
 
 
 @pytest.mark.emulator
