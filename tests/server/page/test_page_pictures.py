@@ -128,16 +128,15 @@ def test_pasted_and_dropped_pictures(seeing: Chat, kind: str, target: str) -> No
     seeing.page.wait_for_selector(THUMBS)
     assert seeing.page.inner_text("#tray figcaption") == "8 × 6"
     seeing.page.select_option("#model", "endless")
-    assert seeing.page.is_hidden("#attach")
     seeing.page.evaluate(_GIVE, [kind, target, picture])
     seeing.page.wait_for_selector("#toast:has-text('endless cannot see pictures.')")
     assert seeing.page.locator(THUMBS).count() == 1
 
 
 def test_another_file_is_no_picture(seeing: Chat) -> None:
-    choose(seeing, file(b"<svg xmlns='x'/>", "image/svg+xml"), file(b"%PDF-1.4", "application/pdf"))
-    seeing.page.wait_for_selector("#toast:has-text('not a picture')")
-    assert seeing.page.locator(THUMBS).count() == 0
+    choose(seeing, file(b"%PDF-1.4", "application/pdf", "a.pdf"), file(b"no picture", "image/png"))
+    seeing.page.wait_for_selector("#toast:has-text('a.pdf is neither text nor a picture')")
+    assert seeing.page.locator("#tray > *").count() == 0
 
 
 def test_editing_keeps_the_picture_and_export_has_it(seeing: Chat, tmp_path: Path) -> None:

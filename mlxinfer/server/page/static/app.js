@@ -1,7 +1,7 @@
 // The page: open conversations, running requests, and the actions of the controls.
 
 import { forgetKey, keepKey, models, Problem } from "./api.js";
-import { attach, attached, detach, tray, watchPictures } from "./attach.js";
+import { asFields, attach, attached, detach, tray, watchFiles } from "./attach.js";
 import { choose, everyTurn, fork } from "./branches.js";
 import { $, chosen, el, fit, icon, say, toast } from "./dom.js";
 import { keep, sweep } from "./images.js";
@@ -52,7 +52,7 @@ const act = {
   },
   edit(turn, text) {
     if (running.has(chat.id)) return false;
-    fork(chat.turns, chat.turns.indexOf(turn), { role: "user", content: text, ...(turn.images ? { images: turn.images } : {}) });
+    fork(chat.turns, chat.turns.indexOf(turn), { role: "user", content: text, ...asFields([...(turn.images ?? []), ...(turn.files ?? [])]) });
     answerNext();
     return true;
   },
@@ -73,11 +73,11 @@ const act = {
 /** A new conversation. It takes over the unsent text of a conversation without messages. */
 function begin(id) {
   const unsent = chat && !chat.turns.length ? $("prompt").value : null;
-  const pictures = chat && !chat.turns.length ? detach(chat.id) : [];
+  const attachments = chat && !chat.turns.length ? detach(chat.id) : [];
   if (unsent) store.keepDraft(chat.id, "");
   const made = { ...store.newChat(), ...(id ? { id } : {}), settings: store.lastSettings(), model: store.lastModel() };
   if (unsent) store.keepDraft(made.id, unsent);
-  attach(made.id, pictures);
+  attach(made.id, attachments);
   open(made);
   if (!narrow.matches) $("prompt").focus();
 }
@@ -90,7 +90,7 @@ function open(one) {
   $("prompt").value = store.draft(chat.id);
   fit($("prompt"));
   draw();
-  showPictures();
+  showAttachments();
   list();
   showModel();
   settingsPanel(chat.settings, () => {
@@ -141,11 +141,10 @@ function showState() {
   button.title = live ? "Stop (Esc)" : "Send (Enter)";
   button.classList.toggle("stop", live);
   button.disabled = !live && (!($("prompt").value.trim() || attached(chat.id).length) || !canAsk());
-  $("attach").hidden = !sees();
 }
 
-function showPictures() {
-  tray(chat.id, showPictures);
+function showAttachments() {
+  tray(chat.id, showAttachments);
   showState();
 }
 
@@ -216,10 +215,10 @@ function send() {
   fit(field);
   store.keepDraft(chat.id, "");
   chat.model = $("model").value;
-  const images = detach(chat.id);
-  keep(images);
-  showPictures();
-  chat.turns.push({ role: "user", content: text, ...(images.length ? { images } : {}) });
+  const attachments = asFields(detach(chat.id));
+  keep(attachments.images ?? []);
+  showAttachments();
+  chat.turns.push({ role: "user", content: text, ...attachments });
   answerNext();
 }
 
@@ -343,7 +342,7 @@ function wire() {
   $("menu").append(icon("menu"));
   $("tune").append(icon("tune"));
   $("import").append(icon("open"));
-  $("attach").append(icon("image"));
+  $("attach").append(icon("clip"));
   themeSwitch($("theme"));
   $("import").addEventListener("click", bringIn);
   $("find").addEventListener("input", list);
@@ -369,7 +368,7 @@ function wire() {
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(); }
   });
-  watchPictures(() => ({ id: chat.id, sees: sees(), name: $("model").value }), showPictures);
+  watchFiles(() => ({ id: chat.id, sees: sees(), name: $("model").value }), showAttachments);
   $("scroll").addEventListener("scroll", () => {
     const { scrollTop, scrollHeight, clientHeight } = $("scroll");
     stick = scrollHeight - scrollTop - clientHeight < 60;

@@ -6,7 +6,7 @@ export function fork(turns, at, turn) {
   const tail = turns.splice(at, turns.length, turn);
   const branches = tail[0].branches ?? { at: 0, tails: [null] };
   delete tail[0].branches;
-  if (tail.some((one) => one.content || one.reasoning || one.images || one.calls?.length)) {
+  if (tail.some((one) => one.content || one.reasoning || one.images || one.files || one.calls?.length)) {
     branches.tails[branches.at] = tail;
     branches.at = branches.tails.push(null) - 1;
   }

@@ -20,7 +20,7 @@ export function sidebar(current, act) {
 
 /** True if each of these words is in the title or in a turn of any version. */
 function has(chat, words) {
-  const texts = [store.titleOf(chat), ...everyTurn(chat.turns).map((turn) => turn.content)].map((text) => String(text).toLowerCase());
+  const texts = [store.titleOf(chat), ...everyTurn(chat.turns).flatMap(({ content, files }) => [content, ...(files ?? []).flatMap(({ name, text }) => [name, text])])].map((text) => String(text).toLowerCase());
   return words.every((word) => texts.some((text) => text.includes(word)));
 }
 
@@ -84,6 +84,9 @@ export async function imported(text) {
   const turns = listed && (found.turns ? cleaned(listed, plain) : listed.filter(plain).map(ofMessage));
   if (!turns?.length) return null;
   if (found.turns) await restore(turns, found);
+  for (const turn of everyTurn(turns)) {
+    if (turn.files && !(Array.isArray(turn.files) && turn.files.length && turn.files.every((one) => typeof one?.name === "string" && typeof one.text === "string"))) delete turn.files;
+  }
   await keep(everyTurn(turns).flatMap((turn) => turn.images ?? []));
   const system = found.turns ? found.settings?.system : listed.find((turn) => turn?.role === "system")?.content ?? found.system;
   const settings = { ...(found.turns && typeof found.settings === "object" ? found.settings : {}), ...(typeof system === "string" && system ? { system } : {}) };

@@ -56,7 +56,7 @@ export function watch(changed) {
 /** The default title of a conversation: the start of its first message. */
 export function titleOf(chat) {
   const asked = chat.turns.find((turn) => turn.role === "user");
-  const first = asked?.content || (asked?.images ? "Picture" : "");
+  const first = asked?.content || asked?.files?.[0].name || (asked?.images ? "Picture" : "");
   const line = first.trim().split("\n")[0];
   return chat.title || (line.length > 60 ? `${line.slice(0, 57).trimEnd()}…` : line) || "New chat";
 }

@@ -27,12 +27,19 @@ export async function request(model, settings, turns, { again = false, resumed =
   return { model: model.id, messages: await messages(settings, turns, resumed), stream: true, stream_options: { include_usage: true }, ...asked };
 }
 
+/** A text file as a named code block, as mlxinfer chat sends it. */
+function block({ name, text }) {
+  const fence = "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(([run]) => run.length + 1)));
+  return `${name}:\n${fence}\n${text.trimEnd()}\n${fence}`;
+}
+
 function message(turn, pictures) {
-  if (turn.role === "user" && turn.images?.length) {
+  if (turn.role === "user") {
+    const content = [turn.content, ...(turn.files ?? []).map(block)].filter(Boolean).join("\n\n");
+    if (!turn.images?.length) return { role: "user", content };
     const parts = turn.images.map(({ id }) => ({ type: "image_url", image_url: { url: pictures.get(id) } }));
-    return { role: "user", content: turn.content ? [...parts, { type: "text", text: turn.content }] : parts };
+    return { role: "user", content: content ? [...parts, { type: "text", text: content }] : parts };
   }
-  if (turn.role === "user") return { role: "user", content: turn.content };
   if (turn.role === "tool") return { role: "tool", tool_call_id: turn.id, content: turn.content };
   const calls = turn.calls?.map(({ id, name, arguments: text }) => ({ id, type: "function", function: { name, arguments: text } }));
   return { role: "assistant", content: turn.content, ...(turn.reasoning ? { reasoning_content: turn.reasoning } : {}), ...(calls?.length ? { tool_calls: calls } : {}) };

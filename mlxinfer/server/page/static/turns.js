@@ -1,6 +1,6 @@
 // The view of one turn of a conversation, during and after the answer.
 
-import { thumbnail } from "./attach.js";
+import { textFile, thumbnail } from "./attach.js";
 import { copyButton, el, fit, icon, iconButton } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 
@@ -40,7 +40,8 @@ export class TurnView {
     }
     this.node.setAttribute("aria-label", "You");
     const pictures = turn.images?.length ? el("div", { class: "pictures" }, ...turn.images.map((image) => thumbnail(image))) : null;
-    const text = el("div", { class: "text", dir: "auto" }, pictures, turn.content);
+    const files = (turn.files ?? []).map((file) => textFile(file));
+    const text = el("div", { class: "text", dir: "auto" }, pictures, files, turn.content);
     if (turn.content.length > LONG || turn.content.split("\n").length > LONG_LINES) fold(text, turn.content);
     this.node.replaceChildren(text,
       el("div", { class: "actions" }, this.versions, copyButton(() => turn.content), iconButton("edit", "Edit", () => this.edit())));
