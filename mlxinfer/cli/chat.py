@@ -49,6 +49,7 @@ Examples:
 @system_option
 @click.option("--continue", "-c", "resume", is_flag=True, help="Continue the last conversation; without MODEL, with its model.")
 @click.option("--list", "listed", is_flag=True, help="List the kept conversations, and exit.")
+@click.option("--search", metavar="TEXT", help="List the kept conversations that contain TEXT, and exit.")
 @click.option("--keep/--no-keep", default=None, help="Keep this conversation for --continue.  [default: on a terminal]")
 @click.option("--tools", "tools_file", metavar="FILE.py", type=click.Path(exists=True, dir_okay=False), help=_TOOLS_HELP)
 @click.option("--quiet", "-q", is_flag=True, help="No notes, and no line about speed after each answer.")
@@ -56,7 +57,7 @@ Examples:
 @server_options
 @one_sequence_options
 @engine_options
-def chat(model: str | None, listed: bool, **options: Any) -> None:
+def chat(model: str | None, listed: bool, search: str | None, **options: Any) -> None:
     """Talk with MODEL. Ctrl-C stops an answer, Ctrl-D leaves, /help lists the commands.
 
     Without MODEL, the largest one here that fits answers; if none is here, one is offered.
@@ -66,8 +67,8 @@ def chat(model: str | None, listed: bool, **options: Any) -> None:
     """
     from .repl.saved import Archive
 
-    if listed:
-        click.echo(fitted("\n".join(Archive().lines(1000)), sys.stdout))
+    if listed or search:
+        click.echo(fitted("\n".join(Archive().lines(1000, search or "")), sys.stdout))
     else:
         click.get_current_context().exit(_talk(model, Archive(), **options))
 

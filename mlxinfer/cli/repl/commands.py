@@ -21,7 +21,7 @@ from .attachments import copy_to_clipboard
 from .conversation import SETTABLE, Conversation
 from .pastes import folded
 from .pictures import first_path
-from .saved import Archive, Saved, messages, read, save, shortened
+from .saved import Archive, Saved, export, line_of, messages, read, save, shortened
 from .shown import Shown, last_exchange
 from .tools import ToolRunner
 
@@ -57,13 +57,19 @@ class Session:
     """Replaces the model by another one, given by name; None if the model is fixed."""
     folded: bool = True
     """True if reasoning is shown as one line instead of in full."""
+    title: str = ""
+    """Title of the conversation that the user chose."""
+
+    def snapshot(self) -> Saved:
+        """Return the saved form of the conversation."""
+        return replace(self.conversation.snapshot(), title=self.title)
 
     def keep(self) -> None:
         """Save the conversation in the state folder. A disk error is reported once and does not end the chat."""
         if self.archive is None:
             return
         try:
-            self.archive.keep(self.conversation.snapshot())
+            self.archive.keep(self.snapshot())
         except MLXInferError as error:
             self.archive = None
             tell(f"this conversation is no longer kept: {error}", problem=True)
@@ -75,7 +81,7 @@ class Session:
             self.archive.renew()
             if archived:
                 self.archive.follow(archived)
-        self.file = None
+        self.file, self.title = None, saved.title
         told = [messages(saved.turns)]
         if saved.model not in ("", self.conversation.name):
             told.append(f"the answers so far are from {saved.model}")
@@ -111,7 +117,7 @@ def _help(session: Session, argument: str) -> str:
 
 def _reset(session: Session, argument: str) -> str:
     session.conversation.reset()
-    session.file = None
+    session.file, session.title = None, ""
     if session.archive is None:
         return "New conversation."
     session.archive.renew()
@@ -153,7 +159,7 @@ def _save(session: Session, argument: str, *, replace: bool = False) -> str:
     path = _path(argument) or session.file
     if path is None:
         raise MLXInferError("/save needs the name of a file")
-    save(path, session.conversation.snapshot(), replace=replace or path == session.file)
+    save(path, session.snapshot(), replace=replace or path == session.file)
     session.file = path
     return f"saved to {path}"
 
@@ -180,13 +186,47 @@ def _path(argument: str) -> Path | None:
 
 def _history(session: Session, argument: str) -> Result:
     archive = session.archive or Archive()
-    if not argument:
-        return "\n".join([*archive.lines(), "/history NUMBER continues one of them"])
-    files = archive.files()
-    if not (argument.isascii() and argument.isdigit() and 1 <= int(argument[:9]) <= len(files)):
-        raise MLXInferError(f"there is no conversation {argument}: /history lists them")
-    path = files[int(argument[:9]) - 1]
+    if not argument.isdecimal():
+        return "\n".join([*archive.lines(text=argument), "/history N continues one, /history TEXT searches, /delete N deletes one."])
+    path = _numbered(archive, argument)
     return session.restore(read(path), archived=path)
+
+
+def _numbered(archive: Archive, argument: str) -> Path:
+    files = archive.files()
+    if not (argument.isascii() and argument.isdecimal() and 1 <= int(argument[:9]) <= len(files)):
+        raise MLXInferError(f"No conversation has the number {argument!r}: /history lists them.")
+    return files[int(argument[:9]) - 1]
+
+
+def _delete(session: Session, argument: str) -> str:
+    archive = session.archive or Archive()
+    path = _numbered(archive, argument)
+    if not sys.stdin.isatty():
+        raise MLXInferError("/delete asks first, so it needs a terminal")
+    try:
+        agreed = click.confirm(f"Delete {line_of(path)}", err=True)
+    except click.Abort:
+        agreed = False
+    if agreed:
+        archive.delete(path)
+    return "Deleted." if agreed else "Kept."
+
+
+def _title(session: Session, argument: str) -> str:
+    if argument:
+        session.title = shortened(argument, 80)
+        if session.conversation.turns:
+            session.keep()
+    return f"title: {session.title or 'none'}"
+
+
+def _export(session: Session, argument: str) -> str:
+    path = _path(argument)
+    if path is None:
+        raise MLXInferError("/export needs the name of a file, such as talk.md")
+    export(path, session.snapshot())
+    return f"exported to {path}"
 
 
 def _show(session: Session, argument: str) -> Shown:
@@ -337,13 +377,16 @@ COMMANDS = {
     "/save": Command(_save, "FILE", "write the conversation; /save! replaces another one"),
     "/load": Command(_load, "FILE", "continue a saved conversation"),
     "/show": Command(_show, "[last]", "show the whole conversation, or its last exchange"),
-    "/history": Command(_history, "[N]", "list the kept conversations, or continue one"),
+    "/export": Command(_export, "FILE.md", "write the conversation as Markdown"),
+    "/history": Command(_history, "[N|TEXT]", "list the kept conversations or those with a text, or continue one"),
+    "/title": Command(_title, "[TEXT]", "show or choose the conversation's title in that list"),
+    "/delete": Command(_delete, "N", "delete a kept conversation"),
     "/set": Command(_set, "[NAME [VALUE]]", "show or change sampling, such as temperature; /set stats off hides the speed line"),
     "/thinking": Command(_thinking, "[full|folded]", "show the reasoning of the last answer, or change how reasoning is shown"),
     "/stats": Command(_stats, "", "context and speed"),
     "/exit": Command(_exit, "", "leave"),
 }
-_OTHER_NAMES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help", "/clear": "/reset", "/new": "/reset"}
+_OTHER_NAMES = {"/quit": "/exit", "/bye": "/exit", "/?": "/help", "/clear": "/reset", "/new": "/reset", "/rename": "/title"}
 _COMMAND = re.compile(r"\s*(/(?:[A-Za-z]+!?|\?))(?:\s+(.*))?", re.DOTALL)
 
 

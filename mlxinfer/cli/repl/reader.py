@@ -167,8 +167,8 @@ def _mark_before_cursor(pastes: Pastes) -> str:
 
 
 class _CommandCompleter(Completer):
-    """Completes commands and their arguments: files after /save, /load, /image and @, settings after /set, models after /model, and
-    numbers of conversations after /history."""
+    """Completes commands and their arguments: files after /save, /load, /export, /image and @, settings after /set, models after /model,
+    and numbers of conversations after /history and /delete."""
 
     def __init__(self, commands: Iterable[str]) -> None:
         self._commands = sorted(commands)
@@ -177,7 +177,7 @@ class _CommandCompleter(Completer):
     def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
         text = document.text_before_cursor
         name, space, argument = text.partition(" ")
-        if space and name in ("/save", "/save!", "/load", "/image"):
+        if space and name in ("/save", "/save!", "/load", "/export", "/image"):
             yield from self._paths.get_completions(Document(argument), complete_event)
         elif space and (choices := CHOICES.get(name)) is not None and not argument.startswith("@"):
             yield from choices(argument)
@@ -206,6 +206,7 @@ CHOICES: dict[str, Callable[[str], Iterator[Completion]]] = {
     "/set": lambda text: _beginning_with(text, (*SETTABLE, "stats")),
     "/model": _models,
     "/history": _conversations,
+    "/delete": _conversations,
     "/show": lambda text: _beginning_with(text, ("last",)),
     "/thinking": lambda text: _beginning_with(text, ("folded", "full")),
     "/system": lambda text: _beginning_with(text, ("none",)),

@@ -35,6 +35,18 @@ class Saved:
     """Name of the model; "" if unknown."""
     source: str = ""
     """Source of the model: an absolute path, an alias or a hub id."""
+    title: str = ""
+    """Title that the user chose; "" for the first message."""
+
+    @property
+    def subject(self) -> str:
+        """Return the title, or the first message."""
+        return self.title or next((turn["content"] for turn in self.turns if turn["role"] == "user"), "")
+
+    def has(self, text: str) -> bool:
+        """Return True if title and messages contain every word of the text."""
+        content = "\n".join([self.title, *(turn["content"] for turn in self.turns)]).casefold()
+        return all(word in content for word in text.casefold().split())
 
 
 def source_of(model: str) -> str:
@@ -74,9 +86,9 @@ def _parsed(content: Any) -> Saved:
     if not isinstance(system, (str, type(None))):
         raise ValueError('"system" must be a text or null')
     params = content.get("params")
-    names = (content.get(name) for name in ("model", "source"))
-    model, source = (name if isinstance(name, str) else "" for name in names)
-    return Saved(turns, system, None if params is None else _params(params), model, source)
+    names = (content.get(name) for name in ("model", "source", "title"))
+    model, source, title = (name if isinstance(name, str) else "" for name in names)
+    return Saved(turns, system, None if params is None else _params(params), model, source, title)
 
 
 def _turn(number: int, message: Any) -> dict[str, Any]:
@@ -130,7 +142,8 @@ def _write(path: Path, saved: Saved, mode: int = 0o600) -> None:
     """Write a temporary file in the same folder, then rename it. Raises `MLXInferError`."""
     temporary = None
     params = asdict(saved.params) if saved.params else None
-    content = {"model": saved.model, "source": saved.source, "system": saved.system, "messages": saved.turns, "params": params}
+    content: dict[str, Any] = {"title": saved.title, "model": saved.model, "source": saved.source, "system": saved.system}
+    content |= {"messages": saved.turns, "params": params}
     try:
         with NamedTemporaryFile("w", dir=path.parent, prefix=".", delete=False, encoding="utf-8") as file:
             temporary = Path(file.name)
@@ -197,11 +210,28 @@ class Archive:
         path = self.latest()
         return path, read(path)
 
-    def lines(self, most: int = 20) -> list[str]:
-        """Return one line per conversation, numbered from the most recently used one."""
-        return [f"{number:>3}  {_line(path)}" for number, path in enumerate(self.files()[:most], 1)] or [
-            "No conversation has been kept yet."
-        ]
+    def delete(self, path: Path) -> None:
+        """Delete a conversation, but not the present one. Raises `MLXInferError`."""
+        if path == self._path:
+            raise MLXInferError("This is the present conversation: /new starts another one.")
+        try:
+            path.unlink()
+        except OSError as error:
+            raise MLXInferError(f"cannot delete {path}: {error.strerror}") from error
+
+    def lines(self, most: int = 20, text: str = "") -> list[str]:
+        """Return one line per conversation that has the text, numbered from the most recently used one of all."""
+        found: list[str] = []
+        for number, path in enumerate(self.files(), 1):
+            if len(found) == most:
+                break
+            if not text:
+                found.append(f"{number:>3}  {line_of(path)}")
+            else:
+                with suppress(MLXInferError):
+                    if read(path).has(text):
+                        found.append(f"{number:>3}  {line_of(path)}")
+        return found or [f"No kept conversation has {text!r}." if text else "No conversation has been kept yet."]
 
     def _new_path(self) -> Path:
         try:
@@ -222,14 +252,45 @@ def _identity(path: Path) -> tuple[int, int] | None:
     return found.st_ino, found.st_mtime_ns
 
 
-def _line(path: Path) -> str:
+def line_of(path: Path) -> str:
+    """Return a line about a kept conversation."""
     try:
         saved = read(path)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(path.stat().st_mtime))
     except (MLXInferError, OSError):
         return f"{path.name} cannot be read"
-    first = next((turn["content"] for turn in saved.turns if turn["role"] == "user"), "")
-    return f"{when}  {saved.model}, {messages(saved.turns)}: {shortened(first, 50)}"
+    return f"{when}  {saved.model}, {messages(saved.turns)}: {shortened(saved.subject, 50)}"
+
+
+def export(path: Path, saved: Saved) -> None:
+    """Write a conversation as Markdown to a new file. Raises `MLXInferError`."""
+    if not saved.turns:
+        raise MLXInferError("Nothing to export: no message has been sent yet.")
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(as_markdown(saved))
+    except FileExistsError:
+        raise MLXInferError(f"{path} exists: choose another name") from None
+    except OSError as error:
+        raise MLXInferError(f"cannot write {path}: {error.strerror}") from error
+
+
+def as_markdown(saved: Saved) -> str:
+    """Return a conversation as Markdown: a heading for each message, reasoning folded."""
+    parts = [f"# {shortened(saved.subject, 80)}"]
+    if saved.system:
+        parts += ["## System", saved.system]
+    for turn in saved.turns:
+        role = turn["role"]
+        parts.append(f"## {'You' if role == 'user' else saved.model or 'Assistant' if role == 'assistant' else turn.get('name') or 'Tool'}")
+        parts += [f"![]({Path(entry['path']).as_uri()})" for entry in turn.get("images", ())]
+        if turn.get("reasoning"):
+            parts += ["<details><summary>Reasoning</summary>", turn["reasoning"].strip(), "</details>"]
+        if turn["content"].strip():
+            parts.append(turn["content"].strip())
+        for call in turn.get("tool_calls", ()):
+            parts.append(f"```json\n{json.dumps(call['function'], ensure_ascii=False)}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 def shortened(text: str, most: int) -> str:

@@ -82,7 +82,7 @@ def test_every_command_is_in_the_help(conversation):
     assert all(name in text for name in COMMANDS)
     assert set(COMMANDS) == {
         *("/help", "/reset", "/undo", "/retry", "/show", "/edit", "/continue", "/copy", "/trim", "/system", "/model", "/tools", "/tokens"),
-        *("/image", "/save", "/load", "/history", "/set", "/thinking", "/stats", "/exit"),
+        *("/image", "/save", "/load", "/export", "/history", "/title", "/delete", "/set", "/thinking", "/stats", "/exit"),
     }
 
 

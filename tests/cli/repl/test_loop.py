@@ -203,6 +203,17 @@ def test_conversations_on_a_terminal_are_kept(chat, own_home):
     child.expect("> hello|\x1b\\[0m hello")
     child.send("/history\r")
     child.expect("2 messages: hello")
+    for command, answer, told in (("/delete 1", "n", "Kept"), ("/delete 1", "y", "This is the present"), ("/new", "", "New conv")):
+        child.send(f"{command}\r")
+        if answer:
+            child.expect("Delete .* 2 messages: hello \\[y/N\\]")
+            child.send(f"{answer}\r")
+        child.expect(told)
+    child.send("/delete 1\r")
+    child.expect("\\[y/N\\]")
+    child.send("y\r")
+    child.expect("Deleted")
+    assert not path.exists()
 
 
 @pytest.mark.long

@@ -143,3 +143,64 @@ def test_a_pipe_keeps_nothing_unless_asked(call, chat_model, own_home: Path) -> 
     call("chat", chat_model, *GREEDY, stdin="hello\n")
     assert not (own_home / "mlxinfer" / "conversations").exists()
     assert "No conversation has been kept" in call("chat", "--list").out
+
+
+def test_conversations_are_found_by_all_words_of_a_text(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    archive.keep(TALK)
+    archive.renew()
+    archive.keep(Saved([{"role": "user", "content": "Bonjour le monde"}], title="French"))
+    os.utime(archive.files()[1], (1, 1))
+    assert [line[:3] for line in archive.lines(text="MONDE bon")] == ["  1"]
+    assert [line[:3] for line in archive.lines(text="hello")] == ["  2"], "with the number that /history takes"
+    assert archive.lines(text="french")[0].endswith(", 1 message: French")
+    assert archive.lines(text="hello monde") == ["No kept conversation has 'hello monde'."]
+
+
+def test_a_conversation_is_deleted_unless_it_is_the_present_one(tmp_path: Path) -> None:
+    archive = Archive(tmp_path)
+    archive.keep(TALK)
+    first = archive.latest()
+    with pytest.raises(MLXInferError, match="This is the present conversation"):
+        archive.delete(first)
+    archive.renew()
+    archive.delete(first)
+    assert archive.files() == []
+    with pytest.raises(MLXInferError, match="cannot delete"):
+        archive.delete(first)
+
+
+def test_markdown_has_all_messages_and_replaces_nothing(tmp_path: Path) -> None:
+    image = {"path": str(tmp_path / "a b.png"), "sha256": "0"}
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    turns = [
+        {"role": "user", "content": "hello", "images": [image]},
+        {"role": "assistant", "content": "", "reasoning": "hm", "tool_calls": [call]},
+        {"role": "tool", "name": "add", "content": "3"},
+        {"role": "assistant", "content": "# hi\n"},
+    ]
+    talk = Saved(turns, "be brief", model="tiny")
+    path = tmp_path / "talk.md"
+    saved.export(path, talk)
+    found = path.read_text()
+    assert found.startswith("# hello\n\n## System\n\nbe brief\n\n## You\n\n![](file://")
+    assert "a%20b.png" in found
+    assert "<details><summary>Reasoning</summary>\n\nhm\n\n</details>\n\n```json\n" in found
+    assert found.endswith("## add\n\n3\n\n## tiny\n\n# hi\n")
+    with pytest.raises(MLXInferError, match="exists: choose another name"):
+        saved.export(path, talk)
+    with pytest.raises(MLXInferError, match="Nothing to export"):
+        saved.export(tmp_path / "other.md", Saved([]))
+
+
+def test_a_title_is_kept_and_listed(call, chat_model, tmp_path: Path) -> None:
+    export = tmp_path / "talk.md"
+    lines = f"/title My talk\nhello\n/export {export}\n/title\n/delete 1\n/history talk\n"
+    result = call("chat", chat_model, "--keep", *GREEDY, stdin=lines)
+    assert "title: My talk" in result.err
+    assert "/delete asks first, so it needs a terminal" in result.err
+    assert "2 messages: My talk" in result.err
+    assert export.read_text().startswith("# My talk\n")
+    call("chat", "-c", *GREEDY, stdin="again\n")
+    assert "4 messages: My talk" in call("chat", "--search", "talk hello").out
+    assert call("chat", "--search", "nothing of this").out == "No kept conversation has 'nothing of this'.\n"
