@@ -18,6 +18,7 @@ from .launches.command import launches
 from .launches.command import show as show_launches
 from .serving.command import serving
 from .serving.command import show as show_serving
+from .serving.first_token import first_token
 from .structure import structure
 from .vision.command import vision
 
@@ -44,7 +45,8 @@ def report(name: str) -> None:
         raise click.ClickException(str(error)) from error
 
 
-for command in (attention_gpu, batch, compare, kernels_compile, kv_quality, launches, products_gpu, serving, step, structure, vision):
+_MEASURING = (attention_gpu, batch, compare, first_token, kernels_compile, kv_quality, launches, products_gpu, serving, step, vision)
+for command in (*_MEASURING, structure):
     main.add_command(command)
 
 if __name__ == "__main__":
