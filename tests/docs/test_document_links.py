@@ -83,6 +83,8 @@ def test_commands_exist(page):
             continue  # alternatives, not a command
         try:
             for name in _parse(command):
+                if " " in name:
+                    continue  # the prompt of `run` without a model
                 assert _is_a_model(name), f"{place}: {command}: {name!r} is no path, alias or hub id: use one, or MODEL"
         except (click.UsageError, ValueError) as error:
             pytest.fail(f"{place}: {command}: {error}")
