@@ -10,6 +10,7 @@ from functools import partial
 from typing import NoReturn
 
 import click
+from click.shell_completion import CompletionItem
 
 from .._version import __version__
 from ..errors import MLXInferError
@@ -63,8 +64,12 @@ def cli() -> None:
     """
 
 
+def _command_names(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(name) for name in cli.list_commands(ctx) if name.startswith(incomplete)]
+
+
 @click.command("help")
-@click.argument("names", nargs=-1, metavar="[COMMAND]...")
+@click.argument("names", nargs=-1, metavar="[COMMAND]...", shell_complete=_command_names)
 def _help(names: tuple[str, ...]) -> None:
     """Describe a command."""
     cli.main([*names, "--help"], prog_name="mlxinfer", standalone_mode=False)

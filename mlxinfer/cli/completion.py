@@ -16,6 +16,7 @@ from ..errors import MLXInferError
 from .common.console import tell
 
 _VARIABLE = "_MLXINFER_COMPLETE"
+_SHELLS = ("bash", "zsh", "fish")
 _DTYPES = ("float32", "bfloat16", "float16")
 _VALUES = {
     "dtype": _DTYPES,
@@ -24,6 +25,7 @@ _VALUES = {
     "group_size": ("32", "64", "128"),
     "encoder": ("fit", "gptq", "minmax"),
     "calibration": ("samples", "random"),
+    "towers": ("16", "8", "none"),
     "mode": ("affine", "mxfp4", "mxfp8", "nvfp4"),
 }
 """Values by the parameter's name."""
@@ -102,22 +104,30 @@ def _place(shell: str) -> _CompletionPlace:
 
 
 @click.command(short_help="Shell completion for bash, zsh and fish.")
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.argument("shell", type=click.Choice(_SHELLS), required=False)
 @click.option("--install", "installs", is_flag=True, help="Write the script to the place where the shell looks for it.")
-def completion(shell: str, installs: bool) -> None:
-    """Print the completion script of a shell, or install it for new shells.
+def completion(shell: str | None, installs: bool) -> None:
+    """Print the completion script of a shell, or install it for new shells. Without SHELL, it is the one of $SHELL.
 
     \b
-    bash:  eval "$(mlxinfer completion bash)"       in ~/.bashrc
-    zsh:   eval "$(mlxinfer completion zsh)"        in ~/.zshrc
-    fish:  mlxinfer completion fish --install
+    mlxinfer completion --install                   once
+    eval "$(mlxinfer completion bash)"              or this, in ~/.bashrc or ~/.zshrc
     """
+    shell = shell or _own_shell()
     script: Any = completion_class(shell)
     source = script(click.get_current_context().find_root().command, {}, "mlxinfer", _VARIABLE).source()
     if installs:
         _install(_place(shell), source)
     else:
         click.echo(source)
+
+
+def _own_shell() -> str:
+    """Return the user's shell. Raises `click.UsageError` for one without completion."""
+    name = Path(os.environ.get("SHELL", "")).name
+    if name not in _SHELLS:
+        raise click.UsageError(f"which shell? {', '.join(_SHELLS)}")
+    return name
 
 
 def _install(place: _CompletionPlace, source: str) -> None:

@@ -67,17 +67,31 @@ Examples:
 @click.argument("prompt", required=False)
 @system_option
 @click.option(
-    "--file", "-f", "files", multiple=True, metavar="FILE", help="Add the text of FILE to the prompt, or the picture; repeatable."
+    "--file",
+    "-f",
+    "files",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Add the text of FILE to the prompt, or the picture; repeatable.",
 )
 @click.option(
-    "--image", "images", multiple=True, metavar="FILE", help="Show the picture in FILE to the model; repeatable. - is standard input."
+    "--image",
+    "images",
+    multiple=True,
+    type=click.Path(),
+    metavar="FILE",
+    help="Show the picture in FILE to the model; repeatable. - is standard input.",
 )
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat template.")
 @schema_options
 @click.option("--continue", "-c", "resume", is_flag=True, help="Continue the last conversation, with its model unless MODEL is given.")
 @click.option("--keep/--no-keep", default=None, help="Keep prompt and answer for --continue.  [default: on a terminal]")
 @click.option(
-    "--batch", metavar="FILE", help="Answer the prompts in a file of JSON lines together, and print JSON lines; - is standard input."
+    "--batch",
+    type=click.Path(),
+    metavar="FILE",
+    help="Answer the prompts in a file of JSON lines together, and print JSON lines; - is standard input.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of the text.")
 @click.option("--stats", is_flag=True, help="Print tokens, speed and memory on standard error, after the answer.")

@@ -99,3 +99,11 @@ def test_files_are_offered_after_an_at_sign(tmp_path):
     }
     done = subprocess.run([sys.executable, "-m", "mlxinfer"], env=variables, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.stdout.splitlines() == [f"plain,@{tmp_path}/a folder/", f"plain,@{tmp_path}/a prompt.txt"]
+
+
+def test_the_shell_is_the_user_s_own_by_default(call, own_home, monkeypatch):
+    monkeypatch.setenv("SHELL", "/usr/local/bin/fish")
+    assert str(own_home / PLACES["fish"]) in call("completion", "--install").out
+    monkeypatch.setenv("SHELL", "/bin/tcsh")
+    refused = call("completion", "--install")
+    assert (refused.code, refused.err) == (2, "mlxinfer: which shell? bash, zsh, fish (see 'mlxinfer completion --help')\n")

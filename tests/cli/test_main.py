@@ -71,6 +71,8 @@ def test_completion_answers(words, expected):
     [
         ("run smo", ["smollm2", "smo x.gguf"]),
         ("run smollm2 --kv k", ["k8v4"]),
+        ("run smollm2 hi -f sm", ["smo x.gguf"]),
+        ("help be", ["bench"]),
         ("convert a b --mode mx", ["mxfp4", "mxfp8"]),
         ("run smollm2 --dtype f", ["float32", "float16"]),
         ("bench smollm2 --bits = ", ["2", "3", "4", "5", "6", "8"]),

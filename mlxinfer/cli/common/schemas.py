@@ -83,6 +83,8 @@ def _callback(ctx: click.Context, param: click.Parameter, text: str | None) -> S
 
 def schema_options(command: Any) -> Any:
     """Add `--schema` and `--schema-multi`."""
-    multi = click.option("--schema-multi", metavar="SCHEMA", callback=_callback, help='The same for a list: {"items": [...]}.')
+    multi = click.option(
+        "--schema-multi", type=click.Path(), metavar="SCHEMA", callback=_callback, help='The same for a list: {"items": [...]}.'
+    )
     fields = "Make the answer JSON that fits: fields such as 'name, age int', a JSON Schema, or a file with one; - is standard input."
-    return click.option("--schema", metavar="SCHEMA", callback=_callback, help=fields)(multi(command))
+    return click.option("--schema", type=click.Path(), metavar="SCHEMA", callback=_callback, help=fields)(multi(command))
