@@ -29,6 +29,12 @@ SHOW = """async ([source, tokens]) => {
   await new Promise((settle) => { setTimeout(settle, 0); });
   return holder.firstChild.innerHTML;
 }"""
+STREAM = """(source) => import("/page/markdown.js").then(({ MarkdownView }) => {
+  const node = document.createElement("div");
+  const view = new MarkdownView(node);
+  for (let i = 1; i <= source.length; i += 1) view.show(source.slice(0, i));
+  return node.innerHTML;
+})"""
 PARTS = "() => [...document.querySelectorAll('#transcript [class^=hl-]')].map((node) => [node.className, node.textContent])"
 SHAPES = """() => [...document.querySelectorAll("#transcript .math")].map((node) =>
   [node.tagName, node.firstElementChild?.tagName ?? null, node.firstElementChild?.getAttribute("display") ?? null])"""
@@ -107,7 +113,15 @@ def test_other_languages_stay_plain(page: Any) -> None:
     for name in ("", "nolang", "__proto__", "constructor"):
         found = page.evaluate(SHOW, [f"```{name}\ndef f\n```", False])
         assert "<code>def f</code>" in found
-    assert "hl-" not in page.evaluate(SHOW, ["```py\n" + "def f\n" * 10_000 + "```", False])
+    for hostile in ("def f\n" * 10_000, "1" * 600 + "\n", "def f\n" * 2_000 + "\n~~~"):  # long, one long line, long and growing
+        assert "hl-" not in page.evaluate(SHOW, [f"```py\n{hostile}" + "```" * ("~" not in hostile), False])
+
+
+def test_growing_code_and_formulas_end_as_the_whole(page: Any) -> None:
+    source = "a \\(x^2\\) b\n\n```js\nlet x = 1;\n// `c`\n```\n\n$$\n\\frac{1}{2}\n$$\nend $y$."
+    whole = page.evaluate(SHOW, [source, False])
+    assert (whole.count("<math"), whole.count("hl-keyword")) == (3, 1)
+    assert page.evaluate(STREAM, source) == whole
 
 
 def test_tokens_of_highlighted_code(page: Any) -> None:

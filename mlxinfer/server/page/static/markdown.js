@@ -276,7 +276,7 @@ class Out {
     const inner = lines.slice(1, closed ? -1 : undefined).map((line) => cut(line, Math.min(strip, indent(line))));
     const code = el("code");
     const { s, p } = joined(inner);
-    highlighted(code, language, s, (node, from, to) => this.text(node, s, p, from, to));
+    highlighted(code, language, s, closed, (node, from, to) => this.text(node, s, p, from, to));
     const head = el("figcaption", {}, el("span", {}, language || "text"), copyButton(() => s, "Copy code"));
     return el("figure", { class: "code", dir: "ltr" }, head, el("pre", { tabindex: "0" }, code));
   }

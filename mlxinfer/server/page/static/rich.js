@@ -2,7 +2,10 @@
 
 import { el } from "./dom.js";
 
-const LONGEST_CODE = 50_000; // characters
+// The library's time is quadratic in the length of a line, for some texts.
+const LONGEST_CODE = 20_000; // characters
+const LONGEST_GROWING = 10_000; // of code that is still being written, and highlighted with each piece
+const LONG_LINE = /[^\n]{500}/;
 const LONGEST_FORMULA = 5_000;
 const DEEPEST_FORMULA = 100; // nested elements
 const SIZES = [20, 200]; // em, pt: the largest length that a formula may set
@@ -23,10 +26,10 @@ function within(name, use) {
   loading.get(name).then(() => use(loaded.get(name)), () => loading.delete(name)); // the server may be gone
 }
 
-/** Fills an element with code; `text(node, from, to)` appends a part of it. */
-export function code(node, language, s, text) {
+/** Fills an element with code, which is `closed` once it is complete; `text(node, from, to)` appends a part of it. */
+export function code(node, language, s, closed, text) {
   text(node, 0, s.length);
-  if (!language || s.length > LONGEST_CODE) return;
+  if (!language || s.length > (closed ? LONGEST_CODE : LONGEST_GROWING) || LONG_LINE.test(s)) return;
   within("highlight", (library) => {
     if (!library.getLanguage(language)) return;
     const tree = library.highlight(s, { language, ignoreIllegals: true })._emitter.rootNode;
