@@ -235,11 +235,13 @@ class BlockStack:
         """Run rows with fused sums and norms; the last sum is left to the norm after it. The arguments are those of `advance`."""
         stream = ResidualStream(x)
         deepstack = 0 if step.given is None else len(step.given.deepstack)
-        for index, block in enumerate(self.blocks):
+        # Indexing would gather; parts of a split are views.
+        owns = [None] * len(self.blocks) if inputs is None else [own.squeeze(0) for own in mx.split(inputs, len(self.blocks))]
+        for index, (block, own) in enumerate(zip(self.blocks, owns, strict=True)):
             if tapped is not None and index in self.taps:
                 stream = ResidualStream(stream.sum())
                 tapped.append(stream.x)
-            stream = block.advance(stream, step, rotations, None if inputs is None else inputs[index])
+            stream = block.advance(stream, step, rotations, own)
             if index < deepstack:
                 stream = ResidualStream(with_deepstack(stream.sum(), step, index))
         return stream

@@ -13,6 +13,8 @@ from ..util.dataclass import dataclass
 from ..util.device import is_gpu
 
 Elementwise = Callable[..., mx.array]
+_FEW_ROWS = 16
+"""Most rows for which a function with many operations is compiled for its shape."""
 
 
 def fused(function: Elementwise, *, shapeless: bool = True) -> Elementwise:
@@ -97,7 +99,22 @@ def elementwise(name: str) -> Callable[[mx.array], mx.array]:
 def gated(name: str) -> Activated:
     """Return `activation(gate) * up` for the activation with this name. Raises `UnsupportedModelError`."""
     activation = elementwise(name)
-    return Activated(activation.__name__, fused(lambda gate, up: activation(gate) * up))
+
+    def unit(gate: mx.array, up: mx.array) -> mx.array:
+        return activation(gate) * up
+
+    return Activated(activation.__name__, _fused_for_rows(unit) if activation is gelu_tanh else fused(unit))
+
+
+def _fused_for_rows(function: Elementwise) -> Elementwise:
+    """Fuse a function that MLX splits into two kernels when compiled for all shapes, because it counts the broadcasts of scalars.
+
+    Compiled for one shape, the function is one kernel; that is done for few rows.
+    """
+    if not is_gpu():
+        return function
+    many, few = fused(function), fused(function, shapeless=False)
+    return lambda gate, up: (few if gate.size <= _FEW_ROWS * gate.shape[-1] else many)(gate, up)
 
 
 def gated_again(activation: str) -> Gate:
