@@ -40,13 +40,9 @@ def stop(model: str | None) -> None:
 
 def _end(address: ServerAddress) -> None:
     """End the process that listens, and wait for its end. Raises `OSError` without a server, and `ServerError`."""
-    from ..server.access.sockets import peer_pid
-
-    connection = address.open()
-    process = peer_pid(connection.sock)
-    connection.close()
-    if not process:
-        raise ServerError(f"the process of the server at {address} is unknown: end it where it was started")
+    process = address.health().get("process")
+    if not isinstance(process, int):
+        raise ServerError(f"the server at {address} does not tell its process: end it where it was started")
     with suppress(ProcessLookupError):
         os.kill(process, signal.SIGTERM)
     deadline = time.monotonic() + _PATIENCE_S

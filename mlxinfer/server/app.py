@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 import uuid
 from collections.abc import Iterable, Sequence
@@ -15,7 +16,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from .._version import __version__
 from ..errors import MLXInferError
@@ -213,6 +214,8 @@ class Health(TypedDict):
     version: str
     models: list[str]
     states: dict[str, str]
+    process: NotRequired[int]
+    """Id of the server's process, for clients of the Unix socket."""
 
 
 async def health(context: RequestContext, _: Any) -> ASGIApp:
@@ -225,7 +228,10 @@ async def health(context: RequestContext, _: Any) -> ASGIApp:
     code = 200 if status == "ok" else 503
     if context.shared_key and not has_key(dict(context.headers.raw), context.server.settings):
         return JSONResponse(Health(status="failed" if failed and status != "draining" else status, version="", models=[], states={}), code)
-    return JSONResponse(Health(status=status, version=__version__, models=list(states), states=dict(states)), code)
+    found = Health(status=status, version=__version__, models=list(states), states=dict(states))
+    if context.on_unix_socket:
+        found["process"] = os.getpid()
+    return JSONResponse(found, code)
 
 
 async def metrics(context: RequestContext, body: Any) -> ASGIApp:

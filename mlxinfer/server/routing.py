@@ -64,6 +64,8 @@ class RequestContext:
     """More fields for the request's line in the access log. Never the text of a prompt or an answer."""
     peer: str = ""
     """Identifier of the sender, see `auth.peer`. Requests of different peers are scheduled fairly."""
+    on_unix_socket: bool = False
+    """True for a client on the Unix socket."""
     shared_key: bool = False
     """True if the client has sent the server's key, which other users may have too."""
     began: float = field(default_factory=time.monotonic)
@@ -180,6 +182,7 @@ class Endpoint(Route):
             Headers(scope=scope),
             state["log"],
             peer=peer(scope),
+            on_unix_socket=is_unix(scope),
             shared_key=bool(self._server.settings.api_key) and not is_unix(scope),
         )
         try:

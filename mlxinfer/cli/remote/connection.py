@@ -61,8 +61,12 @@ class ServerAddress:
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request, and return the JSON of its answer. Raises `OSError` without a server, and `MLXInferError` for its errors."""
         with closing(self.open()) as connection:
-            response = self._send(connection, method, path, body)
-            return self._read(response)
+            return self._read(self._send(connection, method, path, body))
+
+    def health(self) -> Any:
+        """Return the JSON of `/health`, also of a server that has failed. Raises as `ask`."""
+        with closing(self.open()) as connection:
+            return self._read(self._send(connection, "GET", "/health", None, accepted=503))
 
     def events(self, path: str, body: Any) -> Generator[dict[str, Any], None, None]:
         """Yield the server-sent events of an answer. Closing the generator cancels the request. Raises as `ask`."""
@@ -84,7 +88,9 @@ class ServerAddress:
                 pass
             raise ServerError(f"the server at {self} ended before the answer was complete")
 
-    def _send(self, connection: http.client.HTTPConnection, method: str, path: str, body: Any) -> http.client.HTTPResponse:
+    def _send(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: Any, *, accepted: int = 200
+    ) -> http.client.HTTPResponse:
         headers = {"content-type": "application/json"}
         if self.url is not None and (key := os.environ.get("MLXINFER_API_KEY")):
             headers["authorization"] = f"Bearer {key}"
@@ -95,7 +101,7 @@ class ServerAddress:
             raise ServerError(f"the server at {self} does not speak HTTP") from None
         if response.status == 401:
             raise ServerError(f"the server at {self} asks for another key than the one in $MLXINFER_API_KEY")
-        if response.status >= 400:
+        if response.status >= 400 and response.status != accepted:
             raise _error(self._read(response).get("error"))
         return response
 
