@@ -67,7 +67,7 @@ class AdaptedModel:
     def unload(self, name: str) -> None:
         """Refuse new requests for an adapter; `release` frees its memory. Raises `AdapterError` for an unknown name."""
         if self.adapters.pop(name, None) is None:
-            raise AdapterError(f"there is no adapter called {name!r} to unload")
+            raise AdapterError(f"no adapter called {name!r} is loaded")
 
     @property
     def leaving(self) -> bool:

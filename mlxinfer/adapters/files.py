@@ -33,7 +33,7 @@ def open_adapter(name: str, path: str | Path, config: Mapping[str, Any]) -> Adap
     if place.suffix == ".gguf" and place.is_file():
         return _of_gguf(name, place, _text_part(config))
     if not place.exists():
-        raise AdapterError(f"there is no adapter at {place}: give the folder that adapter_config.json is in, or a GGUF file")
+        raise AdapterError(f"no adapter at {place}: give the folder that adapter_config.json is in, or a GGUF file")
     raise AdapterError(f"{place} is no adapter: give the folder that adapter_config.json is in, or a GGUF file")
 
 

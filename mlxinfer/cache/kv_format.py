@@ -44,7 +44,7 @@ class KVFormat:
         both, keys, values = found.groups()
         chosen = cls(int(both or keys), int(both or values))
         if first16 and not chosen.quantized:
-            raise UnsupportedModelError("kv_first16 needs a quantized cache: set kv to 8, 4 or k8v4 as well")
+            raise UnsupportedModelError("kv_first16 needs kv 8, 4 or k8v4 as well")
         return replace(chosen, first16=first16)
 
     @property

@@ -104,7 +104,9 @@ def _exit_code(arguments: list[str]) -> int:
         code = cli(arguments or ["--help"], prog_name="mlxinfer", standalone_mode=False)
         sys.stdout.flush()
     except MLXInferError as error:
-        code = _complain(str(error), error.exit_code)
+        from .common.options import with_flags
+
+        code = _complain(with_flags(str(error)), error.exit_code)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "mlxinfer"
         code = _complain(f"{error.format_message().rstrip('.')} (see '{path} --help')", error.exit_code)

@@ -84,7 +84,7 @@ def _write_report(model: str | None, file: Path) -> None:
     if str(file) in ALIASES or file.is_dir():
         raise click.UsageError(f"--report takes a file; name the model first: mlxinfer doctor {file} --report")
     if file.exists() and not is_report(file):
-        raise click.UsageError(f"{file} exists and is no report: choose another name")
+        raise click.UsageError(f"{file} exists and is not a report: choose another name")
     text = report(model)
     try:
         file.write_text(text, encoding="utf-8")

@@ -53,7 +53,7 @@ def embed(
         while batch := list(islice(source, _TOGETHER)):
             index = _print(llm, batch, index, dimensions, asked)
         if not index:
-            raise PromptError("there is no text: give some as arguments, or lines on standard input")
+            raise PromptError("no text: give some as arguments, or as lines on standard input")
 
 
 def _print(llm: LLM, texts: list[str], index: int, dimensions: int | None, asked: dict[str, Any]) -> int:

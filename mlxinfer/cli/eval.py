@@ -62,11 +62,11 @@ def _options(length: int, positions: int) -> list[Callable[[Any], Any]]:
 
 _kv = click.option("--kv", default="16", show_default=True, help="Bits of cached keys and values of every model but the teacher.")
 _cache = click.option(
-    "--cache", type=click.Path(path_type=Path), metavar="FOLDER", help="Keep what the teacher said there, for later runs."
+    "--cache", type=click.Path(path_type=Path), metavar="FOLDER", help="Keep the teacher's results in this folder, for later runs."
 )
 
 
-@eval.command(short_help="Compare a model with the one it was made of.")
+@eval.command(short_help="Compare a model with the one it was made from.")
 @click.argument("teacher", shell_complete=complete_model)
 @click.argument("student", shell_complete=complete_model)
 @_reading_options(256)
@@ -101,7 +101,7 @@ def ppl(model: str, as_json: bool, **options: Any) -> None:
 
 @eval.command(short_help="Compare several models, in a table.")
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...", shell_complete=complete_model)
-@click.option("--teacher", metavar="MODEL", shell_complete=complete_model, help="What all are compared with.  [default: the first]")
+@click.option("--teacher", metavar="MODEL", shell_complete=complete_model, help="Model to compare the others with.  [default: the first]")
 @click.option("--picture", type=click.Path(path_type=Path), metavar="FILE", help="Draw KL divergence over bits per weight: .svg or .png.")
 @_reading_options(256)
 @_kv

@@ -50,7 +50,7 @@ def launch(tool: str | None, arguments: tuple[str, ...], model: str | None, url:
         _list()
         return
     if tool not in AGENTS:
-        raise click.UsageError(f"there is no tool {tool!r}{did_you_mean(tool, list(AGENTS))}: {', '.join(AGENTS)}")
+        raise click.UsageError(f"Unknown tool {tool!r}{did_you_mean(tool, list(AGENTS))}: {', '.join(AGENTS)}")
     agent = AGENTS[tool]
     with _server(url, model, may_start=bool(shutil.which(agent.program)) and not only_print and write is None) as served:
         settings = agent.settings(served)
@@ -109,14 +109,14 @@ def _spelled(agent: Agent, settings: AgentSettings, arguments: tuple[str, ...]) 
 
 def _write(agent: Agent, settings: AgentSettings, tool: str, name: str) -> None:
     if not settings.file or agent.file is None:
-        raise click.UsageError(f"{tool} is told by variables and arguments only: see --print")
+        raise click.UsageError(f"{tool} takes variables and arguments only: see --print")
     file = (Path(name) if name != _HERE else agent.file).expanduser()
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with file.open("x", encoding="utf-8") as target:
             target.write(settings.file)
     except FileExistsError:
-        raise ServerError(f"{file} is there already, and is left as it is: name another file with --write FILE") from None
+        raise ServerError(f"{file} exists and is not replaced: name another file with --write FILE") from None
     except OSError as error:
         raise ServerError(f"cannot write {file}: {error.strerror}") from None
     click.echo(f"wrote {file}" + (f"; use it with: {agent.hint}" if name == _HERE else ""))

@@ -230,4 +230,4 @@ def _removable(name: str) -> str:
     if name in ALIASES:  # assembled from packages that were removed later
         return name
     near = did_you_mean(name, [model.name for model in local_models()])
-    raise ModelNotFoundError(f"there is no model {name!r} to remove{near}: see mlxinfer models list")
+    raise ModelNotFoundError(f"{name!r} is not on this machine{near}: see mlxinfer models list")

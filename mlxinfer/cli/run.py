@@ -230,7 +230,7 @@ def _tell_if_it_waits() -> None:
     except (OSError, ValueError):
         return
     if waits:
-        tell("reading standard input (Ctrl-D ends it; use < /dev/null if there is none)")
+        tell("reading standard input (Ctrl-D ends it, < /dev/null skips it)")
 
 
 def _prompt(llm: LLM | RemoteModel, talk: KeptRun, text: str, system: str | None, raw: bool, pictures: Sequence[PictureFile]) -> Any:
@@ -241,7 +241,7 @@ def _prompt(llm: LLM | RemoteModel, talk: KeptRun, text: str, system: str | None
         if not pictures:
             return llm.tokenizer.encode(text)
         if isinstance(llm, RemoteModel):
-            raise PromptError("--raw with pictures needs an own copy of the model: add --local")
+            raise PromptError("--raw with pictures needs its own copy of the model: add --local")
         return {"prompt": text, "images": [picture.data for picture in pictures]}
     try:
         return llm.chat_prompt(talk.messages(text, system), images=[picture.data for picture in pictures])

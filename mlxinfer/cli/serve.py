@@ -55,9 +55,11 @@ Examples:
     show_default=True,
     help="Log one line a request for people, or JSON; auto: text on a terminal.",
 )
-@click.option("--api-key-file", type=click.Path(path_type=Path), help="Ask for the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
+@click.option("--api-key-file", type=click.Path(path_type=Path), help="Require the key in this file on TCP.  [default: $MLXINFER_API_KEY]")
 @click.option("--allowed-host", "allowed_hosts", multiple=True, metavar="NAME", help="A name of this machine that clients use; repeatable.")
-@click.option("--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN", help="A web page or app to let in; repeatable.")
+@click.option(
+    "--allowed-origin", "allowed_origins", multiple=True, metavar="ORIGIN", help="Origin of a web page or app to allow; repeatable."
+)
 @click.option("--alias", "aliases", multiple=True, metavar="OTHER=NAME", help="Another name of a model; may end in *; repeatable.")
 @click.option("--request-timeout", type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="End a request that takes longer.")
 @click.option(
@@ -77,10 +79,10 @@ Examples:
     metavar="DIR",
     help="Let clients load adapters from this folder, and unload them.",
 )
-@click.option("--kv-events", metavar="ENDPOINT", help="Tell routers what is cached, by ZMQ at ipc:// or tcp://ADDRESS:PORT.")
-@click.option("--kv-events-replay", metavar="ENDPOINT", help="Where they ask for what they missed.")
+@click.option("--kv-events", metavar="ENDPOINT", help="Publish to routers what is cached, by ZMQ at ipc:// or tcp://ADDRESS:PORT.")
+@click.option("--kv-events-replay", metavar="ENDPOINT", help="Where routers ask for events that they missed.")
 @click.option("--nodes", type=click.Path(path_type=Path), metavar="HOSTFILE", help="Run one MODEL on the machines in this hostfile of MLX.")
-@click.option("--rank", type=click.IntRange(0), envvar="MLX_RANK", help="With --nodes: which of them this is.  [default: mlx.launch tells]")
+@click.option("--rank", type=click.IntRange(0), envvar="MLX_RANK", help="With --nodes: this machine's rank.  [default: from mlx.launch]")
 @click.option(
     "--split",
     "split_by",
@@ -119,7 +121,7 @@ def serve(
     those that were idle longest are unloaded.
     """
     if not models and models_dir is None:
-        raise click.UsageError("name a MODEL, or a folder of them with --models-dir")
+        raise click.UsageError("name a MODEL, or a folder of models with --models-dir")
     model_settings, given = split(options)
     if given["adapters_dir"] is not None and not model_settings.get("adapter_memory_gb"):
         model_settings["adapter_memory_gb"] = ADAPTER_ROOM_GB

@@ -64,7 +64,7 @@ class AdapterSet:
         self._check_not_divided()
         if self.adapted is None or name not in self.loaded:
             known = f"there are {', '.join(self.loaded)}" if self.loaded else "the model has none"
-            raise AdapterError(f"there is no adapter called {name!r} to unload; {known}")
+            raise AdapterError(f"no adapter called {name!r} is loaded; {known}")
         self.adapted.unload(name)
         del self.loaded[name]
 

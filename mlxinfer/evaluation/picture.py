@@ -18,7 +18,7 @@ def check_picture(file: Path) -> None:
     if file.suffix not in KINDS:
         raise EvaluationError(f"{file} is no name of a picture: it ends in {', '.join(KINDS[:-1])} or {KINDS[-1]}")
     if not file.absolute().parent.is_dir():
-        raise EvaluationError(f"there is no directory {file.absolute().parent} for the picture: create it first")
+        raise EvaluationError(f"the folder {file.absolute().parent} does not exist: create it first")
     if find_spec("matplotlib") is None:
         raise EvaluationError(f"a picture needs matplotlib: {install_line('matplotlib')}, or leave out --picture")
 

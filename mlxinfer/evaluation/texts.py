@@ -178,7 +178,7 @@ def _parquet_file(path: Path) -> Iterator[str]:
 def _cached_dataset(what: str) -> Path:
     """Return the newest copy of a data set in the hub's cache. Downloads nothing."""
     if what.count("/") != 1 or what.startswith((".", "/", "~")):
-        raise TextError(f"there is no file or folder {what}")
+        raise TextError(f"no such file or folder: {what}")
     from huggingface_hub import constants, errors, scan_cache_dir
 
     try:

@@ -58,7 +58,7 @@ class CellConversation:
             raise SettingError(f"{magic}: {error}") from None
         given = _options(magic).parse_args(options)
         if not text.strip() and not options:
-            raise SettingError(f"{magic}: there is nothing to send: {_NOTHING}")
+            raise SettingError(f"{magic}: nothing to send: {_NOTHING}")
         if given.model or self.llm is None:
             self.use(given.model or DEFAULT_MODEL)
         if given.new or given.system is not None:

@@ -51,7 +51,7 @@ def output_format(tokenizer: Tokenizer, chosen: str | None = None, response_temp
 def check_format_name(chosen: str | None) -> None:
     """Raise `SettingError` unless `chosen` is None or a known format."""
     if chosen is not None and chosen not in FAMILIES:
-        raise SettingError(f"there is no tool format {chosen!r}: use one of {', '.join(sorted(FAMILIES))}")
+        raise SettingError(f"unknown tool format {chosen!r}: use one of {', '.join(sorted(FAMILIES))}")
 
 
 def derived(

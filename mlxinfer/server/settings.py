@@ -97,7 +97,7 @@ class ServerSettings:
         if self.socket is None and self.host is None and not self.activated:
             raise ServerError("nowhere to listen: give --socket PATH or --port PORT")
         if self.adapters_dir is not None and not self.adapters_dir.expanduser().is_dir():
-            raise ServerError(f"--allow-adapter-loading {self.adapters_dir}: there is no such folder")
+            raise ServerError(f"--allow-adapter-loading {self.adapters_dir}: no such folder")
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.isprintable() and len(self.api_key) >= 8):
             raise ServerError("the API key must have at least 8 characters, all of them printable ASCII")
 

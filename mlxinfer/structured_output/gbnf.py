@@ -50,7 +50,7 @@ def gbnf_to_lark(grammar: str) -> str:
     rules = _read(grammar)
     check_count(len(rules))
     if "root" not in rules:
-        raise _error("there is no rule 'root'")
+        raise _error("rule 'root' is missing")
     for name, rule in rules.items():
         missing = next(((other, line) for other, line in rule.names.values() if other not in rules), None)
         if missing is not None:

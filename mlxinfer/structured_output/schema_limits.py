@@ -125,7 +125,7 @@ def _check_references(parts: list[SchemaPart]) -> None:
     for part in parts:
         reference = part.schema.get("$ref")
         if isinstance(reference, str) and steps_of(reference) not in reached | {""} and not _is_boolean(parts[0].schema, reference):
-            raise refusal("$ref", part, f"there is no schema at {reference:.200}")
+            raise refusal("$ref", part, f"no schema at {reference:.200}")
     levels, first = longest_chain(references, depths)
     if levels > LONGEST_CHAIN:
         place = SchemaPart({}, steps=tuple(first.split("\0")))

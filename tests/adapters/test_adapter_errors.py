@@ -195,7 +195,7 @@ def test_what_is_no_adapter(base, changes, tmp_path):
     (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
     bare = write_peft(tmp_path / "bare", changes)
     (bare / "adapter_config.json").unlink()
-    assert "there is no adapter at" in refused(base, tmp_path / "nothing")
+    assert "no adapter at" in refused(base, tmp_path / "nothing")
     assert "neither adapter_model.safetensors nor adapters.safetensors" in refused(base, tmp_path / "empty")
     assert "adapter_model.bin is not read: it can run code" in refused(base, pickled)
     assert "has no adapter_config.json" in refused(base, bare)

@@ -142,7 +142,7 @@ def test_what_cannot_be_loaded_changes_nothing(base, paths, expected, tmp_path):
         next(iter(nan.values())).b[0, 0] = np.nan
         cases = [
             ("small", paths["large"], AdapterError, "already: unload it first"),
-            ("x", tmp_path / "none", AdapterError, "there is no adapter at"),
+            ("x", tmp_path / "none", AdapterError, "no adapter at"),
             ("x", wrong, AdapterError, "for another model"),
             ("x", write_peft(tmp_path / "nan", nan), AdapterError, "NaN"),
             ("a/b", paths["large"], SettingError, "cannot be a name"),
@@ -150,7 +150,7 @@ def test_what_cannot_be_loaded_changes_nothing(base, paths, expected, tmp_path):
         for name, path, kind, words in cases:
             with pytest.raises(kind, match=words):
                 llm.load_adapter(name, path)
-        with pytest.raises(AdapterError, match="no adapter called 'x' to unload; there are small"):
+        with pytest.raises(AdapterError, match="no adapter called 'x' is loaded; there are small"):
             llm.unload_adapter("x")
         assert llm.adapters == ("small",)
         assert answer(llm, "small") == expected["small"]

@@ -138,7 +138,7 @@ def test_a_file_is_written_only_where_there_is_none(call: Call, server: LiveServ
     file.write_text("mine")
     again = call("launch", "codex", "--url", server.url, "--write")
     assert (again.code, file.read_text()) == (2, "mine")
-    assert "left as it is" in again.err
+    assert "is not replaced" in again.err
     named = tmp_path / "deep" / "opencode.json"
     assert call("launch", "opencode", "--url", server.url, "--write", str(named)).code == 0
     assert json.loads(named.read_text())["model"] == "mlxinfer/tiny"

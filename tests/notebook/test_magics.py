@@ -68,7 +68,7 @@ def test_a_line_takes_options_as_a_cell_does(cell):
 
 
 def test_nothing_to_send_is_told(cell):
-    assert cell.run("%chat").startswith("mlxinfer: %chat: there is nothing to send: write the message after it")
+    assert cell.run("%chat").startswith("mlxinfer: %chat: nothing to send: write the message after it")
     assert cell.run("%chat --new") == ""
     assert cell.run("print(conversation.messages)") == "[]"
 

@@ -51,7 +51,7 @@ def test_formats_can_be_chosen(name: str) -> None:
 
 
 def test_a_name_that_there_is_not_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"there is no tool format 'nope': use one of .*hermes"):
+    with pytest.raises(SettingError, match=r"unknown tool format 'nope': use one of .*hermes"):
         output_format(_tokenizer(NO_TOOLS), "nope")
 
 

@@ -60,7 +60,7 @@ def test_what_it_allows(grammar, right, wrong):
         ('root ::= "a"\nb ::= (("x")', "'(' is not closed"),
         ('root ::= "a" )', "line 1: ')' closes nothing"),
         ('root ::= "a"\n\nx ::= nothing', "line 3: rule 'x' refers to 'nothing'"),
-        ('a ::= "b"', "there is no rule 'root'"),
+        ('a ::= "b"', "rule 'root' is missing"),
         ("::=", "a rule's name and ::= must come before '::='"),
         ('root ::= (* "a")', "'*' repeats nothing"),
         ('root ::= "\\q"', "is no escape"),

@@ -104,7 +104,7 @@ def test_pydantic_decimals_can_be_held(compiler, tokenizer):
         (Schema({"type": "foo"}), "Invalid type: foo"),
         (Schema(False), "no JSON fits"),
         (Schema({"$ref": "https://example.com/schema"}), "is not in the schema: write a pointer"),
-        (Schema({"$ref": "#/definitions/none"}), "there is no schema at #/definitions/none"),
+        (Schema({"$ref": "#/definitions/none"}), "no schema at #/definitions/none"),
         (Schema({"type": "integer", "minimum": 5, "maximum": 3}), "Unsatisfiable"),
         (Schema({"oneOf": [{"type": "integer"}, {"type": "number"}]}), "use anyOf instead"),
         (Regex("("), "regex: .*unclosed group"),

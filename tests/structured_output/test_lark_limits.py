@@ -97,7 +97,7 @@ def test_references_of_all_kinds_are_followed_and_counted(compiler, how):
 
 @pytest.mark.parametrize("how", REFUSED)
 def test_references_to_what_is_not_a_schema_are_refused(compiler, how):
-    with pytest.raises(SamplingError, match="there is no schema at"):
+    with pytest.raises(SamplingError, match="no schema at"):
         compiler.compile(Schema(REFUSED[how](DEEP)))
 
 

@@ -74,7 +74,7 @@ def own_adapter(settings: dict[str, Any]) -> str | None:
     """Return the adapter named by `--adapter`, for commands that use one. Raises `click.UsageError` for several."""
     names = list(settings.get("adapters") or ())
     if len(names) > 1:
-        raise click.UsageError("one --adapter answers here: mlxinfer serve, and Python, have several at once")
+        raise click.UsageError("only one --adapter here: mlxinfer serve and Python take several")
     return names[0] if names else None
 
 
@@ -252,3 +252,10 @@ def chosen_sampling(given: dict[str, Any]) -> SamplingParams:
 def sampling(given: dict[str, Any], defaults: SamplingParams | None = None) -> SamplingParams:
     """Return the given sampling options completed by the model's defaults, and `stop_on_loop`. Raises `SamplingError`."""
     return chosen_sampling({**given, "stop_on_loop": given.get("stop_on_loop") is not False}).resolved(defaults)
+
+
+def with_flags(message: str) -> str:
+    """Return a message of the library with options for the names of settings: "--memory" for "memory_gb"."""
+    flags = {one.name: flags_of(one, how)[0] for one, how in settings() if "_" in one.name and one.name != "path_or_id"}
+    message = re.sub(rf"(?<![\w./'\"-])({'|'.join(flags)})(?![\w./'\"=])", lambda found: flags[found[1]].partition("/")[0], message)
+    return re.sub(r"^kv (?=takes)|\bkv (?=8, )", "--kv ", message)

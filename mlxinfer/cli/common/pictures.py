@@ -50,7 +50,7 @@ def read_picture_file(name: str | Path) -> PictureFile:
     if name == STDIN:
         shown, data, path = "standard input", sys.stdin.buffer.read(), ""
     elif isinstance(name, str) and re.match("(?:https?|ftp)://", name, re.IGNORECASE):
-        raise ImageError(f"{one_line(name, 60)} is a URL, and no picture is fetched: download it, and give the file")
+        raise ImageError(f"{one_line(name, 60)} is a URL: download the picture, and name the file")
     else:
         shown, data = Path(name).name, read_file(Path(os.path.expanduser(name)))
         path = os.path.abspath(os.path.expanduser(name))

@@ -81,7 +81,7 @@ def _safely(lines: Callable[[], Iterator[str]]) -> Iterator[str]:
     try:
         yield from lines()
     except _FAILURES as error:
-        yield f"not found out: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
+        yield f"unknown: {type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
 def _machine(found: Diagnosis) -> Iterator[str]:
@@ -149,7 +149,7 @@ def _server() -> Iterator[str]:
         agents = Path.home() / "Library" / "LaunchAgents"
         yield f"launchd: {_directory(agents)}; {LABEL}.plist {'is there' if (agents / f'{LABEL}.plist').exists() else 'is not there'}"
     else:
-        yield "launchd: there is none"
+        yield "launchd: none"
 
 
 def _directory(path: Path) -> str:

@@ -42,7 +42,7 @@ def find(url: str, key: str, model: str | None) -> Served | None:
     except (urllib.error.URLError, TimeoutError, ConnectionError):
         return None
     except (ValueError, KeyError, TypeError, http.client.HTTPException):
-        raise ServerError(f"what listens at {url} is no server of models: say --url") from None
+        raise ServerError(f"{url} is not a model server: name another address with --url") from None
     name = next(iter(listed), "") if model is None else _public(model)
     name = name if name in listed else name.removesuffix(":latest")
     if name not in listed:

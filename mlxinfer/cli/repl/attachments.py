@@ -73,6 +73,6 @@ def copy_to_clipboard(text: str) -> None:
             if done.returncode == 0:
                 return
     if not sys.stdout.isatty() or dumb_terminal():
-        raise PromptError("there is no clipboard here")
+        raise PromptError("No clipboard was found.")
     sys.stdout.write(f"\x1b]52;c;{base64.b64encode(text.encode()).decode()}\x07")
     sys.stdout.flush()

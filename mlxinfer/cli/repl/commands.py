@@ -135,7 +135,7 @@ def _trim(session: Session, argument: str) -> str:
     used = _used(session.conversation)
     if not count:
         return f"Nothing to drop: {used}."
-    return f"Dropped {f'the {count} oldest messages' if count > 1 else 'the oldest message'} with what was answered: {used}."
+    return f"Dropped {f'the {count} oldest messages' if count > 1 else 'the oldest message'} with their answers: {used}."
 
 
 def _used(conversation: Conversation) -> str:
@@ -306,7 +306,7 @@ def _model(session: Session, argument: str) -> str:
     if session.switch is None:
         raise MLXInferError("/model: this chat has only this model")
     if session.runner is not None:
-        tell("the tools stay as they are")
+        tell("The tools stay the same.")
     path = _path(argument)
     conversation.use(session.switch, str(path) if path is not None else argument)
     return f"Now talking to {conversation.name} ({_used(conversation)})."

@@ -212,7 +212,7 @@ class Conversation:
         if tokens >= self.context_size:
             raise ContextLengthError(
                 f"the conversation would take {tokens} tokens of a context of {self.context_size}: /trim drops its oldest messages, "
-                "/undo the last one, /reset begins anew",
+                "/undo the last one, /reset starts again",
                 tokens,
                 self.context_size,
             )
@@ -373,7 +373,7 @@ class Conversation:
         if field in chosen and field not in SETTABLE:
             raise SamplingError(f"{field} is chosen at the start: {chosen[field]}{'' if value is None else f' {value}'}")
         if field not in SETTABLE:
-            raise SamplingError(f"there is no {name!r} to set{did_you_mean(field, SETTABLE)}: {', '.join(SETTABLE)}")
+            raise SamplingError(f"Unknown setting {name!r}{did_you_mean(field, SETTABLE)}: {', '.join(SETTABLE)}")
         return field
 
     def snapshot(self) -> Saved:

@@ -79,7 +79,7 @@ class Chat:
                 if hint_given or not self._interactive:
                     raise
                 hint_given = True
-                tell("Ctrl-C again, or Ctrl-D, leaves")
+                tell("Press Ctrl-C again, or Ctrl-D, to leave.")
                 continue
             except EOFError:
                 return self._code
@@ -139,7 +139,7 @@ class Chat:
             dropped = conversation.make_room(text) if self._interactive else 0
             if not dropped:
                 raise
-            tell(f"the context is full: dropped the oldest {f'{dropped} messages' if dropped > 1 else 'message'} with what was answered")
+            tell(f"the context is full: dropped the oldest {f'{dropped} messages' if dropped > 1 else 'message'} with their answers")
             self._answer(conversation.ask(text))
 
     def _attached(self, line: str) -> str:

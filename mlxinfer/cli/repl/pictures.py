@@ -46,9 +46,9 @@ class Pictures:
             path = Path(entry["path"])
             try:
                 if self.attach(path)["sha256"] != entry["sha256"]:
-                    lost[entry["sha256"]] = f"{path} has changed, so the model does not see it any more"
+                    lost[entry["sha256"]] = f"{path} has changed: the model no longer sees it"
             except ImageError as error:
-                lost[entry["sha256"]] = f"{error}: the model does not see it any more"
+                lost[entry["sha256"]] = f"{error}: the model no longer sees it"
         return list(lost.values())
 
     def message(self, turn: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class GpuFaults:
         if gpu_fault(error) in (GpuFault.OTHERS, GpuFault.SLOW, GpuFault.UNKNOWN):
             raise GpuFaultError(
                 f"the GPU aborted the computation {self._tries} times ({one_line(error)}): close other programs that use the GPU, "
-                "or send shorter prompts; if it goes on, restart this program, and then the computer"
+                "or send shorter prompts; if this continues, restart this program, and then the computer"
             ) from error
 
     def drain(self) -> None:

@@ -66,7 +66,7 @@ class Embedder:
         if prompt_name is None:
             return prompts.get(self.recipe.default_prompt or "", "")
         if prompt_name not in prompts:
-            raise SamplingError(f"prompt_name: there is no prompt {prompt_name!r} (known: {', '.join(prompts) or 'none'})")
+            raise SamplingError(f"prompt_name: unknown prompt {prompt_name!r} (known: {', '.join(prompts) or 'none'})")
         return prompts[prompt_name]
 
     def token_ids(self, texts: Prompt | Many[Prompt], prompt: str, *, truncate: bool = False) -> list[list[int]]:
@@ -136,5 +136,5 @@ def check_texts(texts: Prompt | Many[Prompt]) -> None:
     """Raise `PromptError` if there is no text, or an image."""
     prompts = as_prompts(texts)
     if not prompts:
-        raise PromptError("there is no text: give one, or a list of them")
+        raise PromptError("no text: give one, or a list of texts")
     check_text_only(prompts)

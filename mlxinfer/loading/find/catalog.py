@@ -125,7 +125,7 @@ def remove_model(name: str) -> int:
         return _remove_assembled(name)
     model = find_local(name)
     if model is None:
-        raise ModelNotFoundError(f"there is no model {name!r} to remove: see mlxinfer models list")
+        raise ModelNotFoundError(f"{name!r} is not on this machine: see mlxinfer models list")
     if model.kind == "converted":
         _delete_directory(model.path)
         return model.nbytes

@@ -81,7 +81,7 @@ class Listing:
         for name in pinned:
             slot = self._slots.get(aliases.get(name, name))
             if slot is None:
-                raise ServerError(f"--pin {name}: there is no such model, only {', '.join(self._slots)}")
+                raise ServerError(f"--pin {name}: unknown model; available: {', '.join(self._slots)}")
             slot.pinned = True
             if slot not in self._at_start:
                 self._at_start.append(slot)

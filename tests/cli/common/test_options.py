@@ -6,6 +6,7 @@ import pytest
 
 from mlxinfer.cli.bench import bench
 from mlxinfer.cli.chat import chat
+from mlxinfer.cli.common.options import with_flags
 from mlxinfer.cli.run import run
 from mlxinfer.cli.serve import serve
 from mlxinfer.config import CHAT_TEMPERATURE, settings
@@ -128,3 +129,19 @@ def test_the_help_says_which_temperature_is_the_default(call):
     default = "what the model's authors recommend, else "
     assert f"{default}0]" in " ".join(call("run", "--help").out.split())
     assert f"{default}{CHAT_TEMPERATURE}]" in " ".join(call("chat", "--help").out.split())
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("0.1 GB may be used (memory_gb)", "0.1 GB may be used (--memory)"),
+        ("kv_first16 needs kv 8, 4 or k8v4 as well", "--kv-first16 needs --kv 8, 4 or k8v4 as well"),
+        ("kv takes 16, 8 or 4, not 7", "--kv takes 16, 8 or 4, not 7"),
+        (
+            "cannot read /models/max_context/x: 'max_context' in config.json",
+            "cannot read /models/max_context/x: 'max_context' in config.json",
+        ),
+    ],
+)
+def test_errors_name_options_instead_of_settings(message, shown):
+    assert with_flags(message) == shown

@@ -42,12 +42,12 @@ def test_chat(call, models):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--adapter", "x=/no/such"], "there is no adapter at /no/such"),
+        (["--adapter", "x=/no/such"], "no adapter at /no/such"),
         (["--adapter", "x="], "is not NAME=PATH"),
         (["--adapter", "=x"], "is not NAME=PATH"),
         (["--adapter", "a b=x"], "cannot be a name"),
         (["--adapter", "a=x", "--adapter", "a=y"], "two adapters are called 'a'"),
-        (["--adapter", "a=x", "--adapter", "b=y"], "one --adapter answers here"),
+        (["--adapter", "a=x", "--adapter", "b=y"], "only one --adapter here"),
     ],
 )
 @pytest.mark.parametrize("command", ["run", "chat"])

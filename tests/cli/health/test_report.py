@@ -105,7 +105,7 @@ def test_a_part_that_fails_says_why_and_the_others_are_there(chat_model, somebod
     monkeypatch.setattr(report, "diagnose", broken)
     monkeypatch.setattr(report, "_speed", lambda model: iter(["quick"]))
     text = report.report(chat_model)
-    assert text.count("not found out: RuntimeError: no metal in ~/x") == 3
+    assert text.count("unknown: RuntimeError: no metal in ~/x") == 3
     assert "open files: " in text
     assert "- quick\n" in text
 

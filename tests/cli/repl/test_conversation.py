@@ -211,7 +211,7 @@ def test_piped_commands_and_errors_stay_off_standard_output(call, chat_model, tm
     assert result.code == 2
     assert result.out == saved["messages"][1]["content"] + "\n"
     assert saved["system"] == "be brief"
-    for told in ("Unknown command /fly", "/reset begins anew", "/trim drops", "temperature must be", "saved to", "tok/s"):
+    for told in ("Unknown command /fly", "/reset starts again", "/trim drops", "temperature must be", "saved to", "tok/s"):
         assert told in result.err
 
 

@@ -145,8 +145,8 @@ def test_a_saved_conversation_has_the_paths_of_its_pictures(
     later = Session(Conversation(llm, PARAMS))
     told = obey(later, f"/load {tmp_path / 'talk.json'}").told
     assert told.splitlines()[0] == f"2 messages from {tmp_path / 'talk.json'}"
-    assert "a cat.png cannot be read: No such file or directory: the model does not see it any more" in told
-    assert "dog.bmp has changed, so the model does not see it any more" in told
+    assert "a cat.png cannot be read: No such file or directory: the model no longer sees it" in told
+    assert "dog.bmp has changed: the model no longer sees it" in told
     (message,) = (each for each in later.conversation.messages if each["role"] == "user")
     assert [part["type"] for part in message["content"]] == ["text"] * 3
     assert message["content"][0]["text"] == "[the picture a cat.png is no longer available]\n"

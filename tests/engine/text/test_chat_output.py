@@ -232,7 +232,7 @@ def test_what_cannot_be_combined_or_offered_is_refused(llm):
 
 
 def test_a_form_of_calls_can_be_named(path):
-    with pytest.raises(SettingError, match="there is no tool format 'nope': use one of "):
+    with pytest.raises(SettingError, match="unknown tool format 'nope': use one of "):
         LLM(path, tool_format="nope")
     with LLM(path, tool_format="qwen3-coder") as other:
         ask = {"tools": [turn_on], "tool_choice": "required", "parallel_tool_calls": False, "template_vars": THINKS}

@@ -107,7 +107,7 @@ def test_what_is_refused(models: dict[str, LLM]) -> None:
             llm.embed(nothing)
     with pytest.raises(PromptError, match="token id 5000"):
         llm.embed([[5, 5000]])
-    with pytest.raises(SamplingError, match=r"there is no prompt 'passage' \(known: document, query\)"):
+    with pytest.raises(SamplingError, match=r"unknown prompt 'passage' \(known: document, query\)"):
         llm.embed("x", prompt_name="passage")
     with pytest.raises(SamplingError, match="input_type must be query or document"):
         llm.embed("x", input_type="classification")

@@ -95,7 +95,7 @@ def test_what_is_pinned_comes_first(folder: Path) -> None:
         ([], "name a MODEL"),
         (["--models-dir", "{}/none"], "cannot read --models-dir"),
         (["--models-dir", "{}/empty"], "there are no models in"),
-        (["--models-dir", "{}", "--pin", "c"], "--pin c: there is no such model"),
+        (["--models-dir", "{}", "--pin", "c"], "--pin c: unknown model"),
         (["{}/a", "--keep-alive", "soon"], "'soon' is not a duration"),
     ],
 )
