@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field
 from typing import Protocol, runtime_checkable
 
 import mlx.core as mx
@@ -89,6 +90,8 @@ class Norms:
     before_mlp: RMSNorm | None = None
     after_mlp: RMSNorm | None = None
     """Applied to the feed-forward output before the residual sum."""
+    adds_alone: bool = field(default=False, kw_only=True)
+    """True if the block also adds a normed result to a sum that no norm follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -307,7 +307,7 @@ class Decoder(BlockStack):
         if isinstance(self.mtp, Head):
             self.mtp = replace(self.mtp, native=native_head(self.mtp, self.layers, self.embedding.dtype))
         kinds = {(norm is not None, True) for block in self.blocks for norm in (block.norms.after_mixer, block.norms.after_mlp)}
-        kinds |= {(True, False)} if self.inputs else set()  # the sum before a per-layer input is not normed
+        kinds |= {(True, False) for block in self.blocks if block.norms.adds_alone}
         dtype = self.embedding.dtype
         chosen = routes.fallback_lines(objects(self.blocks), dtype) if self.joined else ()
         self.notes = (*plan.notes, *fallback_lines(dtype, sizes.hidden, kinds), *chosen)

@@ -110,6 +110,20 @@ def test_two_launches_a_layer(name: str, norms_of_heads: int, launches: LAUNCHES
     assert launches == {"add_norm": 2 * layers, "norm": 1 + norms_of_heads * layers}
 
 
+@needs_emulator
+@pytest.mark.parametrize(("name", "sums"), [("gemma4_text", 2), ("gemma4_text_shared", 3), ("gemma4_text_experts", 3)])
+def test_sums_that_no_norm_follows_are_fused_too(name: str, sums: int, launches: LAUNCHES) -> None:
+    """Before per-layer inputs, and of the MLP's and the experts' results. Their kernel is tried at load."""
+    model = model_of(name)
+    hidden = model.norm.weight.size
+    assert ((mx.float32, hidden, True, False) in residual.TRIAL.verdicts) == (sums == 3)
+    tried = set(residual.TRIAL.verdicts)
+    launches.clear()
+    mx.eval(model.hidden(mx.array([5], mx.int32), PlainCache(model.layers).step([(0, 1)])))
+    assert launches["add_norm"] == sums * len(model.blocks)
+    assert set(residual.TRIAL.verdicts) == tried
+
+
 @pytest.mark.parametrize("wrong", ["crash", "answers"])
 def test_a_kernel_that_fails_its_trial_is_not_used(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = logits_of(model_of("llama"))

@@ -104,9 +104,13 @@ class ParallelExperts:
 
     def __call__(self, x: mx.array, mlp: mx.array) -> mx.array:
         """Map the stream and the MLP's result, both `[T, hidden]`, to the sum of both results."""
-        best, shares = self.route(self.router(self.router_norm(x)))
+        return self.beside(x, self.router_norm(x), mlp)
+
+    def beside(self, x: mx.array, routed: mx.array, mlp: mx.array) -> mx.array:
+        """Do the same with the router's norm of the stream, `routed` `[T, hidden]`."""
+        best, shares = self.route(self.router(routed))
         y = self.experts.weighted(self.norms[1](x), best, shares)
-        return self.norms[0](mlp) + self.norms[2](y)
+        return ResidualStream(self.norms[0](mlp), y, self.norms[2]).sum()
 
     def natively(self, builder: ProgramBuilder, x: View, mlp: View, sink: Accumulator) -> None:
         """Add instructions for the CPU kernels that accumulate both results."""
@@ -173,7 +177,7 @@ class Gemma4Block:
 
     @property
     def norms(self) -> Norms:
-        return Norms(*self.four)
+        return Norms(*self.four, adds_alone=self.own is not None or self.experts is not None)
 
     def __call__(self, x: mx.array, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> mx.array:
         before, after, before_mlp, after_mlp = self.four
@@ -204,9 +208,13 @@ class Gemma4Block:
     def advance(self, stream: ResidualStream, step: Step, rotations: Mapping[str, Rotation], own: mx.array | None = None) -> ResidualStream:
         before, after, before_mlp, after_mlp = self.four
         x, row = stream.normed(before)
-        x, row = ResidualStream(x, self.mixer(row, step, rotations[self.rope]), after).normed(before_mlp)
-        y = self.mlp(row)
-        y = y if self.experts is None else self.experts(x, y)
+        stream = ResidualStream(x, self.mixer(row, step, rotations[self.rope]), after)
+        if self.experts is None:
+            x, row = stream.normed(before_mlp)
+            y = self.mlp(row)
+        else:  # The experts' path is longer than the MLP's, so that the router's norm is computed with the sum.
+            x, row = stream.normed(self.experts.router_norm)
+            y = self.experts.beside(x, row, self.mlp(before_mlp(x)))
         if self.own is None or own is None:
             return ResidualStream(x, y, after_mlp, gain=self.factor)
         x = ResidualStream(x, y, after_mlp).sum()
