@@ -83,7 +83,7 @@ def test_the_picture(call, pair, tmp_path):
         (("compare", "LARGE"), "compare needs two models"),
         (("compare", "LARGE", "SMALL", "--picture", "x.gif"), "no name of a picture"),
         (("kl", "LARGE", "./none"), "no such file"),
-        (("kl", "LARGE", "SMALL", "--text", "./none.txt"), "no file or folder"),
+        (("kl", "LARGE", "SMALL", "--text", "./none.txt"), "no such file or folder"),
         (("kl", "LARGE", "SMALL", "--dtype", "float7"), "float7"),
         (("kv", "LARGE", "--window", "32", *QUICK[:2]), "page of 64"),
     ],
