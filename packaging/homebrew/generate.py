@@ -31,7 +31,7 @@ class Mlxinfer < Formula
   desc "Inference for Apple silicon: chat, Python library and local server"
   homepage "https://pypi.org/project/mlxinfer/"
 {release}
-  license "Apache-2.0"
+  license all_of: ["Apache-2.0", "BSD-3-Clause", "MIT"]
 
   depends_on arch: :arm64
   depends_on macos: :sonoma

@@ -6,7 +6,7 @@ class Mlxinfer < Formula
   url "https://files.pythonhosted.org/packages/py3/m/mlxinfer/mlxinfer-0.2.0-py3-none-any.whl", using: :nounzip
   version "0.2.0"
   sha256 "0000000000000000000000000000000000000000000000000000000000000000"
-  license "Apache-2.0"
+  license all_of: ["Apache-2.0", "BSD-3-Clause", "MIT"]
 
   depends_on arch: :arm64
   depends_on macos: :sonoma
