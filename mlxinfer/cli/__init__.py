@@ -22,8 +22,16 @@ BROKEN_PIPE = 1
 _COMPLETE = "_MLXINFER_COMPLETE"
 
 
+_GROUPS = {
+    "Talk": ("run", "chat"),
+    "Models": ("list", "search", "recommend", "pull", "show", "rm", "models", "convert"),
+    "Server": ("serve", "ps", "stop", "launch"),
+    "Measure": ("bench", "eval", "doctor"),
+    "More": ("embed", "completion", "help"),
+}
+"""Commands by the title of their group in the help."""
 _OF_MODELS = ("list", "search", "recommend", "pull", "show", "rm")
-"""Commands of `mlxinfer models` that also work without `models`, as in Ollama."""
+"""Commands of `mlxinfer models` that also work without `models`."""
 _OTHER_NAMES = {"ls": "list", "download": "pull", "remove": "rm", "server": "serve", "generate": "run", "quantize": "convert"}
 
 
@@ -31,10 +39,16 @@ class _Modules(Commands):
     """Group whose commands are modules of this folder, each with a command of the same name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return ["run", "chat", "serve", "ps", "stop", "launch", "embed", "convert", "eval", "models", "bench", "doctor", "completion"]
+        return [name for names in _GROUPS.values() for name in names]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in _GROUPS.items():
+            found = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:<10}", command.get_short_help_str(100)) for name, command in found if command])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name in ("help", "version"):
+        if cmd_name in ("help", "version"):  # not modules
             return _help if cmd_name == "help" else _version
         if cmd_name in _OF_MODELS:
             from .models import models
@@ -48,12 +62,21 @@ class _Modules(Commands):
         return command
 
 
+_EXAMPLES = """\b
+Examples:
+  mlxinfer chat                       with a model that is here, or one to fetch
+  mlxinfer run "What is a prime?"     one answer
+  mlxinfer serve smollm2 --open       the APIs, and a page in the browser
+  mlxinfer help run                   all about a command
+
+Variables: MLXINFER_HOME (the cache folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR."""
+
+
 @click.group(
     cls=_Modules,
     other_names=_OTHER_NAMES,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="mlxinfer help COMMAND describes a command; list, search, recommend, pull, show and rm are commands of models. Variables: "
-    "MLXINFER_HOME (the cache folder), MLXINFER_SOCKET, MLXINFER_API_KEY, MLXINFER_THREADS, HF_HUB_OFFLINE, NO_COLOR.",
+    epilog=_EXAMPLES,
 )
 @click.version_option(__version__, prog_name="mlxinfer")
 def cli() -> None:

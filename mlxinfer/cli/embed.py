@@ -45,7 +45,7 @@ def embed(
     truncate: bool,
     **options: Any,
 ) -> None:
-    """Print a vector for each TEXT, or for each line of standard input, as MODEL's checkpoint says how to make them."""
+    """Print a vector for each TEXT, or for each line of standard input."""
     asked = {"input_type": input_type, "prompt_name": prompt_name, "truncate": truncate}
     with opened(model, options) as llm:
         source = iter(texts) if texts else _lines()

@@ -34,7 +34,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def eval() -> None:
     """Measure what models lose: KL divergence, likeliest tokens and perplexity at 4,096 positions of a text, with standard errors.
 
-    Models are loaded one after another; what the first said waits in memory, or on disk if it is large.
+    Models are loaded one after another. Results of the first are kept in memory, or on disk if they are large.
     """
 
 

@@ -35,16 +35,16 @@ def _complete_tool(ctx: click.Context, param: click.Parameter, incomplete: str) 
 @click.command(short_help="Start a coding agent with a served model.", context_settings={"ignore_unknown_options": True})
 @click.argument("tool", required=False, metavar="[TOOL]", shell_complete=_complete_tool)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS...]")
-@click.option("--model", metavar="MODEL", shell_complete=complete_model, help="A served model; where no server listens, the one to serve.")
+@click.option("--model", metavar="MODEL", shell_complete=complete_model, help="A served model, or the one to serve if no server listens.")
 @click.option("--url", default="http://127.0.0.1:8080", show_default=True, help="The server.")
 @click.option("--print", "only_print", is_flag=True, help="Print the settings, and start nothing.")
 @click.option("--write", "write", is_flag=False, flag_value=_HERE, type=str, metavar="[FILE]",
-              help="Write the tool's configuration into a file that is not there yet, and start nothing.")  # fmt: skip
+              help="Write the tool's configuration into a new file, and start nothing.")  # fmt: skip
 def launch(tool: str | None, arguments: tuple[str, ...], model: str | None, url: str, only_print: bool, write: str | None) -> None:
-    """Start TOOL with a model of this machine; without TOOL, list the tools.
+    """Start TOOL with a model on this machine; without TOOL, list the tools.
 
-    TOOL is codex, claude, opencode, aider, vibe, gptme, qwen or goose. It is told by variables and arguments, for this run only. Where no
-    server listens at --url, one is started for --model, which ends with the tool.
+    TOOL is codex, claude, opencode, aider, vibe, gptme, qwen or goose. The tool gets its settings by variables and arguments, for this
+    run only. If no server listens at --url, one is started for --model, and ends with the tool.
     """
     if tool is None:
         _list()

@@ -117,8 +117,8 @@ def serve(
     """Serve MODELs to programs that speak OpenAI's, Anthropic's or Ollama's API.
 
     A MODEL's public name is its alias, hub id or file name; NAME=MODEL gives it another one. Only you can open the socket, so it
-    needs no key; TCP beyond this machine needs one. --memory is for all models together: where one is asked for that has no room,
-    those that were idle longest are unloaded.
+    needs no key; TCP beyond this machine needs one. --memory is for all models together: if one needs room, those that were
+    idle longest are unloaded.
     """
     if not models and models_dir is None:
         raise click.UsageError("name a MODEL, or a folder of models with --models-dir")

@@ -134,7 +134,7 @@ def test_words_of_other_tools_are_understood(call, typed, same):
 
 def test_lists_of_commands_are_not_cut(call):
     for group in ((), ("eval",), ("models",)):
-        assert "..." not in call(*group).out.partition("Commands:")[2]
+        assert "..." not in call(*group).out.partition("\nOptions:\n")[2]
 
 
 def test_help_of_launch_names_every_tool(call):
