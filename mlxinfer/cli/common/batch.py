@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from itertools import groupby
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Union
 
 import click
 
+from ...config import MAX_NUM_SEQS
 from ...errors import MLXInferError, PromptError, SamplingError
 from ...types import Completion, SamplingParams
+from ..remote.remote_model import RemoteModel
 from .answer_json import as_object
 from .console import as_text
 from .pictures import STDIN
@@ -22,7 +25,6 @@ from .stages import stages
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
-    from ..remote.remote_model import RemoteModel
 
     Model = Union[LLM, RemoteModel]
 
@@ -139,9 +141,19 @@ def _prompt(llm: Model, line: BatchLine) -> Any:
 
 
 def _generated(llm: Model, prompts: Sequence[Any], params: SamplingParams) -> list[Sequence[Completion] | MLXInferError]:
-    """Return `n` answers to each prompt. If one is refused, which happens before any is computed, each is tried alone."""
+    """Return `n` answers to each prompt, or its error. If a prompt is refused, which is before any is computed, each is tried alone."""
+    if isinstance(llm, RemoteModel):  # the server runs them together
+        with ThreadPoolExecutor(MAX_NUM_SEQS) as pool:
+            return list(pool.map(lambda prompt: _alone(llm, prompt, params), prompts))
     try:
         found = llm.generate(prompts, params) if prompts else []
-    except (PromptError, SamplingError) as error:
-        return [error] if len(prompts) == 1 else [each for prompt in prompts for each in _generated(llm, [prompt], params)]
+    except (PromptError, SamplingError):
+        return [_alone(llm, prompt, params) for prompt in prompts]
     return [found[start : start + params.n] for start in range(0, len(found), params.n)]
+
+
+def _alone(llm: Model, prompt: Any, params: SamplingParams) -> Sequence[Completion] | MLXInferError:
+    try:
+        return llm.generate([prompt], params)
+    except (PromptError, SamplingError) as error:
+        return error

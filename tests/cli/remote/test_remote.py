@@ -171,3 +171,22 @@ def test_tokenize(live: LiveServer) -> None:
 
 def test_help_of_run_names_the_options(call):
     assert {"--local", "--url"} <= set(call("run", "--help").out.split())
+
+
+def _texts(out: str) -> list[Any]:
+    return [(each["custom_id"], each.get("text"), "error" in each) for each in map(json.loads, out.splitlines())]
+
+
+def test_a_batch_and_a_continued_prompt_use_the_server(call, asked, chat_model, tmp_path):
+    lines = ["hello", {"custom_id": "b", "prompt": "bye", "max_tokens": 3}, "x" * 900, "more"]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    batch = ("--batch", str(tmp_path / "p.jsonl"), *GREEDY, "-q")
+    own = call("run", chat_model, *batch, "--local")
+    assert [failed for _, _, failed in _texts(own.out)] == [False, False, True, False]
+    assert asked() == 0
+    assert _texts(call("run", "tiny", *batch).out) == _texts(own.out)
+    assert asked() >= 3
+    call("run", "tiny", "hello", "--keep", *GREEDY)
+    continued = call("run", "-c", "more", "--no-keep", *GREEDY)
+    assert continued == call("run", "-c", "-m", chat_model, "more", "--no-keep", *GREEDY, "--local")
+    assert continued.code == 0
