@@ -158,7 +158,7 @@ def test_where_no_server_listens(call: Call, install: Callable[..., Path], serve
     result = call("launch", "aider", "--url", f"http://127.0.0.1:{port}")
     assert (result.code, f"mlxinfer serve MODEL --port {port}" in result.err) == (2, True)
     result = call("launch", "aider", "--url", server.url, "--model", "third")
-    assert (result.code, "only tiny and other" in result.err) == (2, True)
+    assert (result.code, "available: tiny, other" in result.err) == (2, True)
 
 
 @pytest.mark.long

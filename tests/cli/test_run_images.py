@@ -116,3 +116,20 @@ def test_models_that_cannot_see_say_why(call: Call, picture: Path, chat_model: s
     result = call("run", MODEL, "what", "--image", str(picture), "--no-vision")
     assert result.code == 2
     assert "loaded without its vision tower" in result.err
+
+
+def test_a_continued_prompt_still_has_its_picture(call: Call, picture: Path) -> None:
+    first = call("run", MODEL, "what is this?", "-f", str(picture), "--keep", *GREEDY).out[:-1]
+    second = call("run", "-c", "what else?", *GREEDY, "--stats")
+    turns = [
+        {"role": "user", "content": "what is this?"},
+        {"role": "assistant", "content": first},
+        {"role": "user", "content": "what else?"},
+    ]
+    with LLM(MODEL, dtype="float32") as llm:
+        pixels = cases()["one"].pictures[0]
+        turns[0]["content"] = [{"type": "image", "image": pixels}, {"type": "text", "text": "what is this?"}]
+        assert second.out == llm.chat(turns, temperature=0, max_tokens=8, ignore_eos=True).text + "\n"
+    assert "1 image of 40 tokens" in second.err
+    picture.unlink()
+    assert "a cat.png cannot be read" in call("run", "-c", "and now?", "--no-keep", *GREEDY).err

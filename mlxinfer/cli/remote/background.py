@@ -46,7 +46,7 @@ def find(url: str, key: str, model: str | None) -> Served | None:
     name = next(iter(listed), "") if model is None else _public(model)
     name = name if name in listed else name.removesuffix(":latest")
     if name not in listed:
-        raise ServerError(f"the server at {url} has no model {name!r}, only {' and '.join(listed)}")
+        raise ServerError(f"the server at {url} does not have {name}; available: {', '.join(listed)}")
     return Served(url, name, int(listed[name].get("max_model_len", 8192)), key)
 
 

@@ -185,5 +185,5 @@ def served_model(address: ServerAddress, model: str | None) -> RemoteModel:
     name = next(iter(entries), "") if model is None else model.removesuffix(":latest")
     entry = entries.get(model or name) or entries.get(name)
     if entry is None:
-        raise ModelNotFoundError(f"the server at {address} has no model {model!r}, only {', '.join(entries)}")
+        raise ModelNotFoundError(f"the server at {address} does not have {model}; available: {', '.join(entries)}")
     return RemoteModel(address, entry)

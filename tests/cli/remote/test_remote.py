@@ -108,7 +108,7 @@ def test_a_url_is_used_or_named_in_an_error(call, asked, live):
     assert asked() == 1
     for more, told in (
         (["tiny", "--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
-        (["nosuch", "--url", live.url], "has no model 'nosuch', only tiny, ending"),
+        (["nosuch", "--url", live.url], "does not have nosuch; available: tiny, ending"),
         (["tiny", "--url", live.url, "--kv", "8"], "--kv is chosen where the server starts"),
         (["tiny", "--url", live.url, "--local"], "exclude each other"),
         (["tiny", "--url", "ftp://x"], "--url takes an address such as"),
