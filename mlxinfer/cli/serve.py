@@ -170,7 +170,7 @@ def _server_settings(
     adapters_dir: Path | None,
 ) -> ServerSettings:
     from ..server.settings import DEFAULT_PORT, LOOPBACK, Limits, ServerSettings, is_open, read_api_key
-    from ..util.environment import default_socket
+    from ..util.cache_dir import default_socket
 
     if socket is not None and no_socket:
         raise click.UsageError("--socket and --no-socket exclude each other")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 from .dataclass import dataclass
 
@@ -89,11 +87,6 @@ VARIABLES = (
     Variable("MLXINFER_BUILD_STEPS", "When building, the file that gets a line for each step; set by `make`"),
     Variable("MLXINFER_RANK_CHILD", "File descriptors of a process of `serve --nodes`; set by its parent"),
 )
-
-
-def default_socket() -> Path:
-    """Return the Unix socket of this user's server: `$MLXINFER_SOCKET`, or else `~/.mlxinfer/api.sock`."""
-    return Path(os.environ.get("MLXINFER_SOCKET") or "~/.mlxinfer/api.sock").expanduser()
 
 
 def environment_table() -> str:

@@ -255,7 +255,7 @@ def test_scores_and_logits_are_the_same_at_both_doors(llm):
 
 
 def test_unset_fields_are_what_the_authors_recommend(llm):
-    assert llm.default_params == SamplingParams(temperature=0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0)
+    assert llm.default_params == SamplingParams(temperature=0, top_p=1.0, top_k=0, min_p=0.0, repetition_penalty=1.0, stop_on_loop=False)
     inputs = llm._client.opened.inputs
     assert inputs.params(SamplingParams(max_tokens=30)).temperature == 0
     assert inputs.params(None) is llm.default_params
@@ -272,7 +272,7 @@ def test_a_conversation_samples_where_the_authors_recommend_nothing() -> None:
     assert silent.greedy, "Python and the API keep their documented default"
     assert chat_params(silent).temperature == CHAT_TEMPERATURE > 0
     assert chat_params(silent).top_p == silent.top_p
-    assert chat_params(advised) is advised
+    assert chat_params(advised) == replace(advised, stop_on_loop=True)
 
 
 def test_what_only_some_need_is_not_imported_at_the_start():

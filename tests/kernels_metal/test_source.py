@@ -87,7 +87,7 @@ def test_messages_have_the_names_of_the_files() -> None:
     )
     expected = "program_source:12:9: error: use of undeclared identifier 'attend_page'\n  attend_page<D>(place)"
     assert readable(message) == expected
-    trial = KernelTrial("a kernel", lambda: fail(message), failure="failed")
+    trial = KernelTrial("a kernel", lambda: fail(message), failure="failed", listed=False)
     assert "undeclared identifier 'attend_page'" in str(trial.obstacle())
     assert failed_trials()[-1][1] == expected
 

@@ -40,9 +40,7 @@ SHOWN_BY = {
     "a growing pool is there twice": "loading/memory/test_plan_macs.py::test_a_growing_pool_is_there_twice_in_parts",
     "a pool is copied when a page is sealed": "engine/core/test_engine_overlap.py::test_pools_are_written_where_they_lie",
     "recurrent states are gathered and scattered": "cache/test_state.py::test_states_are_not_gathered_while_the_same_go_on",
-    "MLX hashes a kernel's comments in each call": (
-        "kernels_metal/test_source.py::test_comments_and_indentation_are_left_out_and_nothing_else"
-    ),
+    "MLX hashes a kernel's comments in each call": ("kernels_metal/test_source.py::test_a_source_is_shorter_and_says_the_same"),
     "a plan forgets what prefill copies": "loading/memory/test_plan_macs.py::test_what_metal_leaves_to_plain_mlx_is_counted_at_16_bits",
     "a small Mac's memory goes to logits": "loading/memory/test_plan_macs.py::test_gemma_3_4b_in_4_bits_has_a_long_chat_on_8_gb",
     "two models are promised the same memory": "loading/memory/test_memory_budget.py",

@@ -50,7 +50,8 @@ def _failed(folder: Path, by: float, *options: str, virtual: bool) -> list[str]:
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = exact\n")
     (folder / "test_here.py").write_text(HERE)
     command = [sys.executable, "-m", "pytest", "-q", "-rf", "-p", "support.exact", "-p", "no:cacheprovider", *options, str(folder)]
-    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    path = os.pathsep.join([*map(str, Path(__file__).parents[1:3]), os.environ.get("PYTHONPATH", "")])  # for support, and the package
+    environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "", "PYTHONPATH": path}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return re.findall(r"^FAILED \S+::test_(\w+)", done.stdout, re.MULTILINE)

@@ -137,7 +137,7 @@ def _environment_settings() -> Iterator[str]:
 
 def _server() -> Iterator[str]:
     from ...server.access.launchd import LABEL
-    from ...util.environment import default_socket
+    from ...util.cache_dir import default_socket
 
     path = default_socket().expanduser().absolute()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

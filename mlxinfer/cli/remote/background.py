@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import click
 
 from ...errors import ServerError
-from ...util.environment import default_socket
+from ...util.cache_dir import default_socket
 from ..agents import Served
 from ..common.console import tell
 

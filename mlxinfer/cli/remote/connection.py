@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ...errors import ContextLengthError, ModelNotFoundError, PromptError, ServerError
-from ...util.environment import default_socket
+from ...util.cache_dir import default_socket
 
 _CONNECT_S = 5.0
 _LENGTHS = re.compile(r"length is (\d+) tokens.*?has (\d+) tokens")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...util.environment import default_socket
+from ...util.cache_dir import default_socket
 from ..settings import LOOPBACK, ServerSettings
 from .open_files import MOST_FILES
 from .sockets import LAUNCHD_NAME, checked_path, private_directory

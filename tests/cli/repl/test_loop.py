@@ -46,7 +46,7 @@ def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]
 
 
 def test_ctrl_c_stops_the_answer_and_ctrl_d_leaves(chat, own_home):
-    child = chat("--max-tokens", "90000")
+    child = chat("--max-tokens", "90000", "--no-stop-on-loop")
     child.send("hello\r")
     child.expect(ANSWERING)
     child.send(CTRL_C)
@@ -137,7 +137,7 @@ def test_a_dumb_terminal_gets_no_escape_sequences(chat):
 
 @pytest.mark.long
 def test_keys_are_not_echoed_into_an_answer_and_come_next(chat):
-    child = chat("--max-tokens", "90000")
+    child = chat("--max-tokens", "90000", "--no-stop-on-loop")
     child.send("hello\r")
     child.expect(ANSWERING)
     child.send("/set max_tokens 7\r")
@@ -190,7 +190,7 @@ def test_ctrl_z_at_the_prompt_is_no_text(endless):
 
 @pytest.mark.long
 def test_conversations_on_a_terminal_are_kept(chat, own_home):
-    child = chat("--max-tokens", "90000")
+    child = chat("--max-tokens", "90000", "--no-stop-on-loop")
     child.send("hello\r")
     child.expect(ANSWERING)
     child.kill(signal.SIGHUP)
@@ -218,7 +218,7 @@ def test_conversations_on_a_terminal_are_kept(chat, own_home):
 
 @pytest.mark.long
 def test_impatient_ctrl_c_does_not_end_the_program(chat):
-    child = chat("--max-tokens", "90000")
+    child = chat("--max-tokens", "90000", "--no-stop-on-loop")
     child.send("hello\r")
     child.expect(ANSWERING)
     child.send(CTRL_C * 3)
