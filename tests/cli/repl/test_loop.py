@@ -34,7 +34,7 @@ def chat(endless: str, own_home: Path) -> Iterator[Callable[..., pexpect.spawn]]
     def start(*arguments: str, rows: int = 24, **environment: str) -> pexpect.spawn:
         # A terminal that answers no questions about itself: the line editor must not wait for replies.
         variables = os.environ | {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"} | environment
-        command = ["-m", "mlxinfer", "chat", endless, "--temperature", "0", *arguments]
+        command = ["-m", "mlxinfer", "chat", endless, "--temperature", "0", "--no-stop-on-loop", *arguments]
         child = pexpect.spawn(sys.executable, command, env=variables, encoding="utf-8", dimensions=(rows, 80), timeout=60)
         started.append(child)
         child.expect("/help lists the commands")
