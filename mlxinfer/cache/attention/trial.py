@@ -27,15 +27,15 @@ Kind = tuple[AttentionSpec, mx.Dtype, KVFormat]
 Steps = tuple[tuple[tuple[int, int], ...], ...]
 
 _STEPS: Steps = (
-    ((0, 270), (1, 20)),
+    ((0, 299), (1, 20)),
     *(parts for rows in (1, 2, 3, 8) for parts in (((0, rows), (1, rows)), ((1, rows),))),
     ((1, 12), (0, 2)),
     ((0, 5), (1, 4)),
     ((0, 1), (1, 1)),
 )
 """(sequence, tokens) of the segments of each step of decode's trial. Only the first sequence has enough pages to divide among work items.
-Each number of rows that the kernels are compiled for is tried with both sequences. Then pages become full, in a step of many rows and in
-one of few.
+Each number of rows that the kernels are compiled for is tried with both sequences. The prompt fills pages of the first sequence. Later, a
+step of few rows fills a page of each; the first sequence's is not its first page, which some formats keep in 16 bits.
 """
 _PROMPTS: Steps = (((0, 130), (1, 20)), ((0, 270),), ((1, 12), (0, 20)))
 """Those of the trials of prompts: pages become full and are read sealed, by few enough rows for the kernel and by enough to unseal."""

@@ -8,7 +8,16 @@ from typing import Any
 from mlxinfer.cache.base import AttentionSpec
 from mlxinfer.models import architecture
 from mlxinfer.models.vlm_text import text_config
-from support.models.published_hybrids import GEMMA4_31B, GRANITE4_H_SMALL, KIMI_LINEAR_48B, LFM2_350M, NEMOTRON3_NANO
+from support.models.published_hybrids import (
+    GEMMA4_26B_A4B,
+    GEMMA4_31B,
+    GEMMA4_E2B,
+    GEMMA4_E4B,
+    GRANITE4_H_SMALL,
+    KIMI_LINEAR_48B,
+    LFM2_350M,
+    NEMOTRON3_NANO,
+)
 
 LLAMA_31_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -464,7 +473,14 @@ PUBLISHED = {
     "lfm2-350m": LFM2_350M,
     "kimi-linear-48b": KIMI_LINEAR_48B,
 }
-WRAPPED = {"gemma-3-4b": GEMMA3_4B, "gemma-4-31b": GEMMA4_31B, "qwen3.5": QWEN35}
+WRAPPED = {
+    "gemma-3-4b": GEMMA3_4B,
+    "gemma-4-31b": GEMMA4_31B,
+    "gemma-4-26b-a4b": GEMMA4_26B_A4B,
+    "gemma-4-e2b": GEMMA4_E2B,
+    "gemma-4-e4b": GEMMA4_E4B,
+    "qwen3.5": QWEN35,
+}
 MORE_LAYERS = {"llama-70b": AttentionSpec(8, 128, 128, query_heads=64), "qwen2.5-7b": AttentionSpec(4, 128, 128, query_heads=28)}
 """Layers of well-known models of which no config is here."""
 
