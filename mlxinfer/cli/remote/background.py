@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,28 +17,20 @@ from ...errors import ServerError
 from ...util.cache_dir import default_socket
 from ..agents import Served
 from ..common.console import tell
+from .connection import ServerAddress
+from .remote_model import models_of
 
 READY = "ready on "
 """Start of the line that a server prints once it listens."""
-_ANSWER_S = 5.0
 _STARTING_S = 600.0
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""Opener without proxies, which cannot reach this machine's loopback."""
 
 
 def find(url: str, key: str, model: str | None) -> Served | None:
     """Return a model of the server at this address, by default its first one; None without a server. Raises `ServerError`."""
     try:
-        request = urllib.request.Request(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"})
-        with _DIRECT.open(request, timeout=_ANSWER_S) as answer:
-            listed = {each["id"]: each for each in json.load(answer)["data"]}
-    except urllib.error.HTTPError as error:
-        reason = "the key in $MLXINFER_API_KEY is not its own" if error.code == 401 else f"it answers {error.code}"
-        raise ServerError(f"the server at {url} cannot be used: {reason}") from None
-    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        listed = models_of(ServerAddress(url))
+    except OSError:
         return None
-    except (ValueError, KeyError, TypeError, http.client.HTTPException):
-        raise ServerError(f"{url} is not a model server: name another address with --url") from None
     name = next(iter(listed), "") if model is None else _public(model)
     name = name if name in listed else name.removesuffix(":latest")
     if name not in listed:

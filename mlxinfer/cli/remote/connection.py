@@ -98,18 +98,19 @@ class ServerAddress:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
         except http.client.HTTPException:
-            raise ServerError(f"the server at {self} does not speak HTTP") from None
+            raise ServerError(f"{self} is not a model server: name another address with --url") from None
         if response.status == 401:
-            raise ServerError(f"the server at {self} asks for another key than the one in $MLXINFER_API_KEY")
+            raise ServerError(f"the server at {self} refuses the key in $MLXINFER_API_KEY")
         if response.status >= 400 and response.status != accepted:
-            raise _error(self._read(response).get("error"))
+            found = self._read(response)
+            raise _error(found.get("error") if isinstance(found, dict) else None)
         return response
 
     def _read(self, response: http.client.HTTPResponse) -> Any:
         try:
             return json.loads(response.read())
         except (ValueError, http.client.HTTPException):
-            raise ServerError(f"the server at {self} is not one of mlxinfer") from None
+            raise ServerError(f"{self} is not a model server: name another address with --url") from None
 
 
 def _tcp(url: str) -> http.client.HTTPConnection:

@@ -9,7 +9,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any, Union
 
-from ...errors import ModelNotFoundError
+from ...errors import ModelNotFoundError, ServerError
 from ...tools import OfferedTool, offered
 from ...types import Chunk, Completion, SamplingParams
 from .connection import ServerAddress
@@ -175,8 +175,11 @@ class RemoteModel:
 
 
 def models_of(address: ServerAddress) -> dict[str, Mapping[str, Any]]:
-    """Return the entries of a server's models by name. Raises `OSError` if no server listens."""
-    return {entry["id"]: entry for entry in address.ask("GET", "/v1/models")["data"]}
+    """Return the entries of a server's models by name. Raises `OSError` if no server listens, and `ServerError`."""
+    try:
+        return {entry["id"]: entry for entry in address.ask("GET", "/v1/models")["data"]}
+    except (KeyError, TypeError):
+        raise ServerError(f"{address} is not a model server: name another address with --url") from None
 
 
 def served_model(address: ServerAddress, model: str | None) -> RemoteModel:
