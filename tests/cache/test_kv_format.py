@@ -35,7 +35,7 @@ def test_bits_are_checked_however_they_come():
 
 def test_a_first_page_apart_makes_sense_only_beside_quantized_ones():
     assert KVFormat.parse("4", first16=True).first16
-    with pytest.raises(UnsupportedModelError, match="quantized cache"):
+    with pytest.raises(UnsupportedModelError, match="kv_first16 needs kv 8, 4 or k8v4"):
         KVFormat.parse("16", first16=True)
 
 

@@ -97,7 +97,7 @@ def test_nothing_is_downloaded(tmp_path, tokenizer, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(TextError, match="hub's cache"):
         from_text("org/some-texts", tokenizer, 1024)
-    with pytest.raises(TextError, match="no file or folder"):
+    with pytest.raises(TextError, match="no such file or folder"):
         from_text(tmp_path / "none.txt", tokenizer, 1024)
 
 
