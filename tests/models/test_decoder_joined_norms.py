@@ -11,13 +11,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from support.engines.tiny_engine import GOLDEN, request, run
-from support.kernels.emulated import needs_emulator
+from support.kernels.emulated import counting, needs_emulator
 from support.models.plain_weights import PlainWeights, pack
 from support.oracles.plain_step import PlainCache
 
 from mlxinfer.config import EngineConfig
 from mlxinfer.engine.core.engine import Engine
-from mlxinfer.kernels_metal import emulator, kernel_trial
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.executors import Launch, run_with
 from mlxinfer.kernels_metal.kernel_trial import SWITCH
 from mlxinfer.models import build
@@ -40,12 +40,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LAUNCHES]:
     norm = RMSNorm.__call__
     monkeypatch.setattr(RMSNorm, "__call__", lambda self, *args, **named: (found.update(["norm"]), norm(self, *args, **named))[1])
 
-    def maker(*, name: str, **rest: Any) -> Callable[..., list[mx.array]]:
-        kernel = emulator.metal_kernel(name=name, **rest)
-        return lambda **call: (found.update([name]), kernel(**call))[1]
-
     residual.TRIAL.forget()
-    with run_with(maker):
+    with counting(found):
         yield found
     residual.TRIAL.forget()
 

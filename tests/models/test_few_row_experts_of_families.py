@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from support.engines.tiny_engine import GOLDEN
-from support.kernels.emulated import needs_emulator
+from support.kernels.emulated import counting, needs_emulator
 from support.models.plain_weights import PlainWeights, RandomWeights
 from support.oracles.plain_step import PlainCache
 
-from mlxinfer.kernels_metal import emulator, kernel_trial
-from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.experts import trial
 from mlxinfer.kernels_metal.experts.trial import FEW
 from mlxinfer.kernels_metal.kernel_trial import SWITCH, Speed
@@ -46,11 +45,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(few_row_experts.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject: {1: Speed(1.2), FEW: Speed(1.2)})
 
-    def maker(*, name: str, **rest: Any) -> Callable[..., list[mx.array]]:
-        kernel = emulator.metal_kernel(name=name, **rest)
-        return lambda **call: (found.update([name]), kernel(**call))[1]
-
-    with run_with(maker):
+    with counting(found):
         yield found
     for each in kernel_trial.TRIALS:
         each.forget()

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from support.engines.tiny_engine import GOLDEN
-from support.kernels.emulated import needs_emulator
+from support.kernels.emulated import counting, needs_emulator
 from support.models.plain_weights import PlainWeights
 from support.oracles.plain_step import PlainCache
 
-from mlxinfer.kernels_metal import emulator, kernel_trial
-from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import SWITCH
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
@@ -36,11 +34,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
 
-    def maker(*, name: str, **rest: Any) -> Callable[..., list[mx.array]]:
-        kernel = emulator.metal_kernel(name=name, **rest)
-        return lambda **call: (found.update([name]), kernel(**call))[1]
-
-    with run_with(maker):
+    with counting(found):
         yield found
     for trial in kernel_trial.TRIALS:
         trial.forget()

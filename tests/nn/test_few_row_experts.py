@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.kernels.emulated import needs_emulator
+from support.kernels.emulated import counting, needs_emulator
 from support.models.plain_weights import pack
 
-from mlxinfer.kernels_metal import emulator, executors, kernel_trial
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.experts import trial
 from mlxinfer.kernels_metal.experts.trial import FEW
 from mlxinfer.kernels_metal.kernel_trial import SWITCH, Speed
@@ -38,16 +38,6 @@ def launches(monkeypatch: pytest.MonkeyPatch, speeds: dict[int, Speed]) -> Itera
     """Simulates a Mac, and counts launches of both kernels."""
     counts: Counter[str] = Counter()
 
-    def counted(*, name: str, **arguments: Any) -> Callable[..., Any]:
-        kernel = emulator.metal_kernel(name=name, **arguments)
-
-        def call(**launch: Any) -> list[mx.array]:
-            if name != "router":
-                counts[name.rpartition("_")[2]] += 1
-            return kernel(**launch)
-
-        return call
-
     monkeypatch.delenv(SWITCH, raising=False)
     for module in (few_row_experts, packing):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
@@ -56,7 +46,7 @@ def launches(monkeypatch: pytest.MonkeyPatch, speeds: dict[int, Speed]) -> Itera
     monkeypatch.setattr(few_row_experts.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject: speeds)
     monkeypatch.setattr(trial, "wrong_experts", lambda subject: None)
-    with executors.run_with(counted):
+    with counting(counts, lambda name, launch: None if name == "router" else name.rpartition("_")[2]):
         yield counts
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.kernels.emulated import needs_emulator
+from support.kernels.emulated import counting, needs_emulator
 
 from mlxinfer.kernels_metal import emulator, kernel_trial
 from mlxinfer.kernels_metal.executors import run_with
@@ -31,12 +31,8 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[LAUNCHES]:
     monkeypatch.delenv(SWITCH, raising=False)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
 
-    def maker(*, name: str, **rest: Any) -> Any:
-        kernel = emulator.metal_kernel(name=name, **rest)
-        return lambda **call: (found.update([name]), kernel(**call))[1]
-
     routes.TRIAL.forget()
-    with run_with(maker):
+    with counting(found):
         yield found
     routes.TRIAL.forget()
 

@@ -11,11 +11,11 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.kernels.emulated import needs_emulator
+from support.kernels.emulated import counting, needs_emulator
 from support.kernels.fake_device import Device
 from support.oracles.quantized_products import matrix as random_matrix
 
-from mlxinfer.kernels_metal import emulator, executors, kept_trials, kernel_trial
+from mlxinfer.kernels_metal import executors, kept_trials, kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Subject
@@ -33,21 +33,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Simulates a Mac whose kernels are faster, and counts launches by kernel."""
     counts: Counter[str] = Counter()
 
-    def counted(**arguments: Any) -> Callable[..., Any]:
-        kernel = emulator.metal_kernel(**arguments)
-
-        def call(**launch: Any) -> list[mx.array]:
-            counts[arguments["name"]] += 1
-            return kernel(**launch)
-
-        return call
-
     monkeypatch.setattr(small_batch_matmul, "is_gpu", lambda: True)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(packing, "is_gpu", lambda: True)
     monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: FAST[rows] for rows in subject.rows})
-    with executors.run_with(counted):
+    with counting(counts):
         yield counts
 
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import mlx.core as mx
 import pytest
-from support.kernels.emulated import needs_emulator
+from support.kernels.emulated import counting, needs_emulator
 
-from mlxinfer.kernels_metal import emulator, executors, kernel_trial
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.trial import Subject
@@ -29,22 +28,13 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[int]]:
     """Simulates a Mac whose kernels are faster, and counts launches by the gates of their templates."""
     counts: Counter[int] = Counter()
 
-    def counted(**arguments: Any) -> Callable[..., Any]:
-        kernel = emulator.metal_kernel(**arguments)
-
-        def call(**launch: Any) -> list[mx.array]:
-            counts[dict(launch["template"])["GATE"]] += 1
-            return kernel(**launch)
-
-        return call
-
     for module in (small_batch_matmul, packing):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
     monkeypatch.setattr(small_batch_matmul.TRIAL, "verdicts", {})
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: {rows: Speed(0.9 if rows == 4 else 1.2) for rows in subject.rows})
     monkeypatch.setattr(trial, "wrong_products", lambda subject: None)
-    with executors.run_with(counted):
+    with counting(counts, lambda name, launch: dict(launch["template"])["GATE"]):
         yield counts
 
 

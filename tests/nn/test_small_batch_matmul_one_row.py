@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import mlx.core as mx
 import numpy as np
 import pytest
-from support.kernels.emulated import emulated, needs_emulator
+from support.kernels.emulated import counting, emulated, needs_emulator
 
-from mlxinfer.kernels_metal import emulator, executors, kernel_trial
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import Speed
 from mlxinfer.kernels_metal.quantized_matmul import trial
 from mlxinfer.kernels_metal.quantized_matmul.launcher import ROW_WIDTHS, row_class
@@ -29,15 +28,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Simulates a Mac whose kernel of one row is faster for some classes of shapes, and counts launches by kernel."""
     counts: Counter[str] = Counter()
 
-    def counted(**arguments: Any) -> Callable[..., Any]:
-        kernel = emulator.metal_kernel(**arguments)
-
-        def call(**launch: Any) -> list[mx.array]:
-            counts[arguments["name"]] += 1
-            return kernel(**launch)
-
-        return call
-
     for module in (small_batch_matmul, packing):
         monkeypatch.setattr(module, "is_gpu", lambda: True)
     monkeypatch.setattr(kernel_trial, "has_gpu_kernels", lambda: True)
@@ -45,7 +35,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(small_batch_matmul, "_LEAST_NUMBERS", 0)
     speeds = {"": 0.9, "wide": 0.9, "wide uneven": 1.3, "narrow": 1.4, "narrow uneven": 1.2}
     monkeypatch.setattr(trial, "speeds", lambda subject, seconds: dict.fromkeys(subject.rows, Speed(speeds[subject.shape])))
-    with executors.run_with(counted):
+    with counting(counts):
         yield counts
 
 

@@ -6,12 +6,12 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 import mlx.core as mx
 import numpy as np
 import pytest
 from support.engines.tiny_engine import GOLDEN
+from support.kernels.emulated import counting
 from support.models.plain_weights import PlainWeights
 
 from mlxinfer.cache.attention import select, trial
@@ -21,8 +21,7 @@ from mlxinfer.cache.base import AttentionSpec, Segment
 from mlxinfer.cache.kv_format import KVFormat
 from mlxinfer.cache.paged import PagedCache
 from mlxinfer.cache.store import LayerStore
-from mlxinfer.kernels_metal import emulator, kernel_trial
-from mlxinfer.kernels_metal.executors import run_with
+from mlxinfer.kernels_metal import kernel_trial
 from mlxinfer.models import build
 from mlxinfer.models.decoder import Decoder
 
@@ -39,11 +38,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     monkeypatch.setattr(kernel_trial, "is_gpu", lambda: True)
     trial.forget_trials()
 
-    def maker(*, name: str, **rest: Any) -> Any:
-        kernel = emulator.metal_kernel(name=name, **rest)
-        return lambda **call: (found.update([name]), kernel(**call))[1]
-
-    with run_with(maker):
+    with counting(found):
         yield found
     for each in kernel_trial.TRIALS:
         each.forget()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -31,4 +33,22 @@ def emulated(mode: str | None = None, order: str | None = None, seed: int | None
     if lack := emulator.why_not(mode or "fast"):
         raise emulator.Unavailable(lack)
     with run_with(emulator.metal_kernel), emulator.settings(mode=mode, order=order, seed=seed):
+        yield
+
+
+@contextmanager
+def counting(counts: Counter[Any], key: Callable[[str, Mapping[str, Any]], Any] = lambda name, launch: name) -> Iterator[None]:
+    """Run kernels in the emulator, and count launches by `key` of the kernel's name and the launch's arguments; None is not counted."""
+
+    def maker(*, name: str, **source: Any) -> Callable[..., list[mx.array]]:
+        kernel = emulator.metal_kernel(name=name, **source)
+
+        def call(**launch: Any) -> list[mx.array]:
+            if (counted := key(name, launch)) is not None:
+                counts[counted] += 1
+            return kernel(**launch)
+
+        return call
+
+    with run_with(maker):
         yield
