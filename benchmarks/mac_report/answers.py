@@ -6,10 +6,11 @@ Rounding differs, so two answers may part after some hundred tokens. They must n
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
+
+from .running import output_of
 
 _PROMPT = "Tell a long story about a lighthouse."
 _LIMIT_S = 600.0
@@ -31,19 +32,7 @@ def answer(model: str, tokens: int, way: str) -> str:
     """Return the answer. Raises ValueError with the last line of an error."""
     variables, options = WAYS[way]
     command = [sys.executable, "-m", "mlxinfer", "run", model, _PROMPT, "--temperature", "0", "--max-tokens", str(tokens)]
-    done = subprocess.run(
-        [*command, *options],
-        env={**os.environ, **variables},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=_LIMIT_S,
-        check=False,
-    )
-    if done.returncode:
-        raise ValueError(f"exit code {done.returncode}: {(done.stderr.strip() or 'no output').splitlines()[-1]}")
-    return done.stdout
+    return output_of([*command, *options], variables, _LIMIT_S)
 
 
 def common(one: str, other: str) -> int:

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -168,3 +168,21 @@ def _text_of(file: Path | None) -> str:
     text = file.read_text(encoding="utf-8", errors="replace")
     file.unlink()
     return f"\n{text}"
+
+
+def output_of(command: Sequence[str], environment: Mapping[str, str], seconds: float) -> str:
+    """Run a command, and return its standard output. Raises ValueError with the last line of its output if it fails."""
+    done = subprocess.run(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise ValueError(f"exit code {done.returncode}: {last}")
+    return done.stdout

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+from .running import output_of
 
 _LIMIT_S = 900.0
 """Time limit of one run."""
@@ -33,20 +34,11 @@ class Subject:
 
     def measure(self) -> None:
         """Run it once. Raises ValueError with the last line of its output if it fails."""
-        done = subprocess.run(
-            self.command,
-            env={**os.environ, **self.environment},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_LIMIT_S,
-            check=False,
-        )
-        if done.returncode:
-            lines = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()
-            raise ValueError(f"{self.name}: exit code {done.returncode}: {lines[-1]}")
-        self.speeds.append(self.read(done.stdout))
+        try:
+            output = output_of(self.command, self.environment, _LIMIT_S)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
+        self.speeds.append(self.read(output))
 
 
 def ours(model: str, streams: int, prompt: int, tokens: int, environment: dict[str, str] | None = None) -> Subject:
