@@ -18,7 +18,7 @@ from ...util.cache_dir import default_socket
 from ..agents import Served
 from ..common.console import tell
 from .connection import ServerAddress
-from .remote_model import models_of
+from .remote_model import served_model
 
 READY = "ready on "
 """Start of the line that a server prints once it listens."""
@@ -26,16 +26,14 @@ _STARTING_S = 600.0
 
 
 def find(url: str, key: str, model: str | None) -> Served | None:
-    """Return a model of the server at this address, by default its first one; None without a server. Raises `ServerError`."""
+    """Return a model of the server at this address, by default its first one; None without a server.
+
+    Raises `ServerError`, and `ModelNotFoundError`."""
     try:
-        listed = models_of(ServerAddress(url))
+        found = served_model(ServerAddress(url), None if model is None else _public(model))
     except OSError:
         return None
-    name = next(iter(listed), "") if model is None else _public(model)
-    name = name if name in listed else name.removesuffix(":latest")
-    if name not in listed:
-        raise ServerError(f"the server at {url} does not have {name}; available: {', '.join(listed)}")
-    return Served(url, name, int(listed[name].get("max_model_len", 8192)), key)
+    return Served(url, found.name, found.max_context, key)
 
 
 def _public(model: str) -> str:

@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
 @contextmanager
 def reached(model: str, options: dict[str, Any], *, quiet: bool = False) -> Iterator[LLM | RemoteModel]:
     """Open a model for the block, as `opened` does, or use that of a server, if the options of `server_options` allow it."""
-    own = {name: value for name, value in options.items() if name not in ("local", "url")}
-    found = Reach(options["local"], options["url"]).model(model)
+    own = dict(options)
+    found = _of_a_server(model, local=own.pop("local"), url=own.pop("url"))
     if found is not None:
         yield found
         return
@@ -34,33 +33,22 @@ def reached(model: str, options: dict[str, Any], *, quiet: bool = False) -> Iter
         yield llm
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
-    """The options of `server_options`."""
+def _of_a_server(model: str, *, local: bool, url: str | None) -> RemoteModel | None:
+    """Return the model of the server at `url`, by default this user's; None if it must be loaded here, as `local` says.
 
-    local: bool = False
-    """True to load the model in this process."""
-    url: str | None = None
-    """Address of the server to use; None looks for this user's server."""
-
-    def model(self, name: str | None) -> RemoteModel | None:
-        """Return the model of a server; None if it must be loaded here.
-
-        Raises `ServerError` if `url` is given and does not answer, and `ModelNotFoundError` if the server does not have the model.
-        """
-        chosen = _chosen_settings()
-        if self.url is not None:
-            if self.local:
-                raise click.UsageError("--local and --url exclude each other")
-            if chosen:
-                raise click.UsageError(f"{chosen[0]} is chosen where the server starts, not with --url")
-            try:
-                return served_model(ServerAddress(self.url.rstrip("/")), name)
-            except OSError as error:
-                raise ServerError(f"no server answers at {self.url}: {error.strerror or error}") from None
-        if self.local or chosen or name is None:
-            return None
-        return _running(name)
+    Raises `ServerError` if `url` is given and does not answer, and `ModelNotFoundError` if the server there does not have the model.
+    """
+    chosen = _chosen_settings()
+    if url is None:
+        return None if local or chosen else _running(model)
+    if local:
+        raise click.UsageError("--local and --url exclude each other")
+    if chosen:
+        raise click.UsageError(f"{chosen[0]} is chosen where the server starts, not with --url")
+    try:
+        return served_model(ServerAddress(url.rstrip("/")), model)
+    except OSError as error:
+        raise ServerError(f"no server answers at {url}: {error.strerror or error}") from None
 
 
 def _chosen_settings() -> list[str]:

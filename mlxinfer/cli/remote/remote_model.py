@@ -15,6 +15,8 @@ from ...types import Chunk, Completion, SamplingParams
 from .connection import ServerAddress
 from .request import chunk_of, completion_of, fields_of, message_of, usage_of
 
+_CONTEXT = 8192
+"""Context in tokens of a model whose server does not tell."""
 _SHOWN = {"repeat_penalty": "repetition_penalty"}
 """Names of Ollama's parameters that differ from the fields of `SamplingParams`."""
 
@@ -78,7 +80,7 @@ class RemoteModel:
         """Create the model of an entry of `/v1/models`."""
         self._address = address
         self.name: str = entry["id"]
-        self.max_context: int = entry["max_model_len"]
+        self.max_context: int = entry.get("max_model_len", _CONTEXT)
         self.tokenizer = RemoteTokenizer(self, chats="tools" in entry.get("capabilities", ()))
         self.notes: list[str] = []
         self.adapters: dict[str, Any] = {}
