@@ -97,14 +97,20 @@ def _kind_of_prompt(value: Any) -> str:
     return "<lists>" if isinstance(value[0], list) else "<ids>"
 
 
-def _not_zero(value: int) -> int | None:
+def _not_zero(value: int) -> int:
     if value == 0:
         raise PydanticCustomError("too_few_tokens", "at least 1, or -1 for as many as the context allows")
+    return value
+
+
+def _none_if_unlimited(value: int) -> int | None:
     return None if value == -1 else value
 
 
-MaxTokens = Annotated[int, Field(ge=-1), AfterValidator(_not_zero)]
-"""Maximum tokens of an answer. -1, which LM Studio and llama.cpp use for no limit, becomes None."""
+MaxTokensOrZero = Annotated[int, Field(ge=-1), AfterValidator(_none_if_unlimited)]
+"""Maximum tokens of an answer. -1, which LM Studio and llama.cpp use for no limit, becomes None. 0 reads the prompt only."""
+MaxTokens = Annotated[int, Field(ge=-1), AfterValidator(_not_zero), AfterValidator(_none_if_unlimited)]
+"""As `MaxTokensOrZero`, with at least 1."""
 Ids = Annotated[list[int], FIRST_ERROR_ONLY]
 TextOrTexts = Annotated[
     Union[Annotated[str, Tag("<text>")], Annotated[list[str], FIRST_ERROR_ONLY, Tag("<items>")]],

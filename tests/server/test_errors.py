@@ -77,7 +77,7 @@ def test_neutral_values_are_fine(unix_client: OpenAI, fields: dict[str, Any]) ->
         ({"n": 0}, "n", "invalid_value"),
         ({"n": 1000}, "n", "invalid_value"),
         ({"n": True}, "n", "invalid_value"),
-        ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+        ({"max_tokens": -2}, "max_tokens", "invalid_value"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "invalid_value"),
         ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "invalid_value"),
         ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from dataclasses import replace
+from typing import Annotated, Any, TypeVar
 
 from pydantic import Field
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp
 from typing_extensions import TypedDict
 
+from ...types import Chunk, Completion, SamplingParams
 from .. import sse
 from ..errors import invalid, unsupported
 from ..routing import Doc, Endpoint, RequestContext, Server
 from ..serving import GenerateRequest, complete, encode_chat, encode_continued, encode_text, stream
 from ..settings import ReasoningField, ServerSettings
 from ..shared.reasoning import Effort, Thinking
-from ..validation import MaxTokens, StrictModel, Unsupported
+from ..validation import MaxTokensOrZero, StrictModel, Unsupported
 from .chat_answers import AnswerForm, ChatCompletion, ChatEvents
 from .extras import VERBOSITY, Extras
 from .messages import Messages, for_template
@@ -57,8 +59,9 @@ class ChatRequest(ToolFields, CompletionFields):
     `thinking_budget_tokens` and `reasoning_budget_tokens` llama.cpp's, `reasoning` and `include_reasoning` OpenRouter's."""
 
     messages: Messages
-    max_tokens: MaxTokens | None = None
-    max_completion_tokens: MaxTokens | None = None
+    max_tokens: MaxTokensOrZero | None = None
+    """0 reads the prompt into the prefix cache and answers with an empty text."""
+    max_completion_tokens: MaxTokensOrZero | None = None
     continue_final_message: bool | None = None
     """True if the last message is an answer to continue. The response has only the continuation."""
     add_generation_prompt: bool | None = None
@@ -110,7 +113,7 @@ class ChatRequest(ToolFields, CompletionFields):
         return True
 
     def limit(self) -> int | None:
-        """Maximum tokens of an answer; None means up to the end of the context. Raises `APIError`."""
+        """Maximum tokens of an answer; None means up to the end of the context, 0 none at all. Raises `APIError`."""
         if None not in (self.max_tokens, self.max_completion_tokens) and self.max_tokens != self.max_completion_tokens:
             raise invalid("max_tokens and max_completion_tokens mean the same: give one", "max_tokens", "invalid_value")
         return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
@@ -125,11 +128,12 @@ class ChatRequest(ToolFields, CompletionFields):
 async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     served = await context.model(body.model, body.keep_alive_s)
     limit, wants_usage = body.limit(), body.wants_usage()
-    params, thinking, goes_on = body.params(served, limit, body.wanted_logprobs()), body.thinking(), body.goes_on
+    reads_only = limit == 0
+    params, thinking, goes_on = body.params(served, 1 if reads_only else limit, body.wanted_logprobs()), body.thinking(), body.goes_on
     encode = encode_continued if goes_on else encode_chat
     variables = thinking.variables(served, body.given_variables)
     prompt = await encode(context, served, for_template(body.messages), body.offer(), variables)
-    params = thinking.held(params, served, prompt)
+    params = _one_token(params) if reads_only else thinking.held(params, served, prompt)
     request = GenerateRequest(
         served, prompt, params, client_id=body.user or "", cache_salt=body.cache_salt or "", structure_field=body.structure[0]
     )
@@ -137,9 +141,24 @@ async def create(context: RequestContext, body: ChatRequest) -> ASGIApp:
     del body  # images have megabytes
     if streams:
         events = ChatEvents(form, wants_usage)
-        return sse.Stream(stream(context, request, events.render), end=events.end, failed=error_event, limits=context.limits)
+        render = events.render if not reads_only else lambda chunks: events.render([_without_text(chunk) for chunk in chunks])
+        return sse.Stream(stream(context, request, render), end=events.end, failed=error_event, limits=context.limits)
     answers = await sse.unless_gone(context.receive, complete(context, request))
-    return JSONResponse(form.whole(answers))
+    return JSONResponse(form.whole([_without_text(answer) for answer in answers] if reads_only else answers))
+
+
+def _one_token(params: SamplingParams) -> SamplingParams:
+    """Parameters of a request that only reads its prompt: the engine reads a prompt in order to choose a token, which is dropped."""
+    return replace(params, temperature=0.0, structure=None, logprobs=None, stop=None, ignore_eos=True)
+
+
+_Part = TypeVar("_Part", Chunk, Completion)
+
+
+def _without_text(part: _Part) -> _Part:
+    """A piece of an answer, or all of it, without its token."""
+    usage = part.usage and replace(part.usage, completion_tokens=0, reasoning_tokens=0)
+    return replace(part, text="", token_ids=[], reasoning="", tool_calls=(), usage=usage)
 
 
 class TokenizeRequest(ToolFields, Extras):

@@ -156,3 +156,25 @@ def test_a_prompt_is_shared_with_those_of_the_same_salt_only(unix_client: OpenAI
     again = [cached(salt) for salt in ("mine", None, "yours", "mine ", "")]
     assert max(alone) < 64  # the start of the template is shorter than a page
     assert min(again) > 64
+
+
+def test_no_tokens_read_the_prompt_into_the_prefix_cache(unix_client: OpenAI) -> None:
+    messages = [{"role": "system", "content": "Hurry slowly. " * 60}, {"role": "user", "content": "Begin."}]
+    constraint = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}
+    empty = create(unix_client, messages=messages, max_tokens=0, n=2, logprobs=True, response_format=constraint)
+    assert [choice.message.content for choice in empty.choices] == ["", ""]
+    assert {choice.finish_reason for choice in empty.choices} == {"length"}
+    assert empty.usage.completion_tokens == 0
+    answer = create(unix_client, messages=messages)
+    assert answer.usage.prompt_tokens == empty.usage.prompt_tokens
+    assert answer.usage.prompt_tokens_details.cached_tokens > 0.9 * answer.usage.prompt_tokens
+
+
+def test_a_stream_of_no_tokens_has_a_role_and_a_reason(unix_client: OpenAI) -> None:
+    *chunks, last = create(unix_client, max_completion_tokens=0, max_tokens=None, stream=True, stream_options={"include_usage": True})
+    choices = [chunk.choices[0] for chunk in chunks]
+    assert [(choice.delta.role, choice.delta.content, choice.finish_reason) for choice in choices] == [
+        ("assistant", "", None),
+        (None, None, "length"),
+    ]
+    assert last.usage.completion_tokens == 0
