@@ -50,16 +50,19 @@ class Setting:
     """Largest value."""
     above: float | None = None
     """Exclusive lower bound."""
+    words: tuple[str, ...] = ()
+    """Words that are accepted instead of a number."""
 
     def problem(self, kind: str, value: object) -> str | None:
         """Return the fault of a value, such as "must be a whole number of at least 1, not 0", or None for a valid one."""
         if kind == "bool":
             return None if isinstance(value, bool) else f"must be true or false, not {value!r}"
-        if kind not in ("int", "float"):
+        if kind not in ("int", "float") or value in self.words:
             return None
         accepted = (int,) if kind == "int" else (int, float)
         inside = isinstance(value, accepted) and not isinstance(value, bool) and math.isfinite(value) and self._holds(value)
-        return None if inside else f"must be {'a whole number' if kind == 'int' else 'a number'}{self._range()}, not {value!r}"
+        words = "".join(f"{word}, or " for word in self.words)
+        return None if inside else f"must be {words}{'a whole number' if kind == 'int' else 'a number'}{self._range()}, not {value!r}"
 
     def _holds(self, value: float) -> bool:
         return (
@@ -125,6 +128,18 @@ class EngineArgs:
             flag="--memory",
             above=0,
             most=1_000_000,
+        ),
+    )
+    experts_memory: float | str | None = field(
+        default="auto",
+        metadata=about(
+            "Memory for the routed experts of a model, of which the rest is read from the disk; auto: only if they do not fit; 0: never",
+            unit="GB",
+            automatic="auto",
+            metavar="GB|auto",
+            least=0,
+            most=1_000_000,
+            words=("auto",),
         ),
     )
     deterministic: bool = field(default=False, metadata=about("Compute every row in the same shapes whatever runs beside it, on a GPU too"))
@@ -340,9 +355,9 @@ def default_text(one: Field[Any], how: Setting) -> str:
     """Return a default for people."""
     if one.default is None or one.default == ():
         return how.automatic
-    return (
-        str(one.default).lower() if isinstance(one.default, bool) else f"{one.default:g}" if kind_of(one) == "float" else str(one.default)
-    )
+    if isinstance(one.default, bool):
+        return str(one.default).lower()
+    return f"{one.default:g}" if isinstance(one.default, float) else str(one.default)
 
 
 def keyword_docs(*, indent: str = "    ") -> str:

@@ -30,6 +30,7 @@ from .files import read_json_if_there
 from .formats import dtype_name, format_text
 from .gguf import GGUFCheckpoint
 from .gguf.mlx_formats import PACKINGS, lossy
+from .memory.experts import ExpertLayer, expert_layers, layers_in
 from .memory.weight_sizes import SizeChange, size_changes
 from .recipes.embedding import EmbeddingRecipe, read_recipe
 from .recipes.rerank import RerankRecipe, read_reranking
@@ -96,6 +97,8 @@ class PreparedModel:
     """Bytes of each block's weights in memory."""
     index: TensorIndex | None = None
     """Tensors that the graph uses and leaves; None for a borrowed model."""
+    expert_layers: tuple[ExpertLayer, ...] = ()
+    """Layers of `model` with routed experts, which may stay in a file."""
     part: Stage | None = None
     """Blocks of this process, if others have the rest."""
     vision: PreparedVision | str = "the model cannot see images: its tower was not looked for"
@@ -183,6 +186,7 @@ class PreparedModel:
         """Return a copy that reads only `part`, whose graph is `model` and whose weights take `weight_bytes`."""
         own = copy(self)
         own.part, own.model, own.weight_bytes = part, model, weight_bytes
+        own.expert_layers = () if part.share else layers_in(model, self.expert_layers)
         if part.first or part.share:
             own.vision = unseen("the first machine has its vision tower")
         return own
@@ -217,6 +221,7 @@ class OwnModel(PreparedModel):
         if isinstance(model.mtp, Head) and model.mtp.output is not None:  # rows of another matrix, which are in memory twice
             sizes.append(sum(array.nbytes for array in arrays(model.mtp.output)))
         super().__init__(name, checkpoint, dtype, model, sizes)
+        self.expert_layers = expert_layers(model, meta.tensors)
         self.block_bytes = tuple(part_bytes[id(block)] for block in model.blocks)
 
     @property

@@ -53,6 +53,13 @@ VARIABLES = (
         is_gigabytes,
     ),
     Variable(
+        "MLXINFER_EXPERTS_MEMORY",
+        "Memory for the routed experts of a model, where `experts_memory` is auto",
+        "what the cache leaves, if the experts do not fit",
+        "a number of gigabytes, 0 to keep all experts in memory",
+        is_gigabytes,
+    ),
+    Variable(
         "MLXINFER_WIRED_GB",
         "Memory that stays resident on a Mac, up to the recommended working set; much of it can stall a busy system",
         "60 % of the memory",

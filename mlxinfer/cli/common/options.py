@@ -127,6 +127,20 @@ def _with_options(meaning: str) -> str:
     return re.sub(r"\bwith (kv|bits)\b", r"with --\1", meaning)
 
 
+def _number_or(words: tuple[str, ...]) -> Callable[[Any], float | str]:
+    """Return the type of an option that takes a number, or one of `words`."""
+
+    def number(value: Any) -> float | str:
+        if value in words:
+            return str(value)
+        try:
+            return float(value)
+        except ValueError:
+            raise click.BadParameter(f"{value!r} is neither a number nor {' or '.join(words)}") from None
+
+    return number
+
+
 def _setting_option(one: Field[Any], how: Setting, default: object = None, check: Any = None) -> Callable[[Any], Any]:
     """Return the option of a setting; `default` replaces the setting's default, `check` validates the value."""
     kind, flags = kind_of(one), flags_of(one, how)
@@ -151,7 +165,8 @@ def _setting_option(one: Field[Any], how: Setting, default: object = None, check
         flags = flags if one.default is False else [f"--{name}/--no-{name}"]
         details["is_flag"] = True
     else:
-        details |= {"type": _TYPES[kind], "metavar": how.metavar or ("GB" if how.unit == "GB" else None)}
+        number = _number_or(how.words) if how.words else _TYPES[kind]
+        details |= {"type": number, "metavar": how.metavar or ("GB" if how.unit == "GB" else None)}
     if how.metavar == "MODEL":
         details["shell_complete"] = complete_model
     return click.option(*flags, one.name, **details)

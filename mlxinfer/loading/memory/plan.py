@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ...cache.base import PAGE, BidirectionalSpec, sees_spans
@@ -14,6 +15,7 @@ from ...errors import MemoryPlanError, PromptError
 from ...models.decoder import Model
 from ...util.dataclass import dataclass
 from ...util.device import DeviceMemory, device_memory, is_gpu
+from .experts import ExpertDemand, ExpertMemory
 from .images import ImageMemory, ImagePlan
 from .step import Demands, Planned, StepRows, demands_of, with_scored
 
@@ -30,6 +32,8 @@ _LONG_STEP_SHARE = 0.125
 """Share of the memory besides the weights for a step of more than the usual rows, and for the windows that it extends."""
 _CPU_CHUNK = 64
 """Rows of a step on the CPU, where larger steps are not faster and would delay Ctrl-C."""
+_POOLED_CHUNKS = {False: (512, 256, 128, _CPU_CHUNK), True: (*_LONG_CHUNKS, _USUAL_CHUNK, _SHORT_CHUNK)}
+"""Rows of a step of a model with pooled experts, by whether there is a GPU. A step reads each expert at most once."""
 _SCORED_SHARE = 1 / 16
 """Share of the memory besides the weights for the logits of prompts, if requested."""
 _LEAST_SCORED = 16
@@ -96,6 +100,8 @@ class MemoryPlan:
     """Maximum rows of prompts whose logits one step computes, if requested."""
     images: ImagePlan | None = None
     """Memory of images, and the largest one; None for a model that cannot see."""
+    experts: ExpertMemory | None = None
+    """Pools of routed experts, which are part of `weights`; None if all experts are resident."""
 
     @property
     def vision(self) -> int:
@@ -153,16 +159,51 @@ def plan_memory(
     max_draft: int = MAX_DRAFT,
     deterministic: bool = False,
     images: ImageMemory | None = None,
+    experts: ExpertDemand | None = None,
     memory: DeviceMemory | None = None,
 ) -> MemoryPlan:
     """The longest context and the largest cache that fit, for a model with its adapters and its draft model.
 
     `max_context` and `max_num_seqs` are upper bounds: if memory is short, fewer sequences come before a shorter context. `memory_gb` is
-    the caller's limit (GB of 10^9 bytes), `images` plans for a tower, `memory` replaces the device's. Needs no weights: a
-    `PreparedModel` does. Raises `MemoryPlanError` if the weights and a context of 256 tokens do not fit, `PromptError` for a context
-    that the model does not have.
+    the caller's limit (GB of 10^9 bytes), `images` plans for a tower, `memory` replaces the device's. With `experts`, routed experts may
+    stay in a file. Needs no weights: a `PreparedModel` does. Raises `MemoryPlanError` if the weights and a context of 256 tokens do not
+    fit, `PromptError` for a context that the model does not have.
     """
     memory = memory or device_memory()
+    plan = partial(
+        _plan,
+        max_context=max_context,
+        max_num_seqs=max_num_seqs,
+        kv=kv or KVFormat(),
+        draft=draft,
+        adapter_bytes=adapter_bytes,
+        memory_gb=memory_gb,
+        prefix_cache=prefix_cache,
+        max_draft=max_draft,
+        deterministic=deterministic,
+        images=images,
+        memory=memory,
+    )
+    return plan(planned) if experts is None else _with_pools(planned, plan, experts, usable_memory(memory_gb, memory))
+
+
+def _plan(
+    planned: Planned,
+    *,
+    max_context: int | None,
+    max_num_seqs: int,
+    kv: KVFormat,
+    draft: Planned | None,
+    adapter_bytes: int,
+    memory_gb: float | None,
+    prefix_cache: bool,
+    max_draft: int,
+    deterministic: bool,
+    images: ImageMemory | None,
+    memory: DeviceMemory,
+    pools: ExpertMemory | None = None,
+) -> MemoryPlan:
+    """Plan a model whose weights are all resident, or a `PooledModel` with its `pools`. See `plan_memory`."""
     whole, model = usable_memory(memory_gb, memory), planned.model
     weights = planned.weight_bytes + adapter_bytes
     seen = _planned_images(images, whole, weights + (draft.weight_bytes if draft else 0))
@@ -173,7 +214,7 @@ def plan_memory(
 
     def option(rows: int, sequences: int) -> Option:
         step = with_scored(model, _step_rows(rows, sequences, max_draft, span), scored_bytes, least_scored)
-        demands = demands_of(planned, kv or KVFormat(), step, weights)
+        demands = demands_of(planned, kv, step, weights)
         if draft is not None:
             demands += demands_of(draft, KVFormat(), step, draft.weight_bytes)
         reuse = 0.0 if whole_texts or not prefix_cache else _REUSE_SHARE
@@ -182,14 +223,47 @@ def plan_memory(
             plan = _divided(demands, memory, limit, wanted, step, weights, _SHORT_REUSE_SHARE)
         return demands, replace(plan, rows=rows)
 
-    demands, plan = _best_option(option, max_num_seqs, wanted, whole_texts)
+    demands, plan = _best_option(option, max_num_seqs, wanted, whole_texts, pools.pools if pools else None)
     least = min(wanted, _LEAST_TOKENS)
     if plan.context < least or demands.weights + demands.load > limit:
         source = "memory_gb" if whole < memory.usable - memory.reserved else memory
-        raise MemoryPlanError(_does_not_fit(demands, least, whole, source, seen))
+        raise MemoryPlanError(_does_not_fit(demands, least, whole, source, seen, pools))
+    plan = replace(plan, experts=pools)
     if images is None or seen is None:
         return plan
     return replace(plan, limit=whole, images=images.within(seen, plan.context, max(plan.rows, span) if span else None))
+
+
+_POOL_SHARES = (0.9, 0.8, 0.7, 0.6, 0.45, 0.3, 0.15)
+"""Shares of the memory besides dense weights that are tried for the pools of experts. The rest is for the cache and steps."""
+
+
+def _with_pools(planned: Planned, plan: Callable[..., MemoryPlan], demand: ExpertDemand, whole: int) -> MemoryPlan:
+    """Plan a model whose routed experts may stay in a file; `plan` is `_plan` with the caller's arguments.
+
+    `demand.wanted` bytes are for the pools. Without that number, all experts are resident if they fit. Otherwise the pools get the
+    largest share that leaves memory for a good context, or else the minimum. Raises `MemoryPlanError`.
+    """
+    dense = planned.weight_bytes - demand.nbytes
+
+    def with_pools(nbytes: int, **limits: int) -> MemoryPlan:
+        pools = demand.pooled(nbytes, dense)
+        return plan(demand.beside(planned, pools), pools=pools, **limits)
+
+    if demand.wanted is not None:
+        return plan(planned) if demand.wanted >= demand.nbytes else with_pools(demand.wanted)
+    try:
+        return plan(planned)
+    except MemoryPlanError:
+        least = with_pools(0)  # raises for a model that does not fit even so
+    for share in _POOL_SHARES:
+        nbytes = int(share * max(whole - dense, 0))
+        try:
+            if with_pools(nbytes, max_num_seqs=1).context >= min(GOOD_CONTEXT, least.context):
+                return with_pools(nbytes)
+        except MemoryPlanError:
+            continue
+    return least
 
 
 def _step_rows(rows: int, sequences: int, drafts: int, span: int) -> StepRows:
@@ -207,10 +281,12 @@ Option = tuple[Demands, MemoryPlan]
 """One way to divide the memory."""
 
 
-def _best_option(option: Callable[[int, int], Option], max_num_seqs: int, wanted: int, whole_texts: bool) -> Option:
+def _best_option(
+    option: Callable[[int, int], Option], max_num_seqs: int, wanted: int, whole_texts: bool, pool_bytes: int | None = None
+) -> Option:
     """The most sequences and the longest steps that leave memory for a good context, or else the longest context.
 
-    `option` takes the rows of a step and the sequences.
+    `option` takes the rows of a step and the sequences. `pool_bytes` are those of pooled experts.
     """
     good = min(wanted, GOOD_CONTEXT)
     found: list[Option] = []
@@ -218,6 +294,8 @@ def _best_option(option: Callable[[int, int], Option], max_num_seqs: int, wanted
     while sequences:
         if whole_texts:
             found.append(option(max(wanted, _USUAL_CHUNK), sequences))  # a step takes the longest text whole
+        elif pool_bytes is not None:
+            found.append(_pooled_rows(option, sequences, pool_bytes))
         elif not is_gpu():
             found.append(option(_CPU_CHUNK, sequences))
         else:
@@ -238,6 +316,15 @@ def _best_rows(option: Callable[[int, int], Option], sequences: int, good: int) 
         if longer[1].context >= good and _takes_little(longer, usual):
             return longer
     return usual
+
+
+def _pooled_rows(option: Callable[[int, int], Option], sequences: int, pool_bytes: int) -> Option:
+    """Return the most rows of a step that take little of the memory besides dense weights. Slots for experts are worth less."""
+    for rows in _POOLED_CHUNKS[is_gpu()]:
+        demands, plan = found = option(rows, sequences)
+        if demands.step.at(0) <= _LONG_STEP_SHARE * (plan.limit - demands.weights + pool_bytes):
+            break
+    return found
 
 
 def _takes_little(longer: Option, usual: Option) -> bool:
@@ -317,15 +404,26 @@ def _checked_context(model: Model, wanted: int | None) -> int:
     return model.max_context if wanted is None else wanted
 
 
-def _does_not_fit(demands: Demands, least: int, limit: int, source: DeviceMemory | str, images: ImagePlan | None) -> str:
+def _does_not_fit(
+    demands: Demands,
+    least: int,
+    limit: int,
+    source: DeviceMemory | str,
+    images: ImagePlan | None,
+    pools: ExpertMemory | None,
+) -> str:
     running = demands.sequence + int(least * demands.token) + demands.step.at(least)
     extra, what = max((demands.load, "reading them"), (running, f"running {least} tokens of context"))
     allowed, advice = (source, "") if isinstance(source, str) else (source.source, _other_models(source))
     seen, tower = (images.used, f", images {_gb(images.used)}") if images else (0, "")
     advice += "Load it without images (--no-vision). " if images else ""
+    needs, parts = "needs", f"weights {_gb(demands.weights)}"
+    if pools is not None:
+        needs = "needs, with its experts read from the disk,"
+        parts = f"weights without experts {_gb(demands.weights - pools.pools)}, slots for experts {_gb(pools.pools)}"
     return (
-        f"not enough memory: {_gb(limit)} GB may be used ({allowed}), and the model needs {_gb(demands.weights + extra + seen)} GB "
-        f"(weights {_gb(demands.weights)}, {what} {_gb(extra)}{tower}). {advice}"
+        f"not enough memory: {_gb(limit)} GB may be used ({allowed}), and the model {needs} {_gb(demands.weights + extra + seen)} GB "
+        f"({parts}, {what} {_gb(extra)}{tower}). {advice}"
         "Use a smaller or more quantized model, fewer bits for the cache, or allow more memory"
     )
 

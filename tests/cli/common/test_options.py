@@ -50,6 +50,7 @@ def test_flags_keep_their_names():
         (["--decode-share", "1.5"], "--decode-share"),
         (["--max-step-s", "0"], "--max-step-s"),
         (["--memory", "nan"], "--memory"),
+        (["--experts-memory", "-2"], "--experts-memory"),
         (["--prefix-disk", "-1"], "--prefix-disk"),
         (["--max-tokens", "0"], "--max-tokens"),
         (["--top-k", "-5"], "--top-k"),
@@ -61,6 +62,12 @@ def test_an_error_names_the_option(call, arguments, option):
     assert result.code == 2
     assert result.err.startswith(f"mlxinfer: {option} must ")
     assert result.err.count("\n") == 1
+
+
+def test_a_setting_takes_a_number_or_a_word(call):
+    result = call("run", "no/such/model", "hi", "--experts-memory", "most")
+    assert (result.code, result.err.count("\n")) == (2, 1)
+    assert "'most' is neither a number nor auto" in result.err
 
 
 @pytest.fixture
