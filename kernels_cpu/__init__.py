@@ -28,7 +28,7 @@ from .operations import (
     threshold,
 )
 from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, packs_float8, weight_memory
-from .program import ExpertChoice, Norm, Program, ProgramProjection, Router, View, can_run_blocks
+from .program import ExpertChoice, NextWave, Norm, Program, ProgramProjection, Router, View, can_run_blocks, can_run_waves
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "AttentionPlan",
     "Blocks",
     "ExpertChoice",
+    "NextWave",
     "Norm",
     "Packed",
     "Program",
@@ -57,6 +58,7 @@ __all__ = [
     "can_fit",
     "can_mask",
     "can_run_blocks",
+    "can_run_waves",
     "default_precision",
     "feed_back",
     "fit_affine",

@@ -60,7 +60,8 @@ class Packed:
         `norm` `[k]`: x first becomes `x / sqrt(mean(x^2) + eps) * norm`. `bias` `[n]` and `residual` `[..., n]` are added. `gate` names an
         activation of `GATES`: the result is `activation(first half) * second half`, `[..., n / 2]`; see `can_gate`.
 
-        For a matrix per expert, `experts`, integers of any shape `[...]`, selects matrices, clamped to the valid range. If x has fewer rows
+        For a matrix per expert, `experts`, integers of any shape `[...]`, selects matrices; numbers beyond the last mean the last, and
+        results of negative ones are zeros. If x has fewer rows
         than `experts` has elements, each row is used for equally many consecutive elements. The result is then `[..., n]`, and `bias` is
         `[experts, n]`. A NaN or infinity in a row of x affects only that row. Raises ValueError for shapes and dtypes that do not fit.
         """

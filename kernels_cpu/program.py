@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, overload
 
 import mlx.core as mx
+import numpy as np
 
 from ..util.dataclass import dataclass
 from .native import INSTRUCTIONS_VERSION, Blocks, in_use, native
@@ -97,6 +99,18 @@ class Router:
     """Number of a group's best scores whose sum ranks it."""
     gains: mx.array | None = None
     """float32 `[experts]`, factors of the shares."""
+
+
+NextWave = Callable[[np.ndarray, np.ndarray, int, np.ndarray], bool]
+"""Brings chosen experts into the slots of a pool: `next(chosen, expected, wave, slots)`, all int32 `[n]` in the kernels' memory.
+
+Wave number `wave` of the `chosen` experts is loaded. `slots` receives their slots, and -1 for experts of other waves. Returns True if
+another wave follows. `expected` are experts that the next layer is expected to choose. MLX's thread calls it, and it must not raise."""
+
+
+def can_run_waves() -> bool:
+    """True if a `Program` can read experts from a pool; an older module cannot."""
+    return can_run_blocks() and hasattr(native, "ExpertWaves")
 
 
 def can_run_blocks() -> bool:
@@ -208,11 +222,37 @@ class Program:
         """`onto + factor * sum(shares * x)` over the `each` rows of x; or `sigmoid(gate) * x`, with a gate of one column."""
         self._add(native.AddRows(x.native, to.native, _maybe(shares), _maybe(gate), _maybe(onto), factor))
 
+    @contextmanager
+    def waves(self, chosen: View, next_wave: NextWave, expected: View | None = None) -> Iterator[View]:
+        """Repeat the instructions of the `with` block for each wave of experts. Only products and gates with `experts` may be added there.
+
+        Yields a view like `chosen` with the slots of the present wave. Products and gates compute nothing where these are negative.
+        """
+        slots, start = self.view("slots", 1, chosen.each, _INT32), len(self.instructions)
+        yield slots
+        count = len(self.instructions) - start
+        self.instructions.insert(start, native.ExpertWaves(chosen.native, slots.native, _maybe(expected), count, next_wave))
+
     def gate(
-        self, x: View, gate: View, unit: str, to: View, *, parts: int = 1, step: int = 0, alpha: float = 1.0, limit: float = 0.0
+        self,
+        x: View,
+        gate: View,
+        unit: str,
+        to: View,
+        *,
+        parts: int = 1,
+        step: int = 0,
+        alpha: float = 1.0,
+        limit: float = 0.0,
+        experts: View | None = None,
     ) -> None:
-        """`unit(alpha * gate) * x`, in `parts` equal parts of a row; the parts of the gate are `step` columns apart."""
-        self._add(native.GateView(x.native, gate.native, to.native, UNITS[unit], alpha, limit, parts, step))
+        """`unit(alpha * gate) * x`, in `parts` equal parts of a row; the parts of the gate are `step` columns apart. Rows with a negative
+        number in `experts` are left out."""
+        views = x.native, gate.native, to.native
+        if experts is None:
+            self._add(native.GateView(*views, UNITS[unit], alpha, limit, parts, step))
+        else:
+            self._add(native.GateView(*views, UNITS[unit], alpha, limit, parts, step, experts.native))
 
     def delta(
         self, inputs: Sequence[View], sizes: tuple[int, int, int, int], convolution: mx.array, decay: mx.array, decay_bias: mx.array

@@ -121,3 +121,105 @@ def test_wrong_routers_are_refused():
         program.choose(program.stream, router)
         with pytest.raises(ValueError, match="blocks"):
             program.finish()
+
+
+class Pool:
+    """Copies chosen experts from whole matrices into the slots of smaller ones, as many at a time as there are slots."""
+
+    def __init__(self, whole, slots):
+        self.arrays, self.slots = [mx.zeros((slots, *a.shape[1:]), a.dtype) for a in whole], slots
+        mx.eval(self.arrays)
+        # As bytes, since MLX must not compute anything in its own thread.
+        self.whole, self.places = ([np.array(a.view(mx.uint8), copy=False) for a in arrays] for arrays in (whole, self.arrays))
+        self.waves, self.expected = 0, []
+
+    def __call__(self, chosen, expected, wave, slots):
+        self.waves += 1
+        self.expected.append(expected.tolist())
+        experts = np.unique(chosen)[wave * self.slots : (wave + 1) * self.slots]
+        for slot, expert in enumerate(experts):
+            for place, whole in zip(self.places, self.whole, strict=True):
+                place[slot] = whole[expert]
+        places = {expert: slot for slot, expert in enumerate(experts.tolist())}
+        slots[:] = [places.get(expert, -1) for expert in chosen.tolist()]
+        return bool(chosen.max() > experts.max())
+
+
+def mixture_program(dtype, into, bias, out, router, pool=None):
+    """Experts with a gate of their own, from whole matrices or from a pool."""
+    program = Program(HIDDEN, dtype)
+    choice = program.choose(program.stream.columns(0, EXPERTS), router)
+
+    def experts(chosen):
+        both = program.multiply(program.stream, ProgramProjection(into, bias), "inner", experts=chosen)
+        gated = program.view("gated", HIDDEN, both.each)
+        gates, ups = both.columns(0, HIDDEN), both.columns(HIDDEN, HIDDEN)
+        program.gate(ups, gates, "clamped_swiglu", gated, alpha=1.7, limit=1.5, experts=None if pool is None else chosen)
+        return program.multiply(gated, ProgramProjection(out), "outer", experts=chosen)
+
+    if pool is None:
+        y = experts(choice.experts)
+    else:
+        with program.waves(choice.experts, pool, choice.experts) as slots:
+            y = experts(slots)
+    program.add(y, program.stream, onto=program.stream, shares=choice.shares)
+    return program
+
+
+@pytest.mark.skipif(not kernels_cpu.can_run_waves(), reason="an older module")
+@pytest.mark.parametrize("slots", [4, 5, EXPERTS])
+@pytest.mark.parametrize("rows", [1, 3, 70])
+@pytest.mark.parametrize("dtype", list(DTYPES))
+def test_experts_in_waves_are_bit_for_bit_those_in_memory(dtype, rows, slots):
+    rng, kind = np.random.default_rng(rows), DTYPES[dtype]
+    draw = lambda *shape: mx.array(rng.standard_normal(shape).astype(np.float32)).astype(kind)  # noqa: E731
+    into, bias, out = (
+        kernels_cpu.pack(draw(EXPERTS, 2 * HIDDEN, HIDDEN)),
+        draw(EXPERTS, 2 * HIDDEN),
+        kernels_cpu.pack(draw(EXPERTS, HIDDEN, HIDDEN)),
+    )
+    x, router = rng.standard_normal((rows, HIDDEN)), top_then_softmax(4).router
+    pool = Pool([into.data, bias, out.data], slots)
+    pooled = replace(into, data=pool.arrays[0]), pool.arrays[1], replace(out, data=pool.arrays[2])
+    want = run(mixture_program(kind, into, bias, out, router), x, dtype)
+    np.testing.assert_array_equal(run(mixture_program(kind, *pooled, router, pool), x, dtype), want)
+    chosen = np.array(top_then_softmax(4)(mx.array(x[:, :EXPERTS].astype(np.float32)))[0])
+    assert pool.waves == -(-len(np.unique(chosen)) // slots)
+    assert {frozenset(e) for e in pool.expected} == {frozenset(chosen.flatten().tolist())}
+
+
+@pytest.mark.skipif(not kernels_cpu.can_run_waves(), reason="an older module")
+def test_a_pool_that_fails_ends_the_waves():
+    whole = kernels_cpu.pack(mx.zeros((EXPERTS, HIDDEN, HIDDEN)))
+
+    def fail(*_):
+        raise OSError("no disk")
+
+    program = Program(HIDDEN, mx.float32)
+    choice = program.choose(program.stream.columns(0, EXPERTS), top_then_softmax(4).router)
+    with program.waves(choice.experts, fail) as slots:
+        y = program.multiply(program.stream, ProgramProjection(whole), "y", experts=slots)
+    program.add(y, program.stream, shares=choice.shares)
+    assert run(program, np.ones((2, HIDDEN)), "float32").shape == (2, HIDDEN)
+
+
+@pytest.mark.skipif(not kernels_cpu.can_run_waves(), reason="an older module")
+def test_a_wave_has_products_and_gates_of_its_slots_only():
+    whole = ProgramProjection(kernels_cpu.pack(mx.zeros((EXPERTS, HIDDEN, HIDDEN))))
+
+    def waves(body):
+        program = Program(HIDDEN, mx.float32)
+        choice = program.choose(program.stream.columns(0, EXPERTS), top_then_softmax(4).router)
+        with program.waves(choice.experts, lambda *_: False) as slots:
+            body(program, choice, slots)
+        return program.finish()
+
+    waves(lambda program, choice, slots: program.multiply(program.stream, whole, "y", experts=slots))
+    for wrong in (
+        lambda program, choice, slots: None,
+        lambda program, choice, slots: program.multiply(program.stream, whole, "y", experts=choice.experts),
+        lambda program, choice, slots: program.gate(program.stream, program.stream, "silu", program.stream),
+        lambda program, choice, slots: program.choose(program.stream.columns(0, EXPERTS), top_then_softmax(4).router),
+    ):
+        with pytest.raises(ValueError, match="wave"):
+            waves(wrong)

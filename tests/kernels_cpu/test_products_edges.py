@@ -120,12 +120,24 @@ def test_scales_of_32_bits_are_kept_where_16_would_lose():
         np.testing.assert_allclose(packed.multiply(x), want, rtol=1e-5, atol=1e-5 * scales)
 
 
-def test_experts_beyond_the_ends_mean_the_ends():
+def test_experts_beyond_the_last_mean_the_last():
     rng = np.random.default_rng(7)
     packed = draw(rng, AFFINE, (3, 10, 64)).pack()
     x = random(rng, (4, 64), "float32")
-    got, want = (packed.multiply(x, experts=mx.array(chosen)) for chosen in ([-5, 1, 3, 1000], [0, 1, 2, 2]))
+    got, want = (packed.multiply(x, experts=mx.array(chosen)) for chosen in ([0, 1, 3, 1000], [0, 1, 2, 2]))
     np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 80])
+def test_rows_with_a_negative_expert_are_zeros_and_change_no_others(rows):
+    rng = np.random.default_rng(9)
+    packed = draw(rng, AFFINE, (3, 10, 64)).pack()
+    x = random(rng, (rows, 64), "float32")
+    chosen = rng.integers(0, 3, rows)
+    left_out = rng.random(rows) < 0.5
+    got = np.array(packed.multiply(x, experts=mx.array(np.where(left_out, -1, chosen))))
+    want = np.array(packed.multiply(x, experts=mx.array(chosen)))
+    np.testing.assert_array_equal(got, np.where(left_out[:, None], 0, want))
 
 
 @pytest.mark.parametrize("dtype", list(DTYPES))

@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
@@ -28,6 +30,41 @@ void append(std::vector<std::variant<Ts...>>& to, nb::handle from) {
 using MaybeArray = std::optional<mx::array>;
 using MaybeNorm = std::optional<Norm>;
 using MaybeView = std::optional<View>;
+
+// A pool of Python's: a function of the arrays of `next` and the number of the wave.
+class PythonPool : public ExpertPool {
+ public:
+  explicit PythonPool(nb::object next) : next_(std::move(next)) {}
+  PythonPool(const PythonPool&) = delete;
+  PythonPool& operator=(const PythonPool&) = delete;
+
+  ~PythonPool() override { // on any thread
+    if (Py_IsInitialized()) {
+      nb::gil_scoped_acquire lock;
+      next_.reset();
+    } else {
+      next_.release();
+    }
+  }
+
+  bool next(std::span<const int32_t> chosen, std::span<const int32_t> expected, int64_t wave, std::span<int32_t> slots) override {
+    nb::gil_scoped_acquire lock;
+    try {
+      return nb::cast<bool>(next_(numpy(chosen), numpy(expected), wave, numpy(slots)));
+    } catch (...) { // the function reports its own errors
+      std::fill(slots.begin(), slots.end(), -1);
+      return false;
+    }
+  }
+
+ private:
+  template <typename T>
+  static nb::object numpy(std::span<T> a) {
+    return nb::ndarray<nb::numpy, T, nb::ndim<1>>(a.data(), {a.size()}, nb::handle()).cast(nb::rv_policy::reference);
+  }
+
+  nb::object next_;
+};
 
 void bind_parts(nb::module_& m) {
   nb::class_<View>(m, "View").def(
@@ -68,9 +105,13 @@ void bind_instructions(nb::module_& m) {
     new (i) AddRows{x, y, shares, gate, onto, factor};
   }, "x"_a, "y"_a, "shares"_a.none(), "gate"_a.none(), "onto"_a.none(), "factor"_a);
   nb::class_<GateView>(m, "GateView")
-      .def("__init__", [](GateView* i, View x, View gate, View y, int unit, float alpha, float limit, int64_t parts, int64_t step) {
-        new (i) GateView{x, gate, y, static_cast<Unit>(unit), alpha, limit, parts, step};
-      });
+      .def("__init__", [](GateView* i, View x, View gate, View y, int unit, float alpha, float limit, int64_t parts, int64_t step, MaybeView experts) {
+        new (i) GateView{x, gate, y, static_cast<Unit>(unit), alpha, limit, parts, step, experts};
+      }, "x"_a, "gate"_a, "y"_a, "unit"_a, "alpha"_a, "limit"_a, "parts"_a, "step"_a, "experts"_a.none() = nb::none());
+  nb::class_<ExpertWaves>(m, "ExpertWaves")
+      .def("__init__", [](ExpertWaves* i, View experts, View slots, MaybeView expected, int64_t count, nb::object next) {
+        new (i) ExpertWaves{experts, slots, expected, count, std::make_shared<PythonPool>(std::move(next))};
+      }, "experts"_a, "slots"_a, "expected"_a.none(), "count"_a, "next"_a);
 }
 
 void bind_recurrent(nb::module_& m) {

@@ -41,7 +41,13 @@ Plan::Plan(
     encoder.add_temporary(std::move(a));
   }
   for (const auto& instruction : blocks.instructions) {
+    const bool repeated = in_wave_ > 0;
     std::visit(*this, instruction);
+    if (repeated) { // every instruction is one piece of work
+      wave_->all.push_back(std::move(work_.back()));
+      work_.pop_back();
+      --in_wave_;
+    }
   }
 }
 
@@ -55,6 +61,14 @@ Rows Plan::rows(const View& v) const {
 
 Rows Plan::rows(const std::optional<View>& v) const {
   return v ? rows(*v) : Rows{};
+}
+
+std::span<int32_t> Plan::integers(const View& v) const {
+  return {reinterpret_cast<int32_t*>(place(v)), static_cast<size_t>(rows_ * v.each)};
+}
+
+const int32_t* Plan::experts(const std::optional<View>& v) const {
+  return v ? integers(*v).data() : nullptr;
 }
 
 // 0 to each - 1 for every row of the step.
@@ -84,7 +98,7 @@ void Plan::operator()(const Multiply& m) {
   product.x_repeats = m.y.each / m.x.each;
   product.norm = weight_of(m.norm);
   product.eps = eps_of(m.norm);
-  product.experts = m.experts ? reinterpret_cast<const int32_t*>(place(*m.experts)) : p.data.ndim() == 3 ? numbers(m.y.each) : nullptr;
+  product.experts = m.experts ? experts(m.experts) : p.data.ndim() == 3 ? numbers(m.y.each) : nullptr;
   product.expert_count = p.data.ndim() == 3 ? p.data.shape(0) : 1;
   product.bias = p.bias ? p.bias->data<char>() : nullptr;
   product.residual = rows(m.onto);
@@ -142,7 +156,14 @@ void Plan::operator()(const AddRows& a) {
 }
 
 void Plan::operator()(const GateView& g) {
-  work_.push_back(GateRows{g.unit, g.alpha, g.limit, rows(g.x), rows(g.gate), g.parts, g.gate_step, place(g.y), g.y.width, float_});
+  work_.push_back(GateRows{g.unit, g.alpha, g.limit, rows(g.x), rows(g.gate), g.parts, g.gate_step, experts(g.experts), place(g.y), g.y.width, float_});
+}
+
+void Plan::operator()(const ExpertWaves& w) {
+  wave_ = std::make_shared<WorkList>();
+  in_wave_ = w.count;
+  const std::span<const int32_t> expected = w.expected ? integers(*w.expected) : std::span<int32_t>{};
+  work_.push_back(WaveWork{w.pool, integers(w.experts), expected, integers(w.slots), wave_});
 }
 
 void Plan::operator()(const Delta& d) {
@@ -186,6 +207,16 @@ void run_one(const T& work) {
 }
 
 } // namespace
+
+void WaveWork::run() const {
+  bool more = true;
+  for (int64_t wave = 0; more; ++wave) {
+    more = pool->next(experts, expected, wave, slots);
+    for (const auto& part : each->all) {
+      cpu::run(part);
+    }
+  }
+}
 
 void run(const Work& work) {
   std::visit([](const auto& w) { run_one(w); }, work);

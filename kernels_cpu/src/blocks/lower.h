@@ -2,6 +2,7 @@
 
 #include <map>
 #include <memory>
+#include <span>
 #include <variant>
 #include <vector>
 
@@ -12,7 +13,23 @@
 
 namespace mlxinfer::cpu {
 
-using Work = std::variant<Product, AttentionWork, NormRows, RouteRows, SumRows, GateRows, DeltaWork, MambaWork, ShortConvWork, GatedRows>;
+struct WaveWork;
+using Work = std::variant<Product, AttentionWork, NormRows, RouteRows, SumRows, GateRows, WaveWork, DeltaWork, MambaWork, ShortConvWork, GatedRows>;
+struct WorkList;
+
+// See ExpertWaves.
+struct WaveWork {
+  std::shared_ptr<ExpertPool> pool;
+  std::span<const int32_t> experts, expected;
+  std::span<int32_t> slots;
+  std::shared_ptr<WorkList> each; // what is repeated
+
+  void run() const;
+};
+
+struct WorkList {
+  std::vector<Work> all;
+};
 
 // Where the states of a recurrent instruction are read and written: the window, then the state, if there is one.
 struct StatePlaces {
@@ -44,6 +61,7 @@ class Plan {
   void operator()(const ChooseExperts& c);
   void operator()(const AddRows& a);
   void operator()(const GateView& g);
+  void operator()(const ExpertWaves& w);
   void operator()(const Delta& d);
   void operator()(const Mamba& m);
   void operator()(const ShortConvolution& s);
@@ -52,6 +70,8 @@ class Plan {
  private:
   char* place(const View& v) const;
   const int32_t* numbers(int64_t each);
+  const int32_t* experts(const std::optional<View>& v) const;
+  std::span<int32_t> integers(const View& v) const;
   Rows rows(const View& v) const;
   Rows rows(const std::optional<View>& v) const;
 
@@ -65,6 +85,8 @@ class Plan {
   std::map<int64_t, const int32_t*> numbers_;
   size_t next_attention_ = 0, next_state_ = 0;
   std::vector<Work> work_;
+  std::shared_ptr<WorkList> wave_; // that the next `in_wave_` instructions are part of
+  int64_t in_wave_ = 0;
 };
 
 void run(const Work& work);

@@ -108,6 +108,27 @@ class Checker {
   void operator()(const GateView& g) {
     need(same(g.x) == g.y.count && g.parts > 0 && g.x.count % g.parts == 0 && g.x.each == g.y.each && g.x.each == g.gate.each, "what a gate is for");
     need(same(g.gate) >= (g.parts - 1) * g.gate_step + g.x.count / g.parts && g.gate_step >= 0 && made(g.y) > 0, "a gate");
+    need(!g.experts || (take(*g.experts, Kind::i32) == 1 && g.experts->width == 1 && g.experts->each == g.y.each), "the experts of a gate");
+  }
+
+  void operator()(const ExpertWaves& w) {
+    need(w.pool != nullptr && take(w.experts, Kind::i32) == 1 && w.experts.width == 1, "the experts of waves");
+    need(made(w.slots, Kind::i32) == 1 && w.slots.width == 1 && w.slots.each == w.experts.each, "the slots of waves");
+    need(!w.expected || (take(*w.expected, Kind::i32) == 1 && w.expected->width == 1), "expected experts");
+    const auto left = static_cast<int64_t>(b_.instructions.size()) - next_;
+    need(w.count > 0 && w.count <= left, "the number of instructions in a wave");
+    for (int64_t i = next_; i < next_ + w.count; ++i) {
+      const Instruction& each = b_.instructions[static_cast<size_t>(i)];
+      const auto *product = std::get_if<Multiply>(&each);
+      const auto *gate = std::get_if<GateView>(&each);
+      const std::optional<View>* chosen = product != nullptr ? &product->experts : gate != nullptr ? &gate->experts : nullptr;
+      need(chosen != nullptr && *chosen && (*chosen)->buffer == w.slots.buffer, "an instruction in a wave");
+    }
+  }
+
+  void check(const Instruction& instruction) {
+    ++next_;
+    std::visit(*this, instruction);
   }
 
   void operator()(const Delta& d) {
@@ -218,6 +239,7 @@ class Checker {
 
   Blocks& b_;
   const int64_t item_;
+  int64_t next_ = 0; // the instruction after the present one
 };
 
 } // namespace
@@ -229,7 +251,7 @@ Blocks::Blocks(std::vector<Instruction> all, int64_t width, int64_t beside, mx::
   }
   Checker checker(*this);
   for (const auto& instruction : instructions) {
-    std::visit(checker, instruction);
+    checker.check(instruction);
   }
 }
 

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <variant>
 #include <vector>
@@ -90,6 +91,25 @@ struct GateView {
   Unit unit;
   float alpha, limit;
   int64_t parts, gate_step;
+  std::optional<View> experts;
+};
+
+// Brings chosen experts into the slots of a pool that is too small for all of them, some at a time.
+class ExpertPool {
+ public:
+  virtual ~ExpertPool() = default;
+  // The slots of wave number `wave`, from 0 on, valid until the next wave is asked for; negative for experts of other waves. Returns whether
+  // another wave follows. `expected` are experts that the next layer is expected to choose. Called by the thread of the stream.
+  virtual bool next(std::span<const int32_t> chosen, std::span<const int32_t> expected, int64_t wave, std::span<int32_t> slots) = 0;
+};
+
+// Runs the `count` instructions that follow once for each wave of the chosen experts, whose slots are in `slots` then. These instructions
+// compute nothing for rows with a negative slot.
+struct ExpertWaves {
+  View experts, slots;
+  std::optional<View> expected;
+  int64_t count;
+  std::shared_ptr<ExpertPool> pool;
 };
 
 // See DeltaWork; all vectors are float32.
@@ -131,7 +151,7 @@ struct GatedNorm {
 };
 
 using Instruction =
-    std::variant<Multiply, NormView, Attend, ChooseExperts, AddRows, GateView, Delta, Mamba, ShortConvolution, GatedNorm>;
+    std::variant<Multiply, NormView, Attend, ChooseExperts, AddRows, GateView, ExpertWaves, Delta, Mamba, ShortConvolution, GatedNorm>;
 
 // Shared as a plan is (attention/plan.h).
 struct Blocks : std::enable_shared_from_this<Blocks> {

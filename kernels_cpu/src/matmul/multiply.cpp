@@ -1,7 +1,6 @@
 #include "matmul/multiply.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "matmul/few_rows.h"
 #include "matmul/many_rows.h"
@@ -72,8 +71,8 @@ class Run {
     const int64_t unit = many_rows_ > 0 ? many_rows_ : kLargestTile, depth = many_rows_ > 0 ? std::min(blocks_, kManyRowsBlocks) : blocks_;
     const int64_t row_bytes = value_bytes(depth * kBlockColumns) + depth * 16;
     const int64_t most = std::max<int64_t>(kChunkBytes / row_bytes, 4 * kLargestTile) / unit * unit;
-    for (first_ = 0; first_ < p_.rows; first_ += count_) {
-      count_ = std::min(most, p_.rows - first_);
+    for (first_ = 0; first_ < rows_; first_ += count_) {
+      count_ = std::min(most, rows_ - first_);
       cut_tiles();
       prepare();
       run_panels();
@@ -85,11 +84,17 @@ class Run {
     return values * (planes_ == 0 ? 4 : planes_);
   }
 
-  // Rows of one expert become neighbours.
+  // Rows of one expert become neighbours; those without one are left out.
   void order_rows() {
+    rows_ = p_.rows;
     if (p_.experts != nullptr) {
-      order_.resize(static_cast<size_t>(p_.rows));
-      std::iota(order_.begin(), order_.end(), 0);
+      order_.reserve(static_cast<size_t>(p_.rows));
+      for (int64_t i = 0; i < p_.rows; ++i) {
+        if (p_.experts[i] >= 0) {
+          order_.push_back(i);
+        }
+      }
+      rows_ = static_cast<int64_t>(order_.size());
       std::stable_sort(order_.begin(), order_.end(), [this](int64_t a, int64_t b) { return p_.experts[a] < p_.experts[b]; });
     }
   }
@@ -98,7 +103,7 @@ class Run {
     return order_.empty() ? first_ + i : order_[static_cast<size_t>(first_ + i)];
   }
   int64_t expert_at(int64_t i) const {
-    return p_.experts == nullptr ? 0 : std::clamp<int64_t>(p_.experts[row_at(i)], 0, p_.expert_count - 1);
+    return p_.experts == nullptr ? 0 : std::min<int64_t>(p_.experts[row_at(i)], p_.expert_count - 1);
   }
 
   void cut_tiles() {
@@ -444,7 +449,8 @@ class Run {
   const int many_rows_; // of tiles of that kind, 0 for none
   const bool on_matrix_unit_;
   std::vector<int64_t> order_;
-  int64_t first_ = 0, count_ = 0;
+  int64_t rows_ = 0; // that are computed
+  int64_t first_ = 0, count_ = 0; // of the chunk
   std::vector<Tile> tiles_;
   std::vector<Segment> segments_;
   Prepared prepared_{};

@@ -23,7 +23,7 @@ struct Product {
   const void* norm; // [k] or null
   float eps;
 
-  const int32_t* experts; // [rows] or null; values beyond the ends mean the ends
+  const int32_t* experts; // [rows] or null; values beyond the last mean the last, and rows with negative ones are not computed
   int64_t expert_count;
 
   const void* bias; // [expert_count, n] or null

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <optional>
 #include <stdexcept>
 
@@ -170,6 +171,17 @@ bool fill_gguf(mx::array data, const Layout& layout, const std::string& name, in
   return pack_gguf(*type, layout, first, count, rows.data(), data.data<uint8_t>());
 }
 
+// The layout with these `Layout.numbers`, which a file of the same kPackedVersion has kept.
+Layout layout_of(const std::vector<int64_t>& numbers) {
+  const bool known = numbers.size() == 6 && numbers[0] >= 0 && numbers[0] < kCodes && numbers[1] >= 0 && numbers[1] <= static_cast<int>(Scale::nested);
+  constexpr int64_t most = std::numeric_limits<int>::max();
+  if (!known || numbers[2] < 1 || numbers[2] > most || numbers[3] < 0 || numbers[3] > most || numbers[4] < 1 || numbers[4] > most || numbers[5] < 1 ||
+      numbers[5] > most) {
+    refuse("pack", "these numbers are not those of a layout.");
+  }
+  return {static_cast<Code>(numbers[0]), static_cast<Scale>(numbers[1]), static_cast<int>(numbers[2]), static_cast<int>(numbers[3]), numbers[4], numbers[5]};
+}
+
 // Throws unless `data` is what `pack` made of this layout.
 void check_data(const char* op, const mx::array& data, const Layout& layout) {
   if (data.dtype() != mx::uint8 || data.ndim() < 2 || data.shape(-2) != layout.panels() || data.shape(-1) != layout.panel_bytes()) {
@@ -215,7 +227,15 @@ class PackedMatmul : public Operation {
     p.expert_count = static_cast<int64_t>(inputs[1].size()) / (layout_.panels() * layout_.panel_bytes());
     p.gate = options_.gate;
     p.y = y.data<char>();
-    encoder().dispatch([p] { multiply(p); });
+    const int64_t row_bytes = static_cast<int64_t>(y.nbytes()) / p.rows;
+    encoder().dispatch([p, row_bytes] {
+      for (int64_t i = 0; p.experts != nullptr && i < p.rows; ++i) {
+        if (p.experts[i] < 0) {
+          std::memset(static_cast<char*>(p.y) + i * row_bytes, 0, static_cast<size_t>(row_bytes));
+        }
+      }
+      multiply(p);
+    });
   }
 
   const char* name() const override {
@@ -333,7 +353,14 @@ void bind_packed(nb::module_& m) {
       .def_ro("k", &Layout::k)
       .def_prop_ro("bits", &Layout::bits)
       .def_ro("group_size", &Layout::group)
-      .def_prop_ro("has_integers", &Layout::has_integers);
+      .def_prop_ro("has_integers", &Layout::has_integers)
+      .def_prop_ro("numbers", [](const Layout& l) {
+        return std::vector<int64_t>{static_cast<int>(l.code), static_cast<int>(l.scale), l.group, l.zero, l.n, l.k};
+      });
+  m.def("layout_of", &layout_of, "numbers"_a);
+  m.def("weight_array", [](const std::vector<int>& shape, mx::Dtype dtype) {
+    return aligned_array(mx::Shape(shape.begin(), shape.end()), dtype);
+  }, "shape"_a, "dtype"_a);
   m.def("pack_quantized", [](const mx::array& w, const mx::array& s, const std::optional<mx::array>& b, int group, int bits, const std::string& mode) {
     Packed p = pack_quantized(w, s, b, group, bits, mode);
     return nb::make_tuple(p.data, p.layout);

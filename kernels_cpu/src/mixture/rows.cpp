@@ -129,7 +129,7 @@ void GateRows::run() const {
   const auto grain = static_cast<size_t>(std::max<int64_t>(1, kPieceElements / x.size));
   parallel_for(static_cast<size_t>(x.count), grain, [&](size_t begin, size_t end) {
     for (auto i = static_cast<int64_t>(begin); i < static_cast<int64_t>(end); ++i) {
-      for (int64_t part = 0; part < parts; ++part) {
+      for (int64_t part = 0; part < parts && (experts == nullptr || experts[i] >= 0); ++part) {
         kernel(
             static_cast<const char*>(gate.data) + (i * gate.stride + part * gate_step) * item,
             static_cast<const char*>(x.data) + (i * x.stride + part * size) * item, alpha, limit,

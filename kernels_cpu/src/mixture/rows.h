@@ -48,12 +48,14 @@ struct SumRows {
   void run() const;
 };
 
-// Parts of rows times a unit of others: part p of a row begins at p * size in x and in `out`, and at p * gate_step in `gate`.
+// Parts of rows times a unit of others: part p of a row begins at p * size in x and in `out`, and at p * gate_step in `gate`. Rows with a
+// negative expert are left out.
 struct GateRows {
   Unit unit;
   float alpha, limit;
   Rows x, gate;
   int64_t parts, gate_step;
+  const int32_t* experts; // [rows] or null
   void* out;
   int64_t out_stride;
   Float dtype;
