@@ -2,7 +2,8 @@
 
 On Linux they are built where a C++ compiler is present, and left out with a note where not. `MLXINFER_CPU_KERNELS=1` asks for them
 anywhere and makes a failure an error; `MLXINFER_CPU_KERNELS=0` leaves them out, and a wheel is then `py3-none-any`, as on a Mac.
-`MLXINFER_EXACT_MLX=1`, for wheels that are handed out, makes the wheel require the version of MLX that its kernels were built for.
+They are compiled for the best instruction set of this machine. `MLXINFER_ALL_ISAS=1`, for wheels that are handed out, compiles them for
+all of its architecture; `MLXINFER_EXACT_MLX=1` makes the wheel require the version of MLX that its kernels were built for.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.egg_info import egg_info
 
 PACKAGE = Path(__file__).parent.resolve() / "mlxinfer" / "kernels_cpu"
+ISAS = "all" if os.environ.get("MLXINFER_ALL_ISAS") == "1" else "native"
 SETTING = os.environ.get("MLXINFER_CPU_KERNELS", "")
 WANTED = SETTING == "1" or (SETTING != "0" and sys.platform == "linux")
 NOTE = "_native.json"
+SUITS = "import mlx.core, _native; raise SystemExit(_native.machine_isa() not in _native.compiled_isas())"
 TRIAL = "import mlx.core as mx, _native; mx.eval(_native.silu_multiply(mx.ones((3,)), mx.ones((3,))))"
 
 
@@ -47,11 +50,12 @@ class BuildWithCMake(build_ext):
     def run(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            note = {"mlx": requirement("mlx"), "sources": fingerprint()}
-            if note == self.note_there() and self.module_there():
+            note = {"mlx": requirement("mlx"), "sources": fingerprint(), "isas": ISAS}
+            if self.is_current(note):
                 return
             self.remove_what_is_there()
-            announce("compiling the CPU kernels (3 to 7 minutes on two processors)")
+            sets = "all instruction sets of its architecture" if ISAS == "all" else "the instruction set of this machine"
+            announce(f"compiling the CPU kernels for {sets}")
             try:
                 self.compile()
             finally:
@@ -73,14 +77,15 @@ class BuildWithCMake(build_ext):
     def module(self) -> Path:
         return self.folder / f"_native{sysconfig.get_config_var('EXT_SUFFIX')}"
 
-    def module_there(self) -> bool:
-        return self.module.exists()
-
-    def note_there(self) -> object:
+    def is_current(self, note: dict[str, str]) -> bool:
+        """True for a module of the same sources that has what this machine needs, and all instruction sets if they are wanted."""
         try:
-            return json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
+            there = json.loads((self.folder / NOTE).read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            return None
+            return False
+        if there not in (note, note | {"isas": "all"}) or not self.module.exists():
+            return False
+        return there["isas"] == "all" or subprocess.call([sys.executable, "-c", SUITS], cwd=self.folder) == 0
 
     def remove_what_is_there(self) -> None:
         for stale in (self.module, self.folder / NOTE):
@@ -95,7 +100,7 @@ class BuildWithCMake(build_ext):
         build = Path(self.build_temp).resolve() / "kernels_cpu"
         shutil.rmtree(build, ignore_errors=True)
         options = ["-G", "Ninja", f"-DCMAKE_MAKE_PROGRAM={ninja}"] if ninja else []
-        options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DMLXINFER_OUTPUT={self.folder}"]
+        options += [f"-DPython_EXECUTABLE={sys.executable}", f"-DMLXINFER_OUTPUT={self.folder}", f"-DMLXINFER_ISAS={ISAS}"]
         execute([cmake, "-S", str(PACKAGE), "-B", str(build), *options])
         execute([cmake, "--build", str(build), "--parallel"])
         execute([sys.executable, "-c", TRIAL], cwd=self.folder)

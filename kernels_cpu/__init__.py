@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from .feedback import MOST_COLUMNS, can_feed_back, feed_back
 from .fit import can_fit, fit_affine
-from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, status, thread_count
+from .native import AttentionPlan, Blocks, Rotation, WeightFile, available, in_use, isa_name, missing_lines, status, thread_count
 from .operations import (
     ACTIVATIONS,
     AfterBlocks,
@@ -70,6 +70,7 @@ __all__ = [
     "map_weights",
     "mapped_gguf",
     "masked",
+    "missing_lines",
     "pack",
     "pack_gguf",
     "packed_version",

@@ -28,6 +28,7 @@ __all__ = [
     "available",
     "in_use",
     "isa_name",
+    "missing_lines",
     "native",
     "status",
     "thread_count",
@@ -49,6 +50,10 @@ class _Loaded:
     problem: str | None = None
 
 
+_OFF = "switched off by MLXINFER_CPU_KERNELS=0"
+_NOT_BUILT = "not built (on Linux pip install does so where a C++ compiler is present)"
+
+
 @cache
 def _loaded() -> _Loaded:
     problem = _obstacle()
@@ -58,6 +63,8 @@ def _loaded() -> _Loaded:
         import mlx.core  # loads libmlx, which the module is linked with
 
         module = importlib.import_module("._native", __package__)
+        if not module.isa_name():  # a kernel would be an illegal instruction
+            return _Loaded(None, _no_isa(module))
         module.silu_multiply(mlx.core.zeros((0,)), mlx.core.zeros((0,)))
     except ImportError as error:
         return _Loaded(None, f"the native module does not load ({error}); rebuild it: {_REBUILD}")
@@ -69,11 +76,11 @@ def _loaded() -> _Loaded:
 def _obstacle() -> str | None:
     """The reason not to load the module, or None. Built for another version of MLX, it could crash the process."""
     if os.environ.get("MLXINFER_CPU_KERNELS") == "0":
-        return "switched off by MLXINFER_CPU_KERNELS=0"
+        return _OFF
     try:
         note = json.loads((Path(__file__).parent / BUILD_NOTE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return "not built (on Linux pip install does so where a C++ compiler is present)"
+        return _NOT_BUILT
     if "failed" in note:
         return f"not built: {note['failed']}"
     import mlx.core as mx
@@ -82,6 +89,14 @@ def _obstacle() -> str | None:
     if note.get("mlx") != installed:
         return f"built for mlx {note.get('mlx')}, but {installed} is installed; rebuild it: {_REBUILD}"
     return None
+
+
+def _no_isa(module: ModuleType) -> str:
+    """The reason why a module has no instruction set that may be used: copied from another machine, or for a lower one asked for."""
+    wanted, sets = os.environ.get("MLXINFER_CPU_ISA"), " and ".join(module.compiled_isas())
+    if module.machine_isa() in module.compiled_isas():
+        return f"compiled for {sets} only, not for MLXINFER_CPU_ISA={wanted}; MLXINFER_ALL_ISAS=1 {_REBUILD}"
+    return f"compiled for {sets}, which this processor lacks (it has {module.machine_isa()}); rebuild it: {_REBUILD}"
 
 
 def available() -> bool:
@@ -103,7 +118,23 @@ def status() -> str:
     found = _loaded()
     if found.module is None:
         return f"CPU kernels: {found.problem}; {_COST}"
-    return f"CPU kernels: {isa_name()}, {_plural(thread_count(), 'thread')}{_ignored_setting()}{_age()}"
+    return f"CPU kernels: {isa_name()}{_compiled()}, {_plural(thread_count(), 'thread')}{_ignored_setting()}{_age()}"
+
+
+def _compiled() -> str:
+    """The instruction sets that the module has, and the cost if this processor has a better one; empty for a module that does not say."""
+    if not hasattr(_loaded().module, "compiled_isas"):
+        return ""
+    sets = native.compiled_isas()
+    told = "the only instruction set compiled" if len(sets) == 1 else f"compiled: {', '.join(sets)}"
+    if native.machine_isa() in sets:
+        return f" ({told})"
+    return f" ({told}; this processor has {native.machine_isa()}, which is faster: {_REBUILD})"
+
+
+def missing_lines() -> list[str]:
+    """A note for a user whose kernels do not fit the processor or MLX, or could not be built; none where nobody built or wants them."""
+    return [] if _loaded().problem in (None, _OFF, _NOT_BUILT) else [status()]
 
 
 def isa_name() -> str:

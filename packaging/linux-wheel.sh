@@ -7,6 +7,6 @@ sdist=$(realpath "$1") out=$2 python=${PYTHON:-python3}
 raw=$(mktemp -d)
 trap 'rm -rf "$raw"' EXIT
 
-MLXINFER_CPU_KERNELS=1 MLXINFER_EXACT_MLX=1 "$python" -m pip wheel --no-deps --wheel-dir "$raw" "$sdist"
+MLXINFER_CPU_KERNELS=1 MLXINFER_ALL_ISAS=1 MLXINFER_EXACT_MLX=1 "$python" -m pip wheel --no-deps --wheel-dir "$raw" "$sdist"
 # The kernels use the libmlx that MLX's package brings and has loaded: a second copy of it would know nothing of the first one's arrays.
 "$python" -m auditwheel repair --exclude libmlx.so --plat auto --wheel-dir "$out" "$raw"/*.whl

@@ -82,8 +82,10 @@ def run(text: str, command: list[str]) -> int:
         reader = threading.Thread(target=_show_lines, args=(process, step))
         reader.start()
         seen = 0
-        while reader.is_alive():
+        ended = False
+        while not ended:
             reader.join(_LOOKS_S)
+            ended = not reader.is_alive()  # what was named before its end is read once more below
             named = steps.read_text(encoding="utf-8").split("\n")[:-1] if steps.exists() else []
             for name in named[seen:]:
                 step.begin(name or text)

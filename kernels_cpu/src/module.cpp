@@ -8,6 +8,16 @@ namespace mlxinfer::cpu {
 NB_MODULE(_native, m) {
   nb::set_leak_warnings(false); // arrays still referenced when the interpreter ends are no leak of ours
   m.def("isa_name", &isa_name);
+  m.def("machine_isa", &machine_isa);
+  m.def("compiled_isas", [] {
+    std::vector<std::string> names;
+    for (Level each : {Level::lowest, Level::middle, Level::highest}) {
+      if (is_compiled(each)) {
+        names.emplace_back(name_of(each));
+      }
+    }
+    return names;
+  });
   m.def("thread_count", &thread_count);
   m.def("reserve_weight_memory", &reserve_weight_memory);
   m.def("release_weight_memory", &release_weight_memory);

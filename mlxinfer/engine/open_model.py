@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import kernels_cpu
 from ..cache.attention.select import fallback_lines
 from ..cache.kv_format import KVFormat, loss_line, unquantized_lines
 from ..cache.paged import PagedCache
@@ -33,7 +34,7 @@ from ..nn import few_row_experts, small_batch_matmul
 from ..sampling import top_k_top_p as cuts
 from ..structured_output.grammar import GrammarCompiler
 from ..util.dataclass import dataclass
-from ..util.device import DeviceMemory, no_device_lines
+from ..util.device import DeviceMemory, is_gpu, no_device_lines
 from ..vision.processor import DEFAULT_BUDGET
 from .adapter_set import AdapterSet
 from .core.engine import Engine
@@ -370,4 +371,5 @@ def _notes(loaded: LoadedModel, kv: KVFormat) -> tuple[str, ...]:
     loss, layers, dtype = loss_line(kv), loaded.model.layers, loaded.dtype
     lost = (*small_batch_matmul.TRIAL.lost(), *few_row_experts.TRIAL.lost())
     slower = (*fallback_lines(layers, kv, dtype), *lost, *cuts.fallback_lines(loaded.model.vocab_size))
-    return (*no_device_lines(), *loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))
+    missing = [] if is_gpu() else kernels_cpu.missing_lines()
+    return (*no_device_lines(), *missing, *loaded.notes, *unquantized_lines(layers, kv, dtype), *slower, *([loss] if loss else []))

@@ -90,6 +90,7 @@ VARIABLES = (
     Variable("MLXINFER_KERNELS", "`emulator` runs the Metal kernels in the emulator, for tests; needs a checkout"),
     Variable("MLXINFER_EMULATOR_CACHE", "Folder of kernels that the emulator compiled", "`~/.cache/mlxinfer/emulator`"),
     Variable("MLXINFER_EMULATOR_CLANG", "Compiler of the emulator", "the first clang++ that works"),
+    Variable("MLXINFER_ALL_ISAS", "When building, 1 compiles the CPU kernels for all instruction sets, not only this machine's best", "0"),
     Variable("MLXINFER_EXACT_MLX", "When building a wheel, 1 makes it require the version of MLX in use", "0"),
     Variable("MLXINFER_BUILD_STEPS", "When building, the file that gets a line for each step; set by `make`"),
     Variable("MLXINFER_RANK_CHILD", "File descriptors of a process of `serve --nodes`; set by its parent"),

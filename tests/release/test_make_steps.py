@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,15 @@ def test_each_step_of_a_build_has_its_seconds():
     timed = [line for line in lines if line.endswith("N s")]
     assert timed == ["installing ... N s", "compiling ... N s", "installing ... N s"]
     assert "a warning" in lines
+
+
+def test_steps_are_shown_of_a_command_that_ended_before_the_first_look(monkeypatch, capsys):
+    """As on a busy machine."""
+    names = runpy.run_path(STEP[1])
+    start = threading.Thread.start
+    monkeypatch.setattr(threading.Thread, "start", lambda self: (start(self), self.join()))
+    assert names["run"]("installing", [sys.executable, "-c", BUILD, "0"]) == 0
+    assert re.findall(r"^(\w+) \.\.\. \d", capsys.readouterr().out, re.MULTILINE) == ["installing", "compiling", "installing"]
 
 
 def test_a_failure_is_said_with_its_output_and_exit_code():

@@ -66,14 +66,17 @@ bool may_use_matrix_unit() {
 #endif
 
 Level choose() {
-  Level found = best();
+  int most = static_cast<int>(best());
   const char* wanted = std::getenv("MLXINFER_CPU_ISA");
-  for (int i = 0; wanted != nullptr && i < static_cast<int>(found); ++i) {
+  for (int i = 0; wanted != nullptr && i < most; ++i) {
     if (std::strcmp(wanted, kNames[i]) == 0) {
-      return static_cast<Level>(i);
+      most = i;
     }
   }
-  return found;
+  while (most >= 0 && !is_compiled(static_cast<Level>(most))) {
+    --most;
+  }
+  return static_cast<Level>(most);
 }
 
 } // namespace
@@ -84,7 +87,19 @@ Level level() {
 }
 
 const char* isa_name() {
-  return kNames[static_cast<int>(level())];
+  return name_of(level());
+}
+
+const char* machine_isa() {
+  return name_of(best());
+}
+
+bool is_compiled(Level level) {
+  return level != Level::none && (MLXINFER_COMPILED >> static_cast<int>(level) & 1) != 0;
+}
+
+const char* name_of(Level level) {
+  return level == Level::none ? "" : kNames[static_cast<int>(level)];
 }
 
 bool has_matrix_unit() {
