@@ -1,11 +1,10 @@
-"""Small JSON files of a model, and stamps that reveal a changed file."""
+"""Small JSON files of a model, and digests of files."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,6 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_json_if_there(path: Path) -> dict[str, Any]:
     """Read a JSON file; empty if it does not exist."""
     return read_json(path) if path.exists() else {}
-
-
-def file_stamp(path: Path) -> list[str | int]:
-    """Real path, size, and times of the last change of content and metadata.
-
-    The stamp differs after any write, even if the old time was restored. Raises OSError.
-    """
-    found = path.stat()
-    return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def add_bytes(digest: hashlib._Hash, path: Path) -> None:

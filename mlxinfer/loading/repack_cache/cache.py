@@ -14,9 +14,9 @@ from ... import kernels_cpu
 from ...kernels_cpu import Packed, WeightFile
 from ...nn.weights import RawBlocks
 from ...util.background import Stop, later
-from ..files import file_stamp
+from ...util.cache_files import file_stamp, is_checked, mark_safe, remove_abandoned
 from ..gguf.files import part_paths
-from .layout import Place, Source, copy_path, is_checked, limit_bytes, mark_safe, read_places, remove_abandoned
+from .layout import Place, Source, copy_path, directory, limit_bytes, read_places
 from .writer import CopyWriter
 
 _log = logging.getLogger(__name__)
@@ -72,7 +72,7 @@ class RepackCache:
         kernels_cpu.into_huge_pages(self._file, stop)
         with suppress(OSError):
             if not stop():
-                remove_abandoned()
+                remove_abandoned(directory())
             if not stop() and not is_checked(self._path):
                 mark_safe(self._path)
 

@@ -3,8 +3,6 @@
 A header (`_HEADER`), an index in JSON (`{"source": ..., "matrices": {key: [offset, bytes, CRC-32]}}`), and from the next page on the
 matrices, each after a preamble (`kernels_cpu.preamble`). The header has the sizes of the index and of the whole file, which reveals a
 truncated file. It is written last: an unfinished file has no valid header.
-
-`NAME.checked` records that the checksums of `NAME.packed` were verified, with the file stamp. `NAME.part` is an unfinished copy.
 """
 
 from __future__ import annotations
@@ -12,25 +10,22 @@ from __future__ import annotations
 import json
 import os
 import struct
-import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from ...kernels_cpu import ALIGNMENT
 from ...util.cache_dir import cache_dir
+from ...util.cache_files import UNFINISHED, cached_path, files_with_suffix, remove_abandoned, remove_least_recent
 from ...util.dataclass import dataclass
-from ..files import file_stamp
 
 LIMIT = "MLXINFER_PACKED_GB"
 """Environment variable: gigabytes for all copies together; 0 keeps none."""
 
-SUFFIX, UNFINISHED, CHECKED = ".packed", ".part", ".checked"
+SUFFIX = ".packed"
 _DEFAULT_GB = 8.0
-_ABANDONED_S = 86400.0
-"""Seconds after which an unfinished copy is removed. Until then the next load of its model continues it."""
 
 
 def directory() -> Path:
@@ -47,9 +42,7 @@ def limit_bytes() -> int:
 
 def copy_path(model: Path) -> Path:
     """Path of a model's copy, one for each path of a model."""
-    # Two paths with one checksum would only replace each other's copies: each copy names what it was made from.
-    checksum = zlib.crc32(os.fsencode(os.path.realpath(model)))
-    return directory() / f"{model.stem[:40]}-{checksum:08x}{SUFFIX}"
+    return cached_path(directory(), model, SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +58,7 @@ class CacheUsage:
 
 
 def cache_usage() -> CacheUsage:
-    copies, parts = [size for _, _, size in _files_with_suffix(SUFFIX)], [size for _, _, size in _files_with_suffix(UNFINISHED)]
+    copies, parts = ([size for _, _, size in files_with_suffix(directory(), suffix)] for suffix in (SUFFIX, UNFINISHED))
     return CacheUsage(len(copies), sum(copies), len(parts), sum(parts))
 
 
@@ -79,72 +72,13 @@ def make_room(nbytes: int, instead_of: Path) -> bool:
     less than `nbytes`. Raises OSError."""
     from shutil import disk_usage  # slow to import, and seldom needed
 
-    remove_abandoned()
+    remove_abandoned(directory())
     limit = limit_bytes()
-    begun = sum(size for _, path, size in _files_with_suffix(UNFINISHED) if path.stem == instead_of.stem)
+    begun = sum(size for _, path, size in files_with_suffix(directory(), UNFINISHED) if path.stem == instead_of.stem)
     if nbytes > limit or disk_usage(directory()).free + begun < 2 * nbytes:
         return False
-    others = sorted((_last_use(path), path, size) for _, path, size in _files_with_suffix(SUFFIX) if path != instead_of)
-    taken = sum(size for _, _, size in others)
-    for _, path, size in others:
-        if taken + nbytes <= limit:
-            break
-        path.unlink(missing_ok=True)
-        path.with_suffix(CHECKED).unlink(missing_ok=True)
-        taken -= size
+    remove_least_recent(directory(), SUFFIX, limit - nbytes, instead_of=instead_of)
     return True
-
-
-def is_checked(path: Path) -> bool:
-    """True if the copy's checksums were verified and the file is unchanged since. Records the use of the copy."""
-    checked = path.with_suffix(CHECKED)
-    try:
-        if checked.read_text(encoding="utf-8") != _copy_stamp(path):
-            return False
-        os.utime(checked)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def mark_safe(path: Path) -> None:
-    """Sync a copy to the disk and let later loads trust it; this process has verified its checksums. Raises OSError."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    mark_checked(path)
-
-
-def mark_checked(path: Path) -> None:
-    """Record that the copy's checksums are right. Raises OSError."""
-    path.with_suffix(CHECKED).write_text(_copy_stamp(path), encoding="utf-8")
-
-
-def _copy_stamp(path: Path) -> str:
-    return json.dumps([*file_stamp(path), path.stat().st_ino])
-
-
-def _last_use(path: Path) -> float:
-    """Time of a copy's last use."""
-    try:
-        return path.with_suffix(CHECKED).stat().st_mtime
-    except OSError:
-        return path.stat().st_mtime
-
-
-def _files_with_suffix(suffix: str) -> Iterator[tuple[float, Path, int]]:
-    """Time of the last change, path and size of each file with this suffix."""
-    for path in directory().glob(f"*{suffix}"):
-        with suppress(OSError):
-            found = path.stat()
-            yield found.st_mtime, path, found.st_size
-
-
-def remove_abandoned() -> None:
-    """Remove unfinished copies that no process has written to for a day."""
-    for changed, path, _ in _files_with_suffix(UNFINISHED):
-        if time.time() - changed > _ABANDONED_S:
-            with suppress(OSError):
-                path.unlink()
 
 
 _HEADER = struct.Struct("<8sIIQQ")

@@ -11,7 +11,7 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import field
 from pathlib import Path
 
@@ -19,8 +19,9 @@ import mlx.core as mx
 
 from ... import kernels_cpu
 from ...util.background import Stop
+from ...util.cache_files import UNFINISHED, locked, mark_safe
 from ...util.dataclass import dataclass
-from .layout import UNFINISHED, CopyLayout, Source, make_room, mark_safe, plan, read_places
+from .layout import CopyLayout, Source, make_room, plan, read_places
 
 _PIECE = 1 << 20
 """Bytes written at a time: a millisecond or two."""
@@ -145,28 +146,6 @@ class CopyWriter:
         progress.done[key] = progress.checksum
         progress.key = ""
         progress.write(descriptor, self._plan)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[int | None]:
-    """Descriptor of an unfinished copy, or None if another process writes it. Raises OSError."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        # The process that had the lock may have renamed its file to the finished copy.
-        free = _try_lock(descriptor) and path.exists() and os.path.samestat(os.fstat(descriptor), path.stat())
-        yield descriptor if free else None
-    finally:
-        os.close(descriptor)
-
-
-def _try_lock(descriptor: int) -> bool:
-    import fcntl  # most starts write nothing
-
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_whole(path: Path, planned: CopyLayout) -> bool:

@@ -18,10 +18,11 @@ from mlxinfer.kernels_cpu import Packed
 from mlxinfer.loading.load import LoadedModel, load
 from mlxinfer.loading.repack_cache import CacheUsage, cache, cache_usage, directory, kept_bytes, open_copies
 from mlxinfer.loading.repack_cache import writer as copy_writer
-from mlxinfer.loading.repack_cache.layout import copy_path, mark_checked
-from mlxinfer.loading.repack_cache.writer import CopyWriter, WriteProgress, locked
+from mlxinfer.loading.repack_cache.layout import copy_path
+from mlxinfer.loading.repack_cache.writer import CopyWriter, WriteProgress
 from mlxinfer.nn.packing import objects
 from mlxinfer.util.background import finish_background_work
+from mlxinfer.util.cache_files import locked, mark_checked
 from tests.support.formats.tiny_gguf import write_tiny_gguf
 from tests.support.oracles.plain_step import PlainCache
 
