@@ -44,6 +44,10 @@ class WeightsError(CheckpointError):
     """Tensors are missing, unexpected, of the wrong shape or dtype, or contain NaN."""
 
 
+class ExpertFileError(MLXInferError):
+    """The file of a model's experts cannot be written: no space, no permission, or a disk that fails."""
+
+
 class AdapterError(CheckpointError):
     """An adapter does not fit the model, has tensors that cannot be applied, or does not exist."""
 
@@ -126,6 +130,10 @@ class GroupLostError(EngineError):
 
 class GpuFaultError(EngineError):
     """The GPU aborted a step again and again, because of other programs or because it took too long."""
+
+
+class ExpertReadError(EngineError):
+    """An expert cannot be read: its file was truncated, or the disk failed."""
 
 
 class DeadlineError(EngineError):

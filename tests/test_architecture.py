@@ -31,12 +31,13 @@ def _clear_caches() -> Iterator[None]:
 
 
 PLAIN = {"errors", "structure", "tools", "types", "config", "util", "_version"}
-BELOW_MODELS = {"kernels_metal", "kernels_cpu", *PLAIN, "cache", "nn"}
+BELOW_MODELS = {"kernels_metal", "kernels_cpu", "expert_offload", *PLAIN, "cache", "nn"}
 BELOW_LOADING = BELOW_MODELS | {"models", "tokenizer", "sampling", "vision"}
 BELOW_ENGINE = BELOW_LOADING | {"loading", "structured_output", "output_format", "interpret", "adapters"}
 MAY_IMPORT: dict[str, set[str]] = {
     "kernels_metal": {"errors", "util"},
     "kernels_cpu": {"util"},
+    "expert_offload": PLAIN,
     **dict.fromkeys(PLAIN, PLAIN),
     "cache": BELOW_MODELS - {"cache", "nn"},
     "nn": BELOW_MODELS - {"nn"},

@@ -1,0 +1,24 @@
+"""Routed experts in a file: those in use are in memory, the others are read when a router chooses them."""
+
+from __future__ import annotations
+
+from .file_format import ArraySpec, ExpertFile, LayerRecord
+from .pool import ExpertPool
+from .reader import ExpertReader
+from .store import ExpertStore, OffloadStats, slots_within
+from .writer import ExpertFileWriter, experts_folder, experts_path, remove_experts
+
+__all__ = [
+    "ArraySpec",
+    "ExpertFile",
+    "ExpertFileWriter",
+    "ExpertPool",
+    "ExpertReader",
+    "ExpertStore",
+    "LayerRecord",
+    "OffloadStats",
+    "experts_folder",
+    "experts_path",
+    "remove_experts",
+    "slots_within",
+]

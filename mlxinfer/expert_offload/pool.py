@@ -1,0 +1,377 @@
+"""Resident experts of one layer: slots that hold the experts in use, and reads that bring the others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from time import perf_counter
+
+import mlx.core as mx
+import numpy as np
+
+from .file_format import ArraySpec, LayerRecord
+from .reader import ExpertRead, ExpertReader
+
+HALF_LIFE = 32.0
+"""Tokens after which a use of an expert counts half: `python -m benchmarks experts --eviction` compares values."""
+LEAST_SLOTS = 2
+"""Minimum slots of a pool."""
+_OVERLAP_ROWS = 16
+"""Minimum rows for computing with resident experts while the others are read. Fewer rows take less time than a second wave costs."""
+_LARGEST_WEIGHT = 1e100
+_ALIGNMENT = 16384
+"""Alignment of arrays, so that a disk can write into them."""
+
+
+class ReadbackClock:
+    """Counts how often chosen experts were read back. Experts that the last readback chose are in use by the device."""
+
+    __slots__ = ("now",)
+
+    def __init__(self) -> None:
+        self.now = 0
+
+
+class ExpertPool:
+    """Slots for some experts of one layer, or for all of them.
+
+    One thread at a time may call `waves`, `prefetch` and `resize`. Eviction is LRFU (Lee et al., "LRFU: A Spectrum of Policies that
+    Subsumes the Least Recently Used and Least Frequently Used Policies", 2001). Each use adds a weight to an expert's score, and the weight
+    doubles in `HALF_LIFE` tokens. The resident expert with the lowest score is evicted. Scores of experts that are not resident are kept.
+    """
+
+    def __init__(self, layer: LayerRecord, reader: ExpertReader, slots: int, clock: ReadbackClock | None = None) -> None:
+        """Prepare `slots` slots, at least `LEAST_SLOTS` and at most one per expert. With a slot for each expert, all are read.
+
+        Raises `ExpertReadError`.
+        """
+        self.layer, self.experts = layer, layer.experts
+        self._reader = reader
+        self._clock = clock or ReadbackClock()
+        self._lock = threading.Lock()
+        self._scores = np.zeros(layer.experts)
+        self._weight, self._growth = 1.0, 2.0 ** (1 / HALF_LIFE)
+        self._chosen = np.zeros(layer.experts, bool)
+        self._pending: dict[int, tuple[int, ExpertRead]] = {}
+        """Slot and read by expert, for reads that are not over or not noticed yet."""
+        self._unused_predictions: set[int] = set()
+        self._used_at = -1
+        self.hits = self.misses = 0
+        """Chosen experts that were resident, and others; an expert that several rows of a call choose counts once."""
+        self.predicted = self.predicted_used = 0
+        """Reads that `prefetch` started, and those of them whose expert was chosen next."""
+        self.bytes_read = 0
+        self.waiting_s = 0.0
+        self._allocate(self._possible(slots))
+        if self.is_complete:
+            self._read_all()
+
+    def _possible(self, slots: int) -> int:
+        # Two waves at least need slots at once: one is computed, the other is read.
+        return min(max(slots, LEAST_SLOTS), self.experts)
+
+    def _allocate(self, slots: int) -> None:
+        self.slots = slots
+        self._memory = [_aligned_memory(each, slots) for each in self.layer.arrays]
+        self.arrays = {each.name: _typed(raw, each, slots) for each, (raw, _) in zip(self.layer.arrays, self._memory, strict=True)}
+        """Arrays `[slots, ...]` by name, the same objects until `resize`."""
+        mx.eval(list(self.arrays.values()))
+        self._views = [view for _, view in self._memory]
+        self._slot_of = np.full(self.experts, -1, np.int32)
+        self._expert_in = np.full(slots, -1, np.int64)
+        self._in_use = np.zeros(slots, bool)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every expert is resident, in the slot of its own number. Nothing is read or waited for."""
+        return self.slots == self.experts
+
+    @property
+    def resident_bytes(self) -> int:
+        """Bytes of the slots."""
+        return self.slots * self.layer.expert_bytes
+
+    @property
+    def resident(self) -> frozenset[int]:
+        """Experts that are in slots."""
+        return frozenset(int(expert) for expert in self._expert_in if expert >= 0)
+
+    def waves(self, chosen: np.ndarray, *, overlap: bool | None = None) -> Iterator[np.ndarray]:
+        """Yield int32 arrays of the shape of `chosen`: the slot of each entry, or -1 for entries of other waves.
+
+        `chosen` are experts `[..., k]`, integers from 0 to `experts - 1`. Each entry has a slot in exactly one wave, and no expert is read
+        twice. All work that read earlier slots of this pool must be done. A wave's slots are valid until the next wave is requested.
+
+        There is a single wave if the distinct experts fit. With `overlap`, by default for many rows, resident experts come first and the
+        others are read meanwhile. Raises `ExpertReadError` if a read fails, and ValueError for numbers beyond `experts`.
+        """
+        if self.is_complete or not chosen.size:
+            yield chosen.astype(np.int32)
+            return
+        needed, missing = self._note(chosen)
+        if not len(missing):
+            yield self._slot_of[chosen]
+            return
+        rows = chosen.size // chosen.shape[-1]
+        split = (rows >= _OVERLAP_ROWS if overlap is None else overlap) and len(missing) < len(needed) and self.slots > 1
+        if len(needed) <= self.slots and not split:
+            self._bring(missing)
+            yield self._slot_of[chosen]
+            return
+        yield from self._in_groups(chosen, needed, missing)
+
+    def _note(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Update scores and counts. Returns the distinct experts, and those of them that are not resident."""
+        with self._lock:
+            clock = self._clock
+            clock.now += 1
+            self._used_at = clock.now
+            if self._pending:
+                self._collect()
+            marks = self._chosen
+            marks[:] = False
+            try:
+                marks[chosen] = True
+            except IndexError:
+                raise ValueError(f"experts are numbers below {self.experts}, not {chosen.max()}") from None
+            needed = np.flatnonzero(marks)
+            rows = chosen.size // chosen.shape[-1]
+            if rows == 1:
+                self._scores[needed] += self._weight
+            else:
+                self._scores += np.bincount(chosen.reshape(-1), minlength=self.experts) * (self._weight * min(rows, HALF_LIFE) / rows)
+            self._weight *= self._growth ** min(rows, HALF_LIFE)
+            if self._weight > _LARGEST_WEIGHT:
+                self._scores /= self._weight
+                self._weight = 1.0
+            slots = self._slot_of[needed]
+            missing = needed[slots < 0]
+            self.hits += len(needed) - len(missing)
+            self.misses += len(missing)
+            self._in_use[:] = False
+            self._in_use[slots[slots >= 0]] = True
+            if self._pending:
+                self._in_use[[slot for expert, (slot, _) in self._pending.items() if marks[expert]]] = True
+            if self._unused_predictions:
+                self._count_predictions(needed)
+            return needed, missing
+
+    def _count_predictions(self, needed: np.ndarray) -> None:
+        used = self._unused_predictions.intersection(needed.tolist())
+        self.predicted_used += len(used)
+        self._unused_predictions -= used
+
+    def _bring(self, experts: np.ndarray) -> None:
+        """Read experts into slots that the current call does not use, and wait for them."""
+        self._wait(self._demand(experts))
+
+    def _demand(self, experts: np.ndarray) -> list[ExpertRead]:
+        """Start reading experts, the coldest of the unused slots first."""
+        with self._lock:
+            reads, new, wanted = [], [], []
+            for expert in experts.tolist():
+                if self._slot_of[expert] >= 0:
+                    continue
+                known = self._pending.get(expert)
+                if known is None:
+                    wanted.append(expert)
+                else:
+                    self._reader.promote(known[1])
+                    self._in_use[known[0]] = True
+                    reads.append(known[1])
+            if wanted:
+                for expert, slot in zip(wanted, self._victims(len(wanted)), strict=True):
+                    new.append(self._start(expert, slot))
+                    self._in_use[slot] = True
+                self._reader.submit(new, demanded=True, helped=True)
+            return reads + new
+
+    def _victims(self, count: int) -> list[int]:
+        """Empty `count` slots: free ones first, then those with the lowest scores, then those of predictions that wait or are read."""
+        pending = {slot: (expert, read) for expert, (slot, read) in self._pending.items()}
+        keys = np.where(self._expert_in >= 0, self._scores[self._expert_in], -1.0)
+        keys[self._in_use] = np.inf
+        keys[list(pending)] = np.inf
+        order = np.argsort(keys, kind="stable")[:count]
+        found = [int(slot) for slot in order[np.isfinite(keys[order])]]
+        for slot, (expert, read) in pending.items():
+            if len(found) == count:
+                break
+            if not self._in_use[slot]:
+                if not self._reader.cancel(read):
+                    self._reader.wait([read])
+                del self._pending[expert]
+                self._unused_predictions.discard(expert)
+                found.append(slot)
+        assert len(found) == count
+        for slot in found:
+            self._evict(slot)
+        return found
+
+    def _evict(self, slot: int) -> None:
+        expert = int(self._expert_in[slot])
+        if expert >= 0:
+            self._slot_of[expert] = -1
+            self._unused_predictions.discard(expert)
+        self._expert_in[slot] = -1
+
+    def _start(self, expert: int, slot: int) -> ExpertRead:
+        layer = self.layer
+        targets = [view[slot] for view in self._views]
+        read = ExpertRead(layer.offset + expert * layer.stride, layer.expert_bytes, layer.stride, targets)
+        self._pending[expert] = (slot, read)
+        return read
+
+    def _collect(self) -> None:
+        """Make experts resident whose reads are over. A read that failed frees its slot."""
+        for expert, (slot, read) in [*self._pending.items()]:
+            if read.is_over:
+                del self._pending[expert]
+                if read.is_whole:
+                    self.bytes_read += self.layer.expert_bytes
+                    self._slot_of[expert] = slot
+                    self._expert_in[slot] = expert
+                else:
+                    self._unused_predictions.discard(expert)
+
+    def _wait(self, reads: Sequence[ExpertRead]) -> None:
+        """Wait for reads and make their experts resident. Raises `ExpertReadError`."""
+        begun = perf_counter()
+        self._reader.wait(reads)
+        with self._lock:
+            self.waiting_s += perf_counter() - begun
+            self._collect()
+        for read in reads:
+            if not read.is_whole:
+                raise self._reader.failed(read)
+
+    def _in_groups(self, chosen: np.ndarray, needed: np.ndarray, missing: np.ndarray) -> Iterator[np.ndarray]:
+        """Yield waves of at most half of the slots each. The next wave is read into the other slots meanwhile."""
+        # Experts without a slot come last, because the others keep theirs until they are used. Of each kind, those that are used most come
+        # last: they stay resident.
+        kind = np.zeros(self.experts, np.int8)
+        kind[missing] = 2
+        kind[[expert for expert in self._pending if kind[expert]]] = 1
+        order = needed[np.lexsort((self._scores[needed], kind[needed]))]
+        groups = self._groups(order, len(needed) - len(missing))
+        reads = self._demand(groups[0])
+        for group, following in zip(groups, [*groups[1:], None], strict=True):
+            self._wait(reads)
+            with self._lock:
+                table = np.full(self.experts, -1, np.int32)
+                table[group] = self._slot_of[group]
+            reads = [] if following is None else self._demand(following)
+            yield table[chosen]
+            with self._lock:
+                self._in_use[table[group]] = False
+
+    def _groups(self, order: np.ndarray, resident: int) -> list[np.ndarray]:
+        """Divide experts, the first `resident` of which are in slots, into groups for waves.
+
+        Two consecutive groups and the experts of later ones that have slots never need more than all slots.
+        """
+        if len(order) <= self.slots:
+            return [order[:resident], order[resident:]]
+        return np.array_split(order, -(-len(order) // (self.slots // 2)))
+
+    def prefetch(self, experts: np.ndarray) -> None:
+        """Read experts that are predicted, most probable first, without waiting. Never evicts an expert that the device may use.
+
+        Earlier predictions that have not started are dropped.
+        """
+        if self.is_complete:
+            return
+        with self._lock:
+            if self._pending:
+                self._collect()
+            wanted = dict.fromkeys(int(expert) for expert in experts.reshape(-1))
+            for expert in [expert for expert in self._pending if expert not in wanted]:
+                if self._reader.cancel(self._pending[expert][1]):
+                    del self._pending[expert]
+                    self._unused_predictions.discard(expert)
+            new = [expert for expert in wanted if self._slot_of[expert] < 0 and expert not in self._pending]
+            if not new:
+                return
+            if self._used_at != self._clock.now:
+                self._in_use[:] = False
+            slots = self._unused_slots([*wanted])
+            reads = []
+            for expert, slot in zip(new, slots, strict=False):
+                self._evict(slot)
+                reads.append(self._start(expert, slot))
+                self._unused_predictions.add(expert)
+            self.predicted += len(reads)
+            if reads:
+                self._reader.submit(reads, demanded=False)
+
+    def _unused_slots(self, wanted: list[int]) -> list[int]:
+        """Slots that may be emptied for predictions, the coldest first: those of `wanted` and slots in use may not."""
+        keys = np.where(self._expert_in >= 0, self._scores[self._expert_in], -1.0)
+        keys[self._in_use] = np.inf
+        keys[[slot for slot, _ in self._pending.values()]] = np.inf
+        kept = self._slot_of[wanted]
+        keys[kept[kept >= 0]] = np.inf
+        order = np.argsort(keys, kind="stable")
+        return [int(slot) for slot in order[np.isfinite(keys[order])]]
+
+    def resize(self, slots: int) -> None:
+        """Change the number of slots and keep the experts with the highest scores. `arrays` are new objects afterwards.
+
+        All work of the device must be done. Needs memory for the old and the new slots. Raises `ExpertReadError` if a slot for each expert
+        is wanted and one cannot be read.
+        """
+        slots = self._possible(slots)
+        if slots == self.slots:
+            return
+        with self._lock:
+            self._drain()
+            best = np.flatnonzero(self._slot_of >= 0)
+            best = best[np.argsort(-self._scores[best], kind="stable")][:slots]
+            sources, views = self._slot_of[best], self._views
+            self._allocate(slots)
+            targets = best if self.is_complete else np.arange(len(best))
+            for old, new in zip(views, self._views, strict=True):
+                for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+                    new[target] = old[source]
+            self._slot_of[best] = targets
+            self._expert_in[targets] = best
+        if self.is_complete:
+            self._read_all()
+
+    def _drain(self) -> None:
+        """End all reads. Those that had started become resident."""
+        for expert, (_, read) in [*self._pending.items()]:
+            if self._reader.cancel(read):
+                del self._pending[expert]
+                self._unused_predictions.discard(expert)
+        self._reader.wait([read for _, read in self._pending.values()])
+        self._collect()
+
+    def _read_all(self) -> None:
+        """Read the experts that are not resident, each into the slot of its own number."""
+        with self._lock:
+            absent = np.flatnonzero(self._slot_of < 0).tolist()
+            reads = [self._start(expert, expert) for expert in absent]
+            self._reader.submit(reads, demanded=True, helped=True)
+        self._wait(reads)
+
+    def close(self) -> None:
+        """End all reads and drop the arrays."""
+        with self._lock:
+            self._drain()
+            self.arrays, self._memory, self._views = {}, [], []
+
+
+def _aligned_memory(spec: ArraySpec, slots: int) -> tuple[mx.array, np.ndarray]:
+    """Return uint8 `[slots * bytes]` at an aligned address, and the same memory for writing, `[slots, bytes]`."""
+    nbytes = slots * spec.nbytes
+    raw = mx.zeros(nbytes + _ALIGNMENT, mx.uint8)
+    mx.eval(raw)
+    begin = -np.array(raw, copy=False).ctypes.data % _ALIGNMENT
+    part = raw[begin : begin + nbytes]
+    mx.eval(part)
+    return part, np.array(part, copy=False).reshape(slots, spec.nbytes)
+
+
+def _typed(raw: mx.array, spec: ArraySpec, slots: int) -> mx.array:
+    return raw.view(spec.mlx_dtype).reshape(slots, *spec.shape)

@@ -1,0 +1,273 @@
+"""Reads records of a file of experts into memory, several at once, past the system's cache where that is possible."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..errors import ExpertReadError
+from .file_format import PAGE, ExpertFile, forget
+
+THREADS = 4
+"""Reads at once: `python -m benchmarks experts --reads` compares numbers of threads."""
+DIRECT_ALIGNMENT = 512
+"""Addresses and lengths of memory that a disk writes to must be multiples of this, on most disks."""
+
+_WAITING, _RUNNING, _DONE, _CANCELLED = range(4)
+_STRAIGHT, _BOUNCED, _BUFFERED = range(3)
+"""Into the slots without a copy, through a buffer that is aligned, and through the system's cache."""
+_F_NOCACHE = 48
+"""macOS: reads leave no pages in the system's cache."""
+
+ReadInto = Callable[[int, Sequence[Any], int], int]
+"""Reads from a descriptor into buffers, at an offset, as `os.preadv`."""
+
+
+class ExpertRead:
+    """One record on its way to a slot."""
+
+    __slots__ = ("error", "lock", "nbytes", "offset", "state", "stride", "targets")
+
+    def __init__(self, offset: int, nbytes: int, stride: int, targets: Sequence[Any]) -> None:
+        self.offset, self.nbytes, self.stride = offset, nbytes, stride
+        self.targets = targets
+        """Writable buffers of uint8 for the parts of the record, in order, `nbytes` together."""
+        self.state = _WAITING
+        self.error: OSError | None = None
+        self.lock = threading.Lock()
+        self.lock.acquire()  # released when the read is done or cancelled
+
+    @property
+    def is_over(self) -> bool:
+        return self.state >= _DONE
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the record is in memory."""
+        return self.state == _DONE and self.error is None
+
+
+class ExpertReader:
+    """A pool of threads that read records of one file.
+
+    Demanded reads start before predicted ones. The caller of `wait` reads too, so that a single read needs no other thread.
+    """
+
+    def __init__(self, file: ExpertFile, threads: int = THREADS, read: ReadInto | None = None) -> None:
+        """Read through `read`, which is `os.preadv` unless a test replaces it."""
+        self._file, self._count = file, max(threads, 1)
+        self._read_into: ReadInto = read or os.preadv
+        self._lock = threading.Condition(threading.Lock())
+        self._demanded: deque[ExpertRead] = deque()
+        self._predicted: deque[ExpertRead] = deque()
+        self._threads: list[threading.Thread] = []
+        self._idle = 0
+        self._closing = False
+        self._bounce = threading.local()
+        self._padding = mmap.mmap(-1, PAGE)
+        """Receives the padding of records, from all threads."""
+        self._mode = _uncached(file.descriptor)
+
+    @property
+    def is_direct(self) -> bool:
+        """True if reads bypass the system's cache on Linux."""
+        return self._mode != _BUFFERED
+
+    def submit(self, reads: Sequence[ExpertRead], *, demanded: bool, helped: bool = False) -> None:
+        """Start reads. `helped`: the caller calls `wait` at once, and does one of the reads itself."""
+        with self._lock:
+            if self._closing:
+                raise ExpertReadError("the model was closed while it computed")
+            (self._demanded if demanded else self._predicted).extend(reads)
+            wanted = len(reads) - helped
+            while wanted > self._idle and len(self._threads) < self._count and self._start():
+                wanted -= 1
+            if wanted > 0 and self._idle:
+                self._lock.notify(min(wanted, self._idle))
+
+    def promote(self, read: ExpertRead) -> None:
+        """Treat a predicted read as a demanded one."""
+        with self._lock:
+            if read.state == _WAITING:
+                self._demanded.append(read)
+
+    def cancel(self, read: ExpertRead) -> bool:
+        """Cancel a read unless it has started. True if its slot is free."""
+        with self._lock:
+            if read.state == _WAITING:
+                read.state = _CANCELLED
+                read.targets = ()
+                read.lock.release()
+            return read.state == _CANCELLED
+
+    def wait(self, reads: Sequence[ExpertRead]) -> None:
+        """Wait until all reads are over, and do demanded reads meanwhile. A read that failed has an `error`."""
+        for read in reads:
+            while read.state == _WAITING and (mine := self._take(demanded_only=True)) is not None:
+                self._do(mine)
+            if not read.is_over:
+                with read.lock:
+                    pass
+
+    def failed(self, read: ExpertRead) -> ExpertReadError:
+        """The error of a read that is not whole."""
+        why = read.error.strerror or str(read.error) if read.error else "the model was closed"
+        return ExpertReadError(f"cannot read experts from {self._file.path} ({why}): check the disk, and load the model again")
+
+    def _start(self) -> bool:
+        thread = threading.Thread(target=self._run, name=f"mlxinfer-experts-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # no more threads, or the interpreter is ending: the caller of `wait` reads
+            return False
+        self._threads.append(thread)
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                while not self._closing and (read := self._next(False)) is None:
+                    self._idle += 1
+                    self._lock.wait()
+                    self._idle -= 1
+                if self._closing:
+                    return
+            assert read is not None
+            self._do(read)
+
+    def _take(self, demanded_only: bool) -> ExpertRead | None:
+        with self._lock:
+            return self._next(demanded_only)
+
+    def _next(self, demanded_only: bool) -> ExpertRead | None:
+        """The next read, marked as running. The lock is held."""
+        for queue in (self._demanded,) if demanded_only else (self._demanded, self._predicted):
+            while queue:
+                read = queue.popleft()
+                if read.state == _WAITING:
+                    read.state = _RUNNING
+                    return read
+        return None
+
+    def _do(self, read: ExpertRead) -> None:
+        try:
+            self._fill(read)
+        except OSError as error:
+            read.error = error
+        except BaseException:
+            read.error = OSError(errno.EINTR, os.strerror(errno.EINTR))
+            raise
+        finally:
+            read.targets = ()
+            read.state = _DONE
+            read.lock.release()
+
+    def _fill(self, read: ExpertRead) -> None:
+        """Read a record, in the way that this file system supports. Raises OSError."""
+        while True:
+            mode = self._mode
+            try:
+                if mode == _BOUNCED or (mode == _STRAIGHT and not _is_aligned(read.targets)):
+                    self._through_bounce(read)
+                elif mode == _STRAIGHT:
+                    padding = read.stride - read.nbytes
+                    targets = [*read.targets, memoryview(self._padding)[:padding]] if padding else read.targets
+                    self._whole(targets, read.offset, read.stride)
+                else:
+                    self._whole(read.targets, read.offset, read.nbytes)
+                    forget(self._file.descriptor, read.offset, read.stride)
+                return
+            except OSError as error:
+                if error.errno != errno.EINVAL or mode == _BUFFERED:
+                    raise
+                self._degrade(mode)
+
+    def _degrade(self, mode: int) -> None:
+        """Use the next way: this disk wants another alignment, or cannot bypass the cache."""
+        with self._lock:
+            if self._mode == mode:
+                self._mode = mode + 1
+                if self._mode == _BUFFERED:
+                    _set_direct(self._file.descriptor, False)
+
+    def _through_bounce(self, read: ExpertRead) -> None:
+        buffer = getattr(self._bounce, "buffer", None)
+        if buffer is None or len(buffer) < read.stride:
+            buffer = self._bounce.buffer = mmap.mmap(-1, read.stride)
+        self._whole([memoryview(buffer)[: read.stride]], read.offset, read.stride)
+        at = 0
+        for target in read.targets:
+            target[:] = memoryview(buffer)[at : at + len(target)]
+            at += len(target)
+
+    def _whole(self, targets: Sequence[Any], offset: int, wanted: int) -> None:
+        """Fill all targets. Raises OSError, also where the file ends."""
+        got = self._read_into(self._file.descriptor, targets, offset)
+        while got < wanted:
+            if os.fstat(self._file.descriptor).st_size < offset + wanted:
+                raise OSError(errno.EIO, "the file was truncated")
+            rest = _after(targets, got)
+            more = self._read_into(self._file.descriptor, rest, offset + got) if rest else 0
+            if not more:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            got += more
+
+    def close(self) -> None:
+        """Cancel waiting reads and end the threads. Running reads end first."""
+        with self._lock:
+            self._closing = True
+            waiting = [*self._demanded, *self._predicted]
+            self._demanded.clear()
+            self._predicted.clear()
+            self._lock.notify_all()
+        for read in waiting:
+            self.cancel(read)
+        for thread in self._threads:
+            thread.join()
+
+
+def _after(targets: Sequence[Any], count: int) -> list[Any]:
+    """The parts of buffers after their first `count` bytes."""
+    rest = []
+    for target in targets:
+        if count < len(target):
+            rest.append(target[count:])
+        count = max(count - len(target), 0)
+    return rest
+
+
+def _is_aligned(targets: Sequence[Any]) -> bool:
+    return all(len(each) % DIRECT_ALIGNMENT == 0 and each.ctypes.data % DIRECT_ALIGNMENT == 0 for each in targets)
+
+
+def _uncached(descriptor: int) -> int:
+    """Ask the system to keep nothing of a file in its cache. Returns the way to read."""
+    if sys.platform == "darwin":
+        import fcntl
+
+        with suppress(OSError):
+            fcntl.fcntl(descriptor, _F_NOCACHE, 1)
+        return _BUFFERED
+    return _STRAIGHT if _set_direct(descriptor, True) else _BUFFERED
+
+
+def _set_direct(descriptor: int, wanted: bool) -> bool:
+    """Set or clear O_DIRECT of an open file. False if the file system does not support it."""
+    flag = getattr(os, "O_DIRECT", 0)
+    if not flag:
+        return False
+    import fcntl
+
+    try:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if wanted else flags & ~flag)
+    except OSError:
+        return False
+    return True
