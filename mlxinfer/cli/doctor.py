@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from .common.interrupts import interrupts_end
-from .common.options import ABOVE_ZERO, complete_model, ignore_option
+from .common.options import ABOVE_ZERO, complete_model, experts_option, ignore_option
 
 _REPORT = "mlxinfer-report.md"
 
@@ -21,6 +21,7 @@ _REPORT = "mlxinfer-report.md"
 @click.option("--kv-first16", is_flag=True, help="With MODEL: keep the first page of each sequence at 16 bits.")
 @click.option("--memory", "memory_gb", type=ABOVE_ZERO, metavar="GB", help="With MODEL: use at most this much.")
 @click.option("--draft", metavar="MODEL", shell_complete=complete_model, help="With MODEL: also load this draft model.")
+@experts_option
 @ignore_option
 @click.option("--nodes", type=click.Path(path_type=Path), metavar="HOSTFILE", help="Ask the machines in this hostfile of MLX instead.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -32,6 +33,7 @@ def doctor(
     kv_first16: bool,
     memory_gb: float | None,
     draft: str | None,
+    experts_memory: float | str,
     ignore_config_keys: tuple[str, ...],
     nodes: Path | None,
     as_json: bool,
@@ -49,7 +51,7 @@ def doctor(
     with interrupts_end():
         from .health.diagnosis import diagnose, diagnose_model
 
-    found = diagnose() if model is None else diagnose_model(model, kv, kv_first16, memory_gb, draft, ignore_config_keys)
+    found = diagnose() if model is None else diagnose_model(model, kv, kv_first16, memory_gb, draft, ignore_config_keys, experts_memory)
     if as_json:
         click.echo(json.dumps(asdict(found)))
         return

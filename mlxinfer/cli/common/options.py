@@ -187,6 +187,11 @@ def ignore_option(command: Command) -> Command:
     return _all([_engine_option(one, how) for one, how in settings() if one.name == "ignore_config_keys"], command)
 
 
+def experts_option(command: Command) -> Command:
+    """Add `--experts-memory` to commands that plan the memory of a model."""
+    return _all([_engine_option(one, how) for one, how in settings() if one.name == "experts_memory"], command)
+
+
 _ENGINE = {one.name: (how.command, _engine_option(one, how)) for one, how in settings() if one.name != "path_or_id"}
 _ONE_SEQUENCE = {one.name: (how.command, _engine_option(one, how, 1)) for one, how in settings() if one.name == "max_num_seqs"}
 _NAMES = frozenset((*(one.name for one, _ in settings()), "local", "url"))

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 from ... import kernels_cpu
@@ -24,6 +25,7 @@ from ...kernels_metal.kernel_trial import described_lines
 from ...loading.find.catalog import local_models
 from ...loading.find.resolve import ALIASES
 from ...loading.load import PreparedModel, meta_model
+from ...loading.memory.experts import expert_demand
 from ...loading.memory.images import image_memory
 from ...loading.memory.kv_choice import kv_format
 from ...loading.memory.plan import MemoryPlan, plan_memory
@@ -265,6 +267,10 @@ class ModelDiagnosis:
         if self.kernels:
             yield "kernels", self.kernels
         yield "memory", list(self.memory_lines())
+        if self.plan and self.plan["experts"]:
+            from .experts import expert_lines  # few models have experts on disk
+
+            yield "experts", list(expert_lines(self.plan["experts"]))
 
     def memory_lines(self) -> Iterator[str]:
         if self.plan:
@@ -285,6 +291,7 @@ def diagnose_model(
     memory_gb: float | None = None,
     draft: str | None = None,
     ignore_config_keys: Sequence[str] = (),
+    experts_memory: float | str | None = "auto",
 ) -> ModelDiagnosis:
     """Describe a model from the headers of its checkpoint. Raises `MLXInferError`."""
     form, _ = kv_format(kv, model, first16=first16)
@@ -305,7 +312,8 @@ def diagnose_model(
 
     def plan(kv: KVFormat) -> MemoryPlan | MemoryPlanError:
         try:
-            return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=drafter, images=image_memory(found.vision))
+            seen, experts = image_memory(found.vision), expert_demand(found.expert_layers, experts_memory)
+            return plan_memory(found, kv=kv, memory_gb=memory_gb, draft=drafter, images=seen, experts=experts)
         except MemoryPlanError as error:
             return error
 
@@ -315,7 +323,7 @@ def diagnose_model(
         token_bytes=PagedCache.token_bytes(layers, dtype, form),
         layers=layer_lines(layers, form, dtype),
         attention=attention_lines(layers, form, dtype),
-        plan=None if isinstance(chosen, MemoryPlanError) else _as_object(chosen),
+        plan=None if isinstance(chosen, MemoryPlanError) else _as_object(chosen, found.checkpoint.path),
         problem=str(chosen) if isinstance(chosen, MemoryPlanError) else "",
         notes=(*found.model.notes, *vision_notes(found.checkpoint, found.vision)),
         context_tokens={bits: getattr(plan(KVFormat.parse(bits)), "room_tokens", 0) for bits in WIDTHS},
@@ -331,8 +339,12 @@ def _drafter(draft: str) -> PreparedModel:
     return found
 
 
-def _as_object(plan: MemoryPlan) -> dict[str, Any]:
+def _as_object(plan: MemoryPlan, path: Path) -> dict[str, Any]:
     found = {**asdict(plan), "sequences": plan.sequences, "pool": plan.pool, "used": plan.used, "left": plan.left}
+    if plan.experts:
+        from .experts import experts_object  # few models have experts on disk
+
+        found["experts"] = experts_object(plan.experts, path)
     return found | ({"images": {**found["images"], "line": plan.images.line()}} if plan.images else {})
 
 
@@ -340,7 +352,7 @@ def _plan_lines(plan: dict[str, Any], tokens: dict[str, int] | None) -> Iterator
     yield f"{human_bytes(plan['limit'])} of {human_bytes(plan['total'])} may be used ({plan['source']})"
     images = plan["images"] or {}
     parts = {
-        "weights": plan["weights"],
+        "weights and experts in memory" if plan["experts"] else "weights": plan["weights"],
         "weights of the draft model": plan["draft_weights"],
         "weights of the vision tower": images.get("weights", 0),
         "peak of the vision tower": images.get("step", 0),

@@ -102,6 +102,11 @@ class ExpertMemory:
         return 1 - sum(layer.chosen * (1 - layer.hit_rate) for layer in self.layers) / sum(layer.chosen for layer in self.layers)
 
     @property
+    def uniform_hit_rate(self) -> float:
+        """Share of a token's experts that are resident if the router chooses all experts equally often."""
+        return sum(layer.chosen * layer.slots / layer.experts for layer in self.layers) / sum(layer.chosen for layer in self.layers)
+
+    @property
     def chosen_bytes(self) -> int:
         """Bytes of a token's experts in the file."""
         return sum(layer.chosen * layer.read_bytes for layer in self.layers)

@@ -6,12 +6,14 @@ import platform
 
 import mlx.core as mx
 import pytest
+from support.engines.tiny_engine import GOLDEN
 
 from mlxinfer import __version__, kernels_cpu
-from mlxinfer.cli.health import diagnosis
+from mlxinfer.cli.health import diagnosis, experts
 from mlxinfer.engine.runner.replay_check import ReplayCheck, forget, replays_file
 from mlxinfer.kernels_metal import executors, kept_trials, kernel_trial
 from mlxinfer.kernels_metal.kernel_trial import Speed
+from mlxinfer.loading.memory.experts import ExpertDemand, ExpertLayer
 from mlxinfer.nn import residual_stream
 from mlxinfer.util.installing import install_line
 from mlxinfer.util.mac import Power
@@ -158,3 +160,34 @@ def test_choices_by_speed_are_told(times, line, call, chat_model, monkeypatch):
     monkeypatch.setattr(diagnosis, "tried_decode_lines", list)  # of other tests
     page = " ".join(call("doctor", chat_model).out.split())
     assert f"kernels sums with norms, 4096 channels, normed, {dtype}: {line}" in page
+
+
+def test_experts_on_disk_are_described(call):
+    arguments = ("doctor", str(GOLDEN / "qwen3_moe"), "--experts-memory", "0.0002")
+    plan = json.loads(call(*arguments, "--json").out)["plan"]
+    experts = plan["experts"]
+    assert plan["weights"] == experts["dense"] + experts["pools"]
+    assert experts["pools"] < experts["all_experts"]
+    assert {(each["slots"], each["experts"]) for each in experts["layers"]} == {(5, 6)}
+    assert experts["disk_bytes_per_s"] is None  # the file is too small to measure a disk
+    page = " ".join(call(*arguments).out.split())
+    assert "184 kB of 221 kB of routed experts are in memory: 5 of 6 in each of 2 layers; the disk has the rest" in page
+    assert "at a hit rate of 88% (assumed: 25% are the previous token's, the rest is uniform)" in page
+    nbytes = experts["token_bytes"]
+    assert f"disks (computed): tokens/s {3e9 / nbytes:.0f} at 3.0 GB/s, {5e9 / nbytes:.0f} at 5.0 GB/s" in page
+    assert "weights and experts in memory" in page
+
+
+def test_a_measured_disk_comes_before_assumed_ones():
+    memory = ExpertDemand(layers=(ExpertLayer(key="a", experts=8, chosen=2, nbytes=8 * 2**24),)).pooled(4 * 2**24, 1000)
+    found = experts.experts_object(memory, GOLDEN) | {"disk_bytes_per_s": 2e9}
+    lines = list(experts.expert_lines(found))
+    rate = 2e9 / memory.token_bytes()
+    assert lines[-2] == f"this disk reads 2.0 GB/s (measured), enough for {rate:.0f} tokens/s (computed)"
+    assert lines[-1].startswith("other disks (computed): tokens/s ")
+
+
+def test_a_model_whose_experts_fit_says_nothing_of_disks(call):
+    result = call("doctor", str(GOLDEN / "qwen3_moe"), "--json")
+    assert json.loads(result.out)["plan"]["experts"] is None
+    assert "experts" not in [line for line in call("doctor", str(GOLDEN / "qwen3_moe")).out.splitlines() if not line.startswith(" ")]
