@@ -23,7 +23,7 @@ struct Conversation: Sendable {
         return error == nil ? .answered : .stopped
     }
 
-    private static func show(_ events: AsyncThrowingStream<ChatEvent, any Error>) async -> (ChatResponse, MLXInferError?) {
+    private static func show(_ events: AnswerEvents<ChatEvent>) async -> (ChatResponse, MLXInferError?) {
         var answer = ChatResponse()
         var speed = Speed()
         let start = ContinuousClock.now

@@ -2,13 +2,13 @@ extension Client {
     /// The answer to a conversation, while it is written.
     ///
     /// - Returns: Events in the order of ``ChatEvent``. The stream throws ``MLXInferError``; cancelling the task that reads it throws
-    ///   `CancellationError`. `typed` has the same events with errors of one type. Events that nobody has read yet are kept, as many as there are.
-    public func chat(_ request: ChatRequest) -> AsyncThrowingStream<ChatEvent, any Error> {
-        stream("/v1/chat/completions", model: request.model, reader: ChatStream()) { request.json(model: $0) }
+    ///   `CancellationError`. `typed` has the same events with errors of one type.
+    public func chat(_ request: ChatRequest) -> AnswerEvents<ChatEvent> {
+        events("/v1/chat/completions", model: request.model, reader: ChatStream(), .events()) { request.json(model: $0) }
     }
 
     /// The answer to a conversation, while it is written.
-    public func chat(_ messages: [Message], options: SamplingOptions = SamplingOptions()) -> AsyncThrowingStream<ChatEvent, any Error> {
+    public func chat(_ messages: [Message], options: SamplingOptions = SamplingOptions()) -> AnswerEvents<ChatEvent> {
         chat(ChatRequest(messages, options: options))
     }
 
@@ -41,14 +41,8 @@ extension Client {
     ///   ``MLXInferError/undecodableAnswer(text:reason:)`` where the answer is not such a value.
     public func respond<Value: Decodable>(to request: ChatRequest, as type: Value.Type, schema: JSONValue) async throws -> Value {
         var request = request
-        request.responseFormat = .jsonSchema(name: Self.schemaName(type), schema: schema)
+        request.responseFormat = .jsonSchema(name: ResponseFormat.name(of: type), schema: schema)
         return try await respond(to: request).decoded(as: type)
-    }
-
-    /// The name of a type, with what a schema's name may not have left out.
-    private static func schemaName(_ type: Any.Type) -> String {
-        let name = String(describing: type).prefix { $0 != "<" }.filter { ($0.isLetter || $0.isNumber || $0 == "_") && $0.isASCII }
-        return name.isEmpty ? "answer" : String(name.prefix(64))
     }
 }
 
@@ -56,7 +50,7 @@ extension ChatResponse {
     /// The answer that a stream's events make.
     ///
     /// - Throws: What the stream throws, and `CancellationError` where the task was cancelled.
-    public init(collecting events: AsyncThrowingStream<ChatEvent, any Error>) async throws {
+    public init(collecting events: AnswerEvents<ChatEvent>) async throws {
         self.init()
         for try await event in events { add(event) }
         if finishReason == nil { try Task.checkCancellation() }

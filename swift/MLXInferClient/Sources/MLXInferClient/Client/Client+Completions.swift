@@ -1,7 +1,7 @@
 extension Client {
     /// How a text goes on, while it is written: the events of a chat, without reasoning and tools.
-    public func streamCompletion(_ request: CompletionRequest) -> AsyncThrowingStream<ChatEvent, any Error> {
-        stream("/v1/completions", model: request.model, reader: CompletionStream()) { request.json(model: $0) }
+    public func streamCompletion(_ request: CompletionRequest) -> AnswerEvents<ChatEvent> {
+        events("/v1/completions", model: request.model, reader: CompletionStream(), .events()) { request.json(model: $0) }
     }
 
     /// How a text goes on.

@@ -32,11 +32,12 @@ extension Client {
     }
 
     /// A POST whose answer is a stream. The model's name is looked up first where nobody gave one.
-    func stream<Events: EventReader & Sendable>(
-        _ path: String, model: String?, reader: Events, body: @escaping @Sendable (String) -> JSONValue
-    ) -> AsyncThrowingStream<Events.Output, any Error> where Events.Output: Sendable {
+    func events<Events: EventReader & Sendable>(
+        _ path: String, model: String?, reader: Events, _ buffer: EventBuffer<Events.Output>,
+        body: @escaping @Sendable (String) -> JSONValue
+    ) -> AnswerEvents<Events.Output> where Events.Output: Sendable {
         let client = self
-        return IOThread.stream { waker, emit in
+        return IOThread.events(buffer) { waker, emit in
             let exchange = client.exchange(waker)
             let name = try client.name(model, exchange)
             let request = Request(method: "POST", path: path, accept: "text/event-stream", body: try body(name).encoded())

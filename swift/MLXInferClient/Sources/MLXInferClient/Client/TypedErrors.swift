@@ -21,19 +21,19 @@ extension Client {
     }
 }
 
-extension AsyncThrowingStream where Element == ChatEvent, Failure == any Error {
+extension AnswerEvents {
     /// The same events with errors of one type, ``MLXInferError``, where cancelling the task is ``MLXInferError/cancelled``.
-    public var typed: TypedEvents { TypedEvents(events: self) }
+    public var typed: TypedEvents<Element> { TypedEvents(events: self) }
 }
 
 /// The events of an answer, whose end may be an ``MLXInferError`` and nothing else.
-public struct TypedEvents: AsyncSequence, Sendable {
-    let events: AsyncThrowingStream<ChatEvent, any Error>
+public struct TypedEvents<Element: Sendable>: AsyncSequence, Sendable {
+    let events: AnswerEvents<Element>
 
-    public struct AsyncIterator: AsyncIteratorProtocol {
-        var events: AsyncThrowingStream<ChatEvent, any Error>.AsyncIterator
+    public struct AsyncIterator: AsyncIteratorProtocol, Sendable {
+        var events: AnswerEvents<Element>.AsyncIterator
 
-        public mutating func next() async throws(MLXInferError) -> ChatEvent? {
+        public mutating func next() async throws(MLXInferError) -> Element? {
             do {
                 return try await events.next()
             } catch {

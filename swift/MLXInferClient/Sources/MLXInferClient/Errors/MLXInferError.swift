@@ -22,6 +22,8 @@ public enum MLXInferError: Error, Sendable, Equatable {
     case timedOut(Waiting, partial: String)
     /// The answer is complete, and is not what it was asked to be, for instance not JSON of the type expected.
     case undecodableAnswer(text: String, reason: String)
+    /// The model called tools in more answers than ``ToolPolicy/maxRounds`` allows.
+    case tooManyToolRounds(Int)
     /// A program that was to run or to install a server could not be started, or has ended; `lastWords` is the end of what it wrote.
     case serverEnded(reason: String, lastWords: String)
     /// The task was cancelled; the server has been told by closing the connection. Only where errors have one type: elsewhere it is
@@ -54,6 +56,7 @@ extension MLXInferError: LocalizedError, CustomStringConvertible {
         case .streamInterrupted(_, let reason): "the answer broke off: \(reason)"
         case .timedOut(let waiting, _): "the time for the \(waiting.rawValue) is up"
         case .undecodableAnswer(_, let reason): "the answer is not what was asked for: \(reason)"
+        case .tooManyToolRounds(let count): "the model called tools \(count) times, and once more"
         case .serverEnded(let reason, let lastWords): lastWords.isEmpty ? reason : "\(reason): \(lastWords)"
         case .cancelled: "cancelled"
         case .other(let reason): reason

@@ -1,112 +1,161 @@
-/// JSON text that is still being written, closed where it stands.
+/// Reads JSON text while it is written, piece by piece. The time of a piece does not grow with the text before it.
 struct PartialJSON {
-    /// The text up to its last whole value, or into its last string, with what closes it; nil before anything is whole.
-    var closed: String? {
-        guard let whole else { return nil }
-        let more = whole.inText ? [UInt8(ascii: "\"")] : []
-        return String(decoding: bytes[..<whole.end] + more + open.reversed().map(\.closer), as: UTF8.self)
+    /// An array or object that is still open.
+    private struct Frame {
+        let isObject: Bool
+        var elements: [JSONValue] = []
+        var members = JSONObject()
+        /// The name of the member that comes next.
+        var name: String?
     }
 
-    /// Where the last whole value ends, or how far the last string goes. What is open there is still open at the end.
-    private var whole: (end: Int, inText: Bool)?
-    private let bytes: [UInt8]
-    private var at = 0
-    /// What closes the arrays and objects that are open, the innermost one last, and whether a name comes next in it.
-    private var open: [(closer: UInt8, name: Bool)] = []
+    private enum Expected { case value, valueOrEnd, name, nameOrEnd, colon, commaOrEnd, nothing }
 
-    init(_ text: String) {
-        bytes = Array(text.utf8)
-        while at < bytes.count, step() {}
+    private enum Token {
+        case none
+        case text(PartialText)
+        case scalar([UInt8])
     }
 
-    /// Reads a mark or a value. False where the text ends within one.
-    private mutating func step() -> Bool {
-        let byte = bytes[at]
-        switch byte {
-        case UInt8(ascii: " "), 0x0A, 0x0D, 0x09: at += 1
-        case UInt8(ascii: "{"), UInt8(ascii: "["):
-            open.append((byte + 2, byte == UInt8(ascii: "{")))  // the closing one is two further on in ASCII
-            at += 1
-            whole = (at, false)
-        case UInt8(ascii: "}"), UInt8(ascii: "]"):
-            guard open.popLast()?.closer == byte else {
-                whole = nil
-                return false
+    /// The deepest nesting that is read, as in Foundation.
+    private static let depthLimit = 512
+
+    private var open: [Frame] = []
+    private var expected = Expected.value
+    private var token = Token.none
+    private var root: JSONValue?
+    /// True once the text cannot become JSON any more.
+    private(set) var isMalformed = false
+
+    init(_ text: String = "") { feed(text) }
+
+    mutating func feed(_ text: String) {
+        for byte in text.utf8 where !isMalformed { isMalformed = !take(byte) }
+    }
+
+    /// The value so far, with everything open closed; nil before it has begun, and if the text is malformed.
+    var value: PartialJSONValue? {
+        guard !isMalformed else { return nil }
+        if let root { return PartialJSONValue(value: root, endsInText: false) }
+        var inner: JSONValue?
+        if case .text(let text) = token, expected == .value || expected == .valueOrEnd { inner = .string(text.string) }
+        let endsInText = inner != nil
+        for frame in open.reversed() { inner = Self.closed(frame, with: inner) }
+        return inner.map { PartialJSONValue(value: $0, endsInText: endsInText) }
+    }
+
+    private static func closed(_ frame: Frame, with last: JSONValue?) -> JSONValue {
+        guard frame.isObject else { return .array(last.map { frame.elements + [$0] } ?? frame.elements) }
+        var members = frame.members
+        if let name = frame.name, let last, members[name] == nil { members[name] = last }
+        return .object(members)
+    }
+}
+
+extension PartialJSON {
+    /// False if the byte cannot stand here.
+    private mutating func take(_ byte: UInt8) -> Bool {
+        switch token {
+        case .text(var text):
+            token = .none  // so that the text has one owner while it grows
+            switch text.take(byte) {
+            case .open: token = .text(text)
+            case .closed: return end(text.string)
+            case .malformed: return false
             }
-            at += 1
-            whole = (at, false)
-        case UInt8(ascii: ","), UInt8(ascii: ":"):
-            guard let last = open.indices.last else { return false }
-            open[last].name = byte == UInt8(ascii: ",") && open[last].closer == UInt8(ascii: "}")
-            at += 1
-        case UInt8(ascii: "\""): return string()
-        default: return scalar()
+            return true
+        case .scalar(var bytes):
+            if !Self.endsScalar(byte) {
+                token = .none
+                bytes.append(byte)
+                token = .scalar(bytes)
+                return bytes.count <= 1024
+            }
+            token = .none
+            guard let value = Self.scalar(bytes), add(value) else { return false }
+        case .none: break
+        }
+        return mark(byte)
+    }
+
+    private mutating func mark(_ byte: UInt8) -> Bool {
+        switch byte {
+        case UInt8(ascii: " "), 0x0A, 0x0D, 0x09: return true
+        case UInt8(ascii: "{"), UInt8(ascii: "["): return begin(isObject: byte == UInt8(ascii: "{"))
+        case UInt8(ascii: "}"), UInt8(ascii: "]"): return end(isObject: byte == UInt8(ascii: "}"))
+        case UInt8(ascii: ","):
+            guard expected == .commaOrEnd, let frame = open.last else { return false }
+            expected = frame.isObject ? .name : .value
+        case UInt8(ascii: ":"):
+            guard expected == .colon else { return false }
+            expected = .value
+        case UInt8(ascii: "\""):
+            guard expected != .colon, expected != .commaOrEnd, expected != .nothing else { return false }
+            token = .text(PartialText())
+        default:
+            guard expected == .value || expected == .valueOrEnd else { return false }
+            token = .scalar([byte])
         }
         return true
     }
 
-    private mutating func scalar() -> Bool {
-        let marks = Array(",]} \n\r\t".utf8)
-        guard let end = bytes[at...].firstIndex(where: marks.contains) else { return false }  // a number may go on
-        at = end
-        whole = (at, false)
+    private mutating func begin(isObject: Bool) -> Bool {
+        guard expected == .value || expected == .valueOrEnd, open.count < Self.depthLimit else { return false }
+        open.append(Frame(isObject: isObject))
+        expected = isObject ? .nameOrEnd : .valueOrEnd
         return true
     }
 
-    private mutating func string() -> Bool {
-        let isName = open.last?.name == true
-        var (end, last, needsLow) = (at + 1, at + 1, false)
-        while end < bytes.count, bytes[end] != UInt8(ascii: "\"") {
-            let size = width(at: end)
-            guard end + size <= bytes.count else { break }
-            needsLow = !needsLow && size == 6 && isHighSurrogate(at: end)
-            end += size
-            if !needsLow { last = end }
-        }
-        if end < bytes.count, bytes[end] == UInt8(ascii: "\"") {
-            at = end + 1
-            if !isName { whole = (at, false) }
+    private mutating func end(isObject: Bool) -> Bool {
+        let mayEnd = expected == .commaOrEnd || expected == (isObject ? .nameOrEnd : .valueOrEnd)
+        guard mayEnd, let frame = open.last, frame.isObject == isObject else { return false }
+        open.removeLast()
+        return add(Self.closed(frame, with: nil))
+    }
+
+    /// Takes a text that is whole, as a name or as a value.
+    private mutating func end(_ text: String) -> Bool {
+        guard expected == .name || expected == .nameOrEnd else { return add(.string(text)) }
+        open[open.count - 1].name = text
+        expected = .colon
+        return true
+    }
+
+    /// Takes a value that is whole.
+    private mutating func add(_ value: JSONValue) -> Bool {
+        guard let last = open.indices.last else {
+            (root, expected) = (value, .nothing)
             return true
         }
-        if !isName { whole = (last, true) }
-        return false
+        if open[last].isObject {
+            guard let name = open[last].name else { return false }
+            if open[last].members[name] == nil { open[last].members[name] = value }  // the first one of a name stays
+            open[last].name = nil
+        } else {
+            open[last].elements.append(value)
+        }
+        expected = .commaOrEnd
+        return true
     }
 
-    /// Bytes of the character or escape that begins here.
-    private func width(at place: Int) -> Int {
-        guard bytes[place] == UInt8(ascii: "\\") else { return 1 }
-        return place + 1 < bytes.count && bytes[place + 1] == UInt8(ascii: "u") ? 6 : 2
+    private static func endsScalar(_ byte: UInt8) -> Bool {
+        switch byte {
+        case UInt8(ascii: ","), UInt8(ascii: "]"), UInt8(ascii: "}"), UInt8(ascii: " "), 0x0A, 0x0D, 0x09: true
+        default: false
+        }
     }
 
-    /// Whether this escape is the first half of a character.
-    private func isHighSurrogate(at place: Int) -> Bool {
-        let digits = String(decoding: bytes[(place + 2)..<(place + 6)], as: UTF8.self)
-        return UInt16(digits, radix: 16).map { (0xD800..<0xDC00).contains($0) } ?? false
-    }
-}
-
-extension JSONValue {
-    /// What JSON text says so far, while it is written: what is open is closed, and what is not whole is left out, but for texts.
-    ///
-    /// Nil where nothing has been said yet, or the text is no JSON.
-    public init?(partial text: String) {
-        guard let closed = PartialJSON(text).closed, let value = try? JSONValue(parsing: closed) else { return nil }
-        self = value
-    }
-}
-
-extension ChatResponse {
-    /// The text so far as a type of yours, for apps that show an answer while it comes.
-    ///
-    /// Make what comes late optional: nil is returned as long as something is missing that the type needs.
-    public func partial<Value: Decodable>(as type: Value.Type = Value.self) -> Value? {
-        JSONValue(partial: text).flatMap { try? $0.decoded(as: type) }
-    }
-}
-
-extension ToolCall {
-    /// The arguments so far as a type of yours, as ``ChatResponse/partial(as:)``.
-    public func partialArguments<Arguments: Decodable>(as type: Arguments.Type = Arguments.self) -> Arguments? {
-        JSONValue(partial: arguments).flatMap { try? $0.decoded(as: type) }
+    private static func scalar(_ bytes: [UInt8]) -> JSONValue? {
+        let text = String(decoding: bytes, as: UTF8.self)
+        switch text {
+        case "null": return .null
+        case "true": return true
+        case "false": return false
+        default:
+            guard let first = bytes.first, first == UInt8(ascii: "-") || (0x30...0x39).contains(first) else { return nil }
+            if let whole = Int(text) { return .integer(whole) }
+            guard let number = Double(text), number.isFinite else { return nil }
+            return Int(exactly: number).map { .integer($0) } ?? .number(number)
+        }
     }
 }

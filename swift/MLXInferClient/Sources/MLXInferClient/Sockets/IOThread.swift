@@ -22,30 +22,14 @@ enum IOThread {
         }
     }
 
-    /// A stream of what blocking work hands out. The work is woken when the task that reads the stream is cancelled, which then throws
-    /// `CancellationError`, and when nobody can read the stream any more.
-    static func stream<Element: Sendable>(
-        of work: @escaping @Sendable (Waker, (Element) -> Void) throws -> Void
-    ) -> AsyncThrowingStream<Element, any Error> {
-        AsyncThrowingStream { continuation in
-            do {
-                let waker = try Waker()
-                continuation.onTermination = { termination in
-                    guard case .cancelled = termination else { return }
-                    waker.wake()
-                    continuation.finish(throwing: CancellationError())
-                }
-                start {
-                    do {
-                        try work(waker) { continuation.yield($0) }
-                        continuation.finish()
-                    } catch {
-                        continuation.finish(throwing: MLXInferError.untyped(error))
-                    }
-                }
-            } catch {
-                continuation.finish(throwing: error)
-            }
+    /// What blocking work hands out. The work is woken when the task that reads is cancelled, and when nobody can read any more.
+    static func events<Element: Sendable>(
+        _ buffer: EventBuffer<Element>, of work: @escaping @Sendable (Waker, (Element) -> Void) throws -> Void
+    ) -> AnswerEvents<Element> {
+        AnswerEvents(buffer) { buffer in
+            let waker = try Waker()
+            start { buffer.finish(Result { try work(waker, buffer.add) }.mapError(MLXInferError.untyped)) }
+            return { waker.wake() }
         }
     }
 }

@@ -49,7 +49,7 @@ struct CancellationTests {
 
     @Test func aStreamThatNobodyReadsIsClosed() async throws {
         let server = try FaultServer(Self.begun)
-        var events: AsyncThrowingStream<ChatEvent, any Error>? = server.client.chat([.user("Hi")])
+        var events: AnswerEvents<ChatEvent>? = server.client.chat([.user("Hi")])
         #expect(await eventually { server.requests.count == 1 })
         #expect(events != nil)
         events = nil

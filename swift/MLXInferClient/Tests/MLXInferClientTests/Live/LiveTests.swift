@@ -9,6 +9,7 @@ struct LiveTests {
     static let exact = SamplingOptions(maxTokens: 24, temperature: 0)
 
     @Suite struct Answers {}
+    @Suite struct Guided {}
     @Suite struct Images {}
     @Suite struct Refusals {}
     @Suite struct Cancelling {}

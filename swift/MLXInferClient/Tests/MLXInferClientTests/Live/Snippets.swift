@@ -28,6 +28,18 @@ import Testing
     }
 #endif
 
+struct Trip: GuidedObject, Decodable, Sendable {
+    let city: String
+    let days: Int
+    let packing: [String]?
+
+    static var properties: [Property<Trip>] {
+        Property("city", \.city, .string(maxLength: 40))
+        Property("days", \.days, .integer(in: 1...14))
+        Property("packing", \.packing, .array(of: .string(maxLength: 20), count: 0...3), "What to take along")
+    }
+}
+
 extension LiveTests {
     @Suite struct Snippets {
         private let client = LiveServer.shared.client
@@ -61,6 +73,27 @@ extension LiveTests {
                 default: print(error.localizedDescription)
                 }
             }
+        }
+
+        @Test func guided() async throws {
+            let trip = try await client.generate(Trip.self, "A weekend in Rome, as JSON.")
+            print(trip.city, trip.days)
+
+            for try await snapshot in client.stream(Trip.self, "A weekend in Rome, as JSON.") {
+                print(snapshot.content.city ?? "...", snapshot.content.packing ?? [])
+                if let trip = snapshot.value { print(trip.days) }
+            }
+        }
+
+        // Without a limit of tokens, a small model calls on for minutes: compiled, and not run.
+        func tools() async throws {
+            let weather = CallableTool("weather", "The weather of a city") { (trip: Trip) in
+                "21 degrees in \(trip.city)"
+            }
+            let request = ChatRequest([.user("What do I need for two days in Rome?")])
+            let policy = ToolPolicy(maxRounds: 2, onLimit: .answer)
+            let run = try await client.respond(to: request, calling: [weather], policy: policy)
+            print(run.response.text, run.results.count)
         }
 
         @Test func serverOfTheApp() async throws {

@@ -3,7 +3,7 @@ import Foundation
 @testable import MLXInferClient
 
 /// What a stream hands out, and the error at its end.
-func gather(_ events: AsyncThrowingStream<ChatEvent, any Error>) async -> (events: [ChatEvent], error: MLXInferError?) {
+func gather(_ events: AnswerEvents<ChatEvent>) async -> (events: [ChatEvent], error: MLXInferError?) {
     var gathered: [ChatEvent] = []
     do {
         for try await event in events { gathered.append(event) }

@@ -2,7 +2,7 @@ import Testing
 
 @testable import MLXInferClient
 
-struct ToolTests {
+struct TypedToolTests {
     struct Place: Decodable, Equatable {
         var city: String?
         var days: Int?
