@@ -41,6 +41,7 @@ struct PageTile {
   int64_t value_group;
   int64_t first; // position of the first token
   int64_t tokens; // that are there
+  bool cold; // nobody has prefetched the keys
   const void* next; // memory that is read after this page
   int64_t next_bytes;
 };
@@ -58,7 +59,7 @@ struct AttentionKernels {
 };
 
 // c = keep * c + add + a b, or add + a b where `keep` is null: a [rows][depth], b [depth][width], c [rows][width]; keep and add have one
-// number for each row. `soon` is memory that is read next.
+// number for each row. `soon` is memory that is read next; a `cold` b was not prefetched in this way.
 struct PageProduct {
   int rows; // 1 to kBlockRows
   const float* a;
@@ -72,6 +73,7 @@ struct PageProduct {
   const float *keep, *add;
   const void* soon;
   int64_t soon_bytes;
+  bool cold;
 };
 struct PageProductKernels {
   void (*multiply[kForms])(const PageProduct& product);

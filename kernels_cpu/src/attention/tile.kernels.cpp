@@ -129,7 +129,7 @@ void add_rows(const QueryTile& tile, const PageTile& page, const Partial& done, 
   const int64_t value_bytes = prefetch ? page.values.stride * page.tokens : 0;
   page_product_kernels_table.multiply[page.keys.form](
       {rows, queries, tile.key_dim, tile.key_dim, page.keys.data, page.keys.stride, width, scores, kPageTokens, nullptr, add, page.values.data,
-       value_bytes});
+       value_bytes, prefetch && page.cold});
   int64_t seen = 0;
   for (int r = 0; r < rows; ++r) {
     const int64_t position = tile.first + (row + r) / tile.heads_per_kv - page.first;
@@ -141,7 +141,7 @@ void add_rows(const QueryTile& tile, const PageTile& page, const Partial& done, 
   }
   add_values(tile, page,
              {rows, scores, kPageTokens, seen, page.values.data, page.values.stride, tile.value_width, done.out + row * tile.value_width,
-              tile.value_width, shrink, add, page.next, prefetch ? page.next_bytes : 0});
+              tile.value_width, shrink, add, page.next, prefetch ? page.next_bytes : 0, false});
 }
 
 void add_page(const QueryTile& tile, const PageTile& page, const Partial& done, int64_t begin, int64_t end) {

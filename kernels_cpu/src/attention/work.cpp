@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "attention/load.h"
@@ -44,12 +46,20 @@ class Run {
  private:
   void lay_out();
   void compute(const Unit& unit) const;
-  void add_group(const QueryTile& queries, const Tile& tile, int64_t group, const Partial& into, const Room& room) const;
+  void add_group(const QueryTile& queries, const Tile& tile, const Unit& unit, int64_t group, const Partial& into, const Room& room) const;
+  std::pair<const char*, int64_t> keys_at(const Tile& tile, int64_t page) const;
+  std::pair<const char*, int64_t> read_after(const Unit& unit) const;
   void finish(const Tile& tile, const Partial& result) const;
   void merge(const Tile& tile, int64_t first_partial) const;
 
   static int64_t last_position(const Tile& tile) {
     return tile.segment->past + tile.end - 1;
+  }
+  int64_t first_page(const Tile& tile, int64_t group) const {
+    return std::max(group * kGroupPages, std::max<int64_t>(tile.segment->past + tile.begin - work_.plan->window + 1, 0) / kPageTokens);
+  }
+  static bool is_open(const PlanSegment& segment, int64_t page) {
+    return page >= segment.end_page() + segment.filled();
   }
   int64_t rows(const Tile& tile) const {
     return (tile.end - tile.begin) * work_.heads_per_kv;
@@ -141,7 +151,7 @@ void Run::compute(const Unit& unit) const {
   QueryTile query_tile{queries,   queries + most_rows_ * dim, rows(tile), group, tile.segment->past + tile.begin, dim, width_, work_.plan->window,
                        work_.softcap};
   for (int64_t pages = unit.first_group; pages <= unit.last_group; ++pages) {
-    add_group(query_tile, tile, pages, pages == unit.first_group ? result : other, room);
+    add_group(query_tile, tile, unit, pages, pages == unit.first_group ? result : other, room);
     if (pages != unit.first_group) {
       kernels_.merge(result, other, rows(tile), width_);
     }
@@ -151,15 +161,12 @@ void Run::compute(const Unit& unit) const {
   }
 }
 
-void Run::add_group(const QueryTile& queries, const Tile& tile, int64_t group, const Partial& into, const Room& room) const {
+void Run::add_group(const QueryTile& queries, const Tile& tile, const Unit& unit, int64_t group, const Partial& into, const Room& room) const {
   std::fill_n(into.out, queries.rows * width_, 0.0f);
   std::fill_n(into.max, queries.rows, -std::numeric_limits<float>::infinity());
   std::fill_n(into.sum, queries.rows, 0.0f);
-  const int64_t oldest = std::max<int64_t>(queries.first - work_.plan->window + 1, 0);
-  const int64_t first = std::max(group * kGroupPages, oldest / kPageTokens);
-  const int64_t last = std::min((group + 1) * kGroupPages - 1, last_position(tile) / kPageTokens);
+  const int64_t first = first_page(tile, group), last = std::min((group + 1) * kGroupPages - 1, last_position(tile) / kPageTokens);
   const auto& segment = *tile.segment;
-  const int64_t full = segment.end_page() + segment.filled();
   auto row_at = [&](int64_t position) { return std::clamp<int64_t>((position - queries.first) * queries.heads_per_kv, 0, queries.rows); };
   for (int64_t page = first; page <= last; ++page) {
     const int64_t tokens = std::min<int64_t>(last_position(tile) + 1 - page * kPageTokens, kPageTokens);
@@ -167,13 +174,11 @@ void Run::add_group(const QueryTile& queries, const Tile& tile, int64_t group, c
     auto add = [&](PageTile loaded, int64_t from, int64_t to) {
       loaded.first = page * kPageTokens;
       loaded.tokens = tokens;
-      if (page < last) {
-        loaded.next = page + 1 < full ? work_.keys.before(segment, page + 1, tile.head).data : work_.keys.open_page(segment.slot, tile.head);
-        loaded.next_bytes = page + 1 < full ? work_.keys.form.bytes() : work_.keys.raw.bytes();
-      }
+      loaded.cold = page == first && group == unit.first_group && loaded.keys.data != room.keys;
+      std::tie(loaded.next, loaded.next_bytes) = page < last || group < unit.last_group ? keys_at(tile, page + 1) : read_after(unit);
       kernels_.add_page(queries, loaded, into, from, to);
     };
-    if (page >= full) {
+    if (is_open(segment, page)) {
       add(open_tile(work_, segment, tile.head, tokens, room), begin, queries.rows);
       continue;
     }
@@ -186,6 +191,25 @@ void Run::add_group(const QueryTile& queries, const Tile& tile, int64_t group, c
       add(full_tile(work_, keys, values, queries.rows - rest, room), rest, queries.rows);
     }
   }
+}
+
+// A page's keys and their bytes.
+std::pair<const char*, int64_t> Run::keys_at(const Tile& tile, int64_t page) const {
+  const auto& segment = *tile.segment;
+  if (is_open(segment, page)) {
+    return {work_.keys.open_page(segment.slot, tile.head), work_.keys.raw.bytes()};
+  }
+  return {work_.keys.before(segment, page, tile.head).data, work_.keys.form.bytes()};
+}
+
+// The keys that this thread probably reads after a unit, while threads take turns.
+std::pair<const char*, int64_t> Run::read_after(const Unit& unit) const {
+  const auto next = static_cast<size_t>(&unit - units_.data() + thread_count());
+  if (next >= units_.size()) {
+    return {nullptr, 0};
+  }
+  const Tile& tile = tiles_[static_cast<size_t>(units_[next].tile)];
+  return keys_at(tile, first_page(tile, units_[next].first_group));
 }
 
 void Run::finish(const Tile& tile, const Partial& result) const {
