@@ -263,6 +263,14 @@ class EngineStats:
     """Images that needed no vision tower: in the reused prefix, or with cached features."""
     image_encode_s: float = 0.0
     """Seconds of the vision tower, summed over requests."""
+    expert_bytes_read: int = 0
+    """Bytes of routed experts that were read from the disk."""
+    expert_hits: int = 0
+    """Chosen experts that were in memory, if not all of them are. An expert counts once for each layer and step that chooses it."""
+    expert_misses: int = 0
+    """Chosen experts that were not in memory."""
+    expert_wait_s: float = 0.0
+    """Seconds in which steps waited for experts from the disk."""
     steps: int = 0
     """Number of computed steps."""
     restarts: int = 0
@@ -277,13 +285,31 @@ class EngineStats:
     """Pages used by running sequences."""
     pages_cached: int = 0
     """Pages cached for reuse that no sequence uses."""
+    experts: int = 0
+    """Routed experts of all layers, if not all of them are in memory."""
+    expert_slots: int = 0
+    """Routed experts that are in memory at once."""
+
+    @property
+    def expert_hit_rate(self) -> float:
+        """Share of chosen experts that were in memory; 1 if all are."""
+        return self.expert_hits / (self.expert_hits + self.expert_misses) if self.expert_misses else 1.0
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of finished requests that were computed: without those found in the cache."""
+        return self.prompt_tokens - self.reused_tokens + self.completion_tokens
+
+    def without_experts(self) -> EngineStats:
+        """Return a copy without the reads of experts, which the next engine of the same model counts too."""
+        return replace(self, expert_bytes_read=0, expert_hits=0, expert_misses=0, expert_wait_s=0.0)
 
     def __add__(self, later: EngineStats) -> EngineStats:
         """Return the sums of both, with the present state of `later`."""
         return replace(later, **{name: getattr(self, name) + getattr(later, name) for name in _SUMS})
 
 
-_NOW = frozenset({"restarts", "running", "waiting", "pages", "pages_used", "pages_cached"})
+_NOW = frozenset({"restarts", "running", "waiting", "pages", "pages_used", "pages_cached", "experts", "expert_slots"})
 _SUMS = tuple(each.name for each in fields(EngineStats) if each.name not in _NOW)
 
 

@@ -17,9 +17,9 @@ from click.core import ParameterSource
 
 from ..config import MAX_NUM_SEQS
 from ..errors import ImageError, PromptError
-from ..types import Completion, SamplingParams, Usage
+from ..types import Completion, EngineStats, SamplingParams, Usage
 from .common.answer_json import as_object
-from .common.console import LOOPED, as_text, logprob_table, printable, tell, text_of_file, usage_line
+from .common.console import LOOPED, as_text, experts_line, logprob_table, printable, tell, text_of_file, usage_line
 from .common.default_model import default_model, model_and_prompt
 from .common.model_command import ModelCommand
 from .common.options import (
@@ -256,7 +256,14 @@ def _print_answers(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams, 
     screen = AnswerScreen(Progress(partial(reading, llm)), quiet=quiet)
     answers = _printed(llm, prompt, params, screen)
     _report(answers, params, llm.max_context, quiet=quiet, stats=stats)
+    if stats and (totals := _totals(llm)) and (line := experts_line(totals)):
+        tell(line)
     return answers
+
+
+def _totals(llm: LLM | RemoteModel) -> EngineStats | None:
+    """Return the statistics of a model in this process."""
+    return None if isinstance(llm, RemoteModel) else llm.stats()
 
 
 def _printed(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams, screen: AnswerScreen) -> list[Completion]:
@@ -312,5 +319,5 @@ def _total(usages: list[Usage]) -> Usage:
 
 def _print_object(llm: LLM | RemoteModel, prompt: Any, params: SamplingParams) -> list[Completion]:
     answers = llm.generate([prompt], params)
-    click.echo(json.dumps(as_object(answers), ensure_ascii=False))
+    click.echo(json.dumps(as_object(answers, _totals(llm)), ensure_ascii=False))
     return answers

@@ -186,6 +186,8 @@ _GAUGES: tuple[tuple[str, str, _Number], ...] = (
     ("kv_cache_pages", "All pages.", lambda s: s.pages),
     ("kv_cache_pages_used", "Pages in use by running requests.", lambda s: s.pages_used),
     ("kv_cache_pages_cached", "Pages that are only cached for reuse.", lambda s: s.pages_cached),
+    ("experts", "Routed experts, if not all of them are in memory.", lambda s: s.experts),
+    ("expert_slots", "Routed experts that are in memory at once.", lambda s: s.expert_slots),
 )
 _COUNTERS: tuple[tuple[str, str, _Number], ...] = (
     ("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache.", lambda s: s.prompt_tokens),
@@ -197,6 +199,10 @@ _COUNTERS: tuple[tuple[str, str, _Number], ...] = (
     ("num_preemptions", "Times that a running request was preempted.", lambda s: s.preemptions),
     ("spec_decode_num_draft_tokens", "Tokens drafted.", lambda s: s.drafted_tokens),
     ("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted.", lambda s: s.accepted_tokens),
+    ("expert_bytes_read", "Bytes of routed experts read from the disk.", lambda s: s.expert_bytes_read),
+    ("expert_hits", "Chosen experts that were in memory.", lambda s: s.expert_hits),
+    ("expert_misses", "Chosen experts that were read from the disk.", lambda s: s.expert_misses),
+    ("expert_wait_seconds", "Seconds in which steps waited for experts.", lambda s: s.expert_wait_s),
     ("engine_steps", "Steps of the engine.", lambda s: s.steps),
     ("engine_restarts", "Restarts of the engine after a failure.", lambda s: s.restarts),
 )

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from ...errors import PromptError
-from ...types import TokenLogprob, Usage
+from ...types import EngineStats, TokenLogprob, Usage
 from ...util.environment import VARIABLES
 from .interrupts import interrupts_end
 
@@ -145,6 +145,18 @@ def usage_line(usage: Usage) -> str:
     if usage.peak_memory_bytes:
         parts.append(f"peak {human_bytes(usage.peak_memory_bytes)}")
     return " · ".join(parts)
+
+
+def experts_line(stats: EngineStats) -> str:
+    """Return a line about experts that were read from the disk; "" if all are in memory."""
+    if not stats.experts:
+        return ""
+    tokens = max(stats.computed_tokens, 1)
+    return (
+        f"experts: {stats.expert_slots} of {stats.experts} in memory, {stats.expert_hit_rate:.0%} of chosen ones · "
+        f"{human_bytes(stats.expert_bytes_read)} read, {human_bytes(stats.expert_bytes_read / tokens)} a token · "
+        f"waited {stats.expert_wait_s:.2f} s, {1000 * stats.expert_wait_s / tokens:.1f} ms a token"
+    )
 
 
 def _images(usage: Usage) -> str:

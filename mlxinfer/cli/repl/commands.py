@@ -353,6 +353,8 @@ def _stats(session: Session, argument: str) -> str:
     lines = [conversation.name, f"context {conversation.context_used} of {conversation.context_size} tokens"]
     if conversation.usage:
         lines.append(usage_line(conversation.usage))
+    if line := conversation.experts_line():
+        lines.append(line)
     return "\n".join(lines)
 
 

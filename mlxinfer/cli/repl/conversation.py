@@ -13,7 +13,7 @@ from ...config import chat_params, flags_of, settings
 from ...errors import ContextLengthError, MLXInferError, PromptError, SamplingError
 from ...tools import Tools
 from ...types import Chunk, FinishReason, SamplingParams, ToolCall, Usage
-from ..common.console import LOOPED, did_you_mean
+from ..common.console import LOOPED, did_you_mean, experts_line
 from ..common.pictures import PictureFile, picture_note
 from ..common.waiting import reading
 from ..remote.remote_model import RemoteModel, RemotePrompt
@@ -129,6 +129,10 @@ class Conversation:
     @property
     def weight_bytes(self) -> int:
         return self._llm.weight_bytes
+
+    def experts_line(self) -> str:
+        """Return a line about experts read from the disk; "" if all are in memory, or if a server has the model."""
+        return "" if isinstance(self._llm, RemoteModel) else experts_line(self._llm.stats())
 
     @property
     def last_message(self) -> str | None:

@@ -269,7 +269,7 @@ class EngineThread:
                 self._loop(self._outputs)
             except Exception as error:
                 self._fail_all(fault_line(error))
-                self._before, self._restarts, now = self.stats, self._restarts + 1, perf_counter()
+                self._before, self._restarts, now = self.stats.without_experts(), self._restarts + 1, perf_counter()
                 if not isinstance(error, GpuFaultError):  # other programs caused it, or the request was too long
                     self._faults = [*(at for at in self._faults if now - at < _WITHIN_S), now]
                 if len(self._faults) > _RESTARTS:

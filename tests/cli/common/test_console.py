@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlxinfer.cli.common.console import byte_bar, did_you_mean, human_bytes, printable, usage_line, wrapped
+from mlxinfer.cli.common.answer_json import as_object
+from mlxinfer.cli.common.console import byte_bar, did_you_mean, experts_line, human_bytes, printable, usage_line, wrapped
 from mlxinfer.kernels_metal import kernel_trial
-from mlxinfer.types import RequestStats, Usage
+from mlxinfer.types import Completion, EngineStats, RequestStats, Usage
 
 
 @pytest.mark.parametrize(
@@ -72,3 +73,32 @@ def test_the_first_start_says_that_kernels_are_compiled(monkeypatch, terminal):
             notice._due()
     notice._due()
     assert screen.getvalue().count("compiling kernels (once)") == terminal
+
+
+READS = EngineStats(
+    prompt_tokens=12,
+    reused_tokens=4,
+    completion_tokens=12,
+    expert_bytes_read=40_000_000,
+    expert_hits=300,
+    expert_misses=100,
+    expert_wait_s=0.05,
+    experts=64,
+    expert_slots=24,
+)
+
+
+def test_reads_of_experts_are_one_line():
+    assert experts_line(READS) == (
+        "experts: 24 of 64 in memory, 75% of chosen ones · 40.0 MB read, 2.0 MB a token · waited 0.05 s, 2.5 ms a token"
+    )
+    assert experts_line(EngineStats(prompt_tokens=5)) == ""
+
+
+def test_reads_of_experts_are_part_of_an_answer_as_an_object():
+    answer = Completion("text", [1], "stop", Usage(12, 12))
+    found = as_object([answer], READS)["experts"]
+    assert found["bytes_read_per_token"] == 2_000_000
+    assert (found["hits"], found["misses"], found["slots"], found["experts"]) == (300, 100, 24, 64)
+    assert found["waiting_s_per_token"] == pytest.approx(0.0025)
+    assert "experts" not in as_object([answer], EngineStats())
