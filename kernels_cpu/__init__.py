@@ -27,7 +27,7 @@ from .operations import (
     silu_multiply,
     threshold,
 )
-from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, packs_float8, weight_memory
+from .packed import PRECISIONS, Packed, default_precision, gguf_types, pack, pack_gguf, packed_in, packs_float8, weight_memory
 from .program import ExpertChoice, NextWave, Norm, Program, ProgramProjection, Router, View, can_run_blocks, can_run_waves
 from .weight_file import ALIGNMENT, into_huge_pages, map_weights, mapped_gguf, packed_version, preamble
 
@@ -73,6 +73,7 @@ __all__ = [
     "missing_lines",
     "pack",
     "pack_gguf",
+    "packed_in",
     "packed_version",
     "packs_float8",
     "paged_attention",

@@ -145,6 +145,13 @@ def pack_gguf(kind: str, shape: Sequence[int], pieces: Iterable[np.ndarray], *, 
     return Packed(data, layout, None, precision)
 
 
+def packed_in(data: mx.array, numbers: Sequence[int], dtype: mx.Dtype | None, precision: str | None = None) -> Packed:
+    """A matrix whose `data` lies elsewhere. `numbers` are `Layout.numbers`, kept by a module of the same `packed_version`; `dtype` and
+    `precision` are the matrix's own and that of `pack`. Raises ValueError for numbers of no layout."""
+    precision, layout = checked_precision(precision), native.layout_of(list(numbers))
+    return Packed(data, layout, dtype, precision if layout.has_integers else "float32")
+
+
 @contextmanager
 def weight_memory(nbytes: int) -> Iterator[None]:
     """Inside the block, packed matrices take their memory from one region of `nbytes`, whose pages another thread clears meanwhile. Memory

@@ -35,6 +35,8 @@ class ProgramProjection:
     """`[out, in]`, or one per expert `[experts, out, in]`."""
     bias: mx.array | None = None
     """`[out]`, or `[experts, out]`."""
+    in_pool: bool = False
+    """True if matrix and bias are slots of a pool, whose contents change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +164,9 @@ class Program:
         width = m.layout.n // (2 if gate else 1)
         y = to or self.view(name, width, x.each if experts is None else experts.each)
         n = native
-        made = n.Projection(m.data, m.layout, PRECISIONS[m.precision], self.vector(projection.bias))
+        # A copy of a pool's bias would not change with the pool.
+        bias = projection.bias if projection.in_pool else self.vector(projection.bias)
+        made = n.Projection(m.data, m.layout, PRECISIONS[m.precision], bias)
         self._add(n.Multiply(x.native, y.native, made, self._norm(norm), _maybe(onto), _maybe(experts), 0 if gate is None else GATES[gate]))
         return y
 

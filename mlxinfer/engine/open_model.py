@@ -23,6 +23,7 @@ from ..loading.find.fingerprint import content_fingerprint, fingerprint
 from ..loading.find.resolve import prefix_dir
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory.budget import BUDGET, Reservation, shares
+from ..loading.memory.experts import expert_demand
 from ..loading.memory.images import image_memory
 from ..loading.memory.kv_choice import kv_format
 from ..loading.memory.plan import GOOD_CONTEXT, MemoryPlan, plan_memory
@@ -105,7 +106,8 @@ class OpenModel:
                 config = engine_config(args, reservation.plan)
                 if others is not None:
                     config = others.limited(config)
-                loaded, drafter = found.read(progress)
+                pools = reservation.plan.experts
+                loaded, drafter = found.read(progress, None if pools is None else pools.pools)
                 return cls._of(found, loaded, config, reservation, drafter, others)
             except BaseException:
                 reservation.release()
@@ -155,7 +157,9 @@ class OpenModel:
         )
 
     def close(self) -> None:
-        """Release the memory for other models of this process."""
+        """Release the memory for other models of this process, and close the file of experts."""
+        if self.loaded.experts is not None:
+            self.loaded.experts.store.close()
         self.reservation.release()
 
     def without_weights(self) -> OpenModel:
@@ -189,6 +193,7 @@ class OpenModel:
             make_cache=self.make_cache,
             vision=None if isinstance(loaded.vision, str) else loaded.vision,
             check=self._check(name) if kernels_in_use() else None,
+            experts=loaded.experts,
         )
 
     def _check(self, fingerprint: str) -> ReplayCheck:
@@ -237,14 +242,14 @@ class PreparedModels:
 
         return planned_bytes(self.target.model, self.adapters, self.target.dtype) + later
 
-    def read(self, progress: Progress | None = None) -> tuple[LoadedModel, Drafter | None]:
-        """Read the weights of the model and its draft model. Raises `MLXInferError`s."""
+    def read(self, progress: Progress | None = None, pool_bytes: int | None = None) -> tuple[LoadedModel, Drafter | None]:
+        """Read the weights of the model and its draft model; `pool_bytes` as in `PreparedModel.read`. Raises `MLXInferError`s."""
         tokenizer = self.target.load_tokenizer()
         if self.draft is None:
-            return self.target.read(tokenizer, progress), None
+            return self.target.read(tokenizer, progress, pool_bytes), None
         drafting = self.draft.load_tokenizer()
         check_draft(self.draft.model, drafting, tokenizer)
-        loaded = self.target.read(tokenizer, progress)
+        loaded = self.target.read(tokenizer, progress, pool_bytes)
         return loaded, Drafter.of(loaded, self.draft.read(drafting))
 
     def with_adapters(self, loaded: LoadedModel) -> AdaptedModel | None:
@@ -284,6 +289,7 @@ class PreparedModels:
             deterministic=args.deterministic,
             images=image_memory(self.target.vision, args.max_pixels, args.min_pixels),
             memory=memory,
+            experts=expert_demand(self.target.expert_layers, args.experts_memory),
         )
 
 

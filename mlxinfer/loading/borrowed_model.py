@@ -35,7 +35,7 @@ class BorrowedModel(PreparedModel):
         self._model = zoo.build(checkpoint.config, tensors, dtype)
         super().__init__(name, checkpoint, dtype, cast(Model, self._model), [array.nbytes for _, array in _parameters(self._model)])
 
-    def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
+    def read_weights(self, progress: Progress | None, experts: object = None) -> tuple[Model, list[str]]:
         """Read and evaluate one tensor at a time. Raises `WeightsError` for NaN and infinite values."""
         # A GGUF file has no lazy tensors: the graph is built again on the real ones.
         model = self._model if self._lazy else zoo.build(self.checkpoint.config, _read_tensors(self.checkpoint), self.dtype)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -42,6 +42,8 @@ from .weights import CheckpointWeights, MetaWeights, Progress, TensorIndex
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from .repack_cache.pooled_experts import PooledExperts
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
@@ -69,6 +71,8 @@ class LoadedModel:
     """Recipe for scores of documents; None if the model is not a reranker."""
     vision: Vision | str = "the model cannot see images: it was not loaded from a checkpoint"
     """The tower and its pre-processing, or a sentence with the reason why the model cannot see images."""
+    experts: PooledExperts | None = None
+    """Pools of the routed experts; None if all are resident."""
 
     @property
     def name(self) -> str:
@@ -127,12 +131,16 @@ class PreparedModel:
         """Load the tokenizer, which `read` needs. Raises `TokenizerError`."""
         return load_tokenizer(self.checkpoint)
 
-    def read(self, tokenizer: Tokenizer, progress: Progress | None = None) -> LoadedModel:
-        """Read the weights. Raises `WeightsError` for values that are NaN or infinite."""
+    def read(self, tokenizer: Tokenizer, progress: Progress | None = None, pool_bytes: int | None = None) -> LoadedModel:
+        """Read the weights. With `pool_bytes`, routed experts stay in a file besides those in pools of so many bytes.
+
+        Raises `WeightsError` for values that are NaN or infinite, and `ExpertFileError` if the file cannot be written.
+        """
         checkpoint = self.checkpoint
         if isinstance(checkpoint, GGUFCheckpoint):
             checkpoint.forget_vocabulary()
-        model, notes = self.read_weights(progress)
+        experts = None if pool_bytes is None else self.open_experts(pool_bytes, progress)
+        model, notes = self.read_weights(progress, experts)
         vision = self.vision if isinstance(self.vision, str) else self.vision.read(progress)
         mx.clear_cache()
         if isinstance(tokenizer, NoTokenizer):
@@ -153,7 +161,12 @@ class PreparedModel:
                 blind=self.vision if isinstance(self.vision, str) else "",
             ),
             vision=vision,
+            experts=experts,
         )
+
+    def open_experts(self, nbytes: int, progress: Progress | None) -> PooledExperts | None:
+        """Open pools of `nbytes` for the routed experts; None for a model that cannot have any."""
+        return None
 
     def open_vision(self, mode: str, mmproj: str | Path | None = None) -> None:
         """Set `vision` as `EngineArgs.vision` says. Raises `UnsupportedModelError` with the mode "on" if the model cannot see images."""
@@ -170,8 +183,8 @@ class PreparedModel:
         if not isinstance(self.vision, str):
             self.vision.close()
 
-    def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
-        """Return the graph of `part`, with weights, and messages for the user."""
+    def read_weights(self, progress: Progress | None, experts: PooledExperts | None = None) -> tuple[Model, list[str]]:
+        """Return the graph of `part`, with weights and the pools of `experts`, and messages for the user."""
         raise NotImplementedError
 
     def read_blocks(self, part: Stage) -> tuple[BlockStack, int]:
@@ -228,15 +241,28 @@ class OwnModel(PreparedModel):
     def size_changes(self) -> tuple[SizeChange, ...]:
         return size_changes(self._meta)
 
-    def read_weights(self, progress: Progress | None) -> tuple[Model, list[str]]:
-        weights = self._weights(progress)
-        # The copies of a file have whole matrices only.
-        ready = partial(settle, copies=None if self.part else self._copies, dtype=self.dtype)
+    def read_weights(self, progress: Progress | None, experts: PooledExperts | None = None) -> tuple[Model, list[str]]:
+        weights = self._weights(progress) if experts is None else self._weights(progress, experts.reads)
+        # The copies of a file have whole matrices only, and those of experts too.
+        copies = None if self.part or experts else self._copies
+        ready = partial(settle if experts is None else experts.settle, copies=copies, dtype=self.dtype)
         model = build(self.checkpoint.config, weights, ready, mtp=self._mtp, part=self.part)
         weights.finish()
-        if self._copies:
-            self._copies.keep()
+        if copies:
+            copies.keep()
+        if experts is not None:
+            experts.belong_to(model)
         return model, [*self._notes, *_reading_notes(weights)]
+
+    def open_experts(self, nbytes: int, progress: Progress | None) -> PooledExperts | None:
+        if not self.expert_layers:
+            return None
+        from .repack_cache.pooled_experts import open_experts  # few models need it
+
+        weights, blocks = partial(self._weights, progress), len(self.block_bytes)
+        return open_experts(
+            self.checkpoint, self.expert_layers, blocks, nbytes, weights, self.part, dtype=self.dtype, quantize=self.quantize
+        )
 
     def read_blocks(self, part: Stage) -> tuple[BlockStack, int]:
         weights = self._weights(None)
@@ -248,11 +274,14 @@ class OwnModel(PreparedModel):
     def outline(self, part: Stage) -> Model:
         return build(self.checkpoint.config, self._meta, mtp=self._mtp, part=part)
 
-    def _weights(self, progress: Progress | None) -> CheckpointWeights:
+    def _weights(self, progress: Progress | None, reads: Callable[[str], bool] = lambda name: True) -> CheckpointWeights:
         # Affine scales of a GGUF file are float16: bfloat16 would keep 8 of their 11 significant bits.
         halves = isinstance(self.checkpoint, GGUFCheckpoint) and self.checkpoint.packs and self.dtype != mx.float32
         scales = mx.float16 if halves else None
-        return CheckpointWeights(self._whole, self.dtype, quantize=self.quantize, scales=scales, progress=progress, index=self._meta.index)
+        index = self._meta.index
+        return CheckpointWeights(
+            self._whole, self.dtype, quantize=self.quantize, scales=scales, progress=progress, index=index, reads=reads
+        )
 
 
 def model_type(checkpoint: Checkpoint) -> str:

@@ -223,8 +223,11 @@ class CheckpointWeights(_IndexedWeights):
         scales: mx.Dtype | None = None,
         progress: Progress | None = None,
         index: TensorIndex | None = None,
+        reads: Callable[[str], bool] = lambda name: True,
     ) -> None:
+        """`reads` is False for names in the graph that are not read: they come as zeros that are never evaluated."""
         super().__init__(index or TensorIndex(checkpoint), dtype)
+        self._reads = reads
         self._scales = scales
         self.rounded: dict[str, str] = {}
         """Tensors whose cast to `dtype` may have lost precision, with their stored dtype."""
@@ -232,9 +235,12 @@ class CheckpointWeights(_IndexedWeights):
         self._progress = progress
         self._total = sum(checkpoint.nbytes(name) for name in checkpoint.names()) if progress else 0
         self.read_bytes = 0
-        """Bytes of the checkpoint that were read."""
+        """Bytes of the checkpoint that were read, or passed over."""
 
     def _answer(self, request: TensorRequest) -> Matrix:
+        if not self._reads(request.name):
+            self._count(request)
+            return outline_of(self.index, request, self.dtype)
         matrix = make(self.index, request, [self.index.checkpoint.read(source) for source in request.sources])
         packed = request.quantized_to(self._quantize) if isinstance(matrix, Dense) else None
         target = request.dtype or self.dtype
@@ -319,12 +325,12 @@ class MetaWeights(_IndexedWeights):
         return self.index.skipped
 
     def _answer(self, request: TensorRequest) -> Matrix:
-        matrix = make(self.index, request, [outline(self.index.checkpoint, source) for source in request.sources])
+        matrix = _made_outline(self.index, request)
         stored = matrix.weight.dtype if isinstance(matrix, Dense) else matrix.format
         planned = PlannedTensor.of(request, stored, self.dtype, self._quantize)
         self.nbytes += planned.nbytes - (self.tensors[request.name].nbytes if request.name in self.tensors else 0)
         self.tensors[request.name] = planned
-        return cast(matrix, request.dtype_of(matrix.weight.dtype, self.dtype) if isinstance(matrix, Dense) else self.dtype)
+        return _cast_outline(matrix, request, self.dtype)
 
 
 class EmptyWeights:
@@ -363,6 +369,19 @@ class EmptyWeights:
 def _zeros(shape: Sequence[int], dtype: mx.Dtype) -> mx.array:
     """Zeros with the memory of one number."""
     return mx.broadcast_to(mx.zeros((), dtype), tuple(shape))
+
+
+def outline_of(index: TensorIndex, request: TensorRequest, dtype: mx.Dtype) -> Matrix:
+    """Return zeros, never evaluated, in place of a tensor for activations in `dtype`."""
+    return _cast_outline(_made_outline(index, request), request, dtype)
+
+
+def _made_outline(index: TensorIndex, request: TensorRequest) -> Matrix:
+    return make(index, request, [outline(index.checkpoint, source) for source in request.sources])
+
+
+def _cast_outline(matrix: Matrix, request: TensorRequest, dtype: mx.Dtype) -> Matrix:
+    return cast(matrix, request.dtype_of(matrix.weight.dtype, dtype) if isinstance(matrix, Dense) else dtype)
 
 
 def outline(checkpoint: Checkpoint, name: str) -> Dense | Quantized:

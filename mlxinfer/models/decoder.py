@@ -165,6 +165,10 @@ class BlockStack:
         self._deep_runs: tuple[list[Run], list[Run]] | None = None
         """`runs`, and these runs cut where steps with images add rows; made for the first such step."""
 
+    def rebuild_runs(self) -> None:
+        """Compile the blocks again, after matrices were replaced. A draft head keeps its own."""
+        self.tap(self.taps, self._dtype)
+
     @property
     def divided(self) -> bool:
         """True if other machines compute a part of each step."""

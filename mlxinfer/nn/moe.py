@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field
 from functools import partial
 from typing import TYPE_CHECKING
 
 import mlx.core as mx
+import numpy as np
 
 from ..kernels_cpu import Packed
 from ..util.dataclass import dataclass
@@ -21,6 +22,7 @@ from .routes import Route
 from .weights import Dense, Quantized, Recipe, Weights
 
 if TYPE_CHECKING:
+    from ..expert_offload import ExpertPool, ExpertStore
     from ..kernels_metal.experts.trial import Subject
 
 SORT_FROM = 64
@@ -34,6 +36,9 @@ _KNOWN_WAYS = 64
 class ExpertLinear(Linear):
     """A matrix `[experts, out, in]` with optional biases `[experts, out]`. `experts` `[...]` selects the matrix for each row of `x`
     `[..., 1, in]`."""
+
+    in_pool = False
+    """True if matrix and biases are slots of a pool."""
 
     @classmethod
     def load_experts(
@@ -96,6 +101,20 @@ def _gather_product(x: mx.array, weights: mx.array, experts: mx.array | None, is
     return mx.gather_mm(x, weights, rhs_indices=experts, sorted_indices=is_sorted)
 
 
+class ExpertSlots:
+    """Place of a layer's experts. `nn.packing.objects` does not enter it, since it has no attributes of its own in a dict."""
+
+    __slots__ = ("experts", "pool", "store")
+
+    def __init__(self) -> None:
+        self.experts = 0
+        """Number of experts if the matrices are the slots of a pool; else 0."""
+        self.pool: ExpertPool | None = None
+        """Pool of the matrices, unless it has a slot for each expert."""
+        self.store: ExpertStore | None = None
+        """Store of `pool`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Experts:
     """The gated feed-forward layers of all experts."""
@@ -107,12 +126,15 @@ class Experts:
     gate: Gate
     ways: dict[tuple[object, ...], WeightedExperts] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Computations of `weighted` by shapes and dtypes."""
+    slots: ExpertSlots = field(default_factory=ExpertSlots, init=False, repr=False, compare=False)
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Compute x `[T, hidden]` with the chosen experts `[T, k]`: `[T, k, hidden]`."""
-        return _through_experts(
-            lambda rows, chosen, is_sorted: self.gate_up.gated(self.gate, rows, chosen, is_sorted), self.down, x, experts
-        )
+        return _through_experts(self, x, experts)
+
+    def inner(self, x: mx.array, experts: mx.array, is_sorted: bool) -> mx.array:
+        """Compute the rows between both products, of x `[..., 1, hidden]` with one expert for each: `[..., 1, inner]`."""
+        return self.gate_up.gated(self.gate, x, experts, is_sorted)
 
     def weighted(self, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None = None) -> mx.array:
         """Add up the results of `self(x, experts)` times `shares` float32 `[T, k]`, and `added` `[T, hidden]`: `[T, hidden]`.
@@ -139,10 +161,15 @@ class PlainExperts:
     """Applied between `up` and `down`."""
     ways: dict[tuple[object, ...], WeightedExperts] = field(default_factory=dict, init=False, repr=False, compare=False)
     """Computations of `weighted` by shapes and dtypes."""
+    slots: ExpertSlots = field(default_factory=ExpertSlots, init=False, repr=False, compare=False)
 
     def __call__(self, x: mx.array, experts: mx.array) -> mx.array:
         """Compute x `[T, hidden]` with the chosen experts `[T, k]`: `[T, k, hidden]`."""
-        return _through_experts(lambda rows, chosen, is_sorted: self.activation(self.up(rows, chosen, is_sorted)), self.down, x, experts)
+        return _through_experts(self, x, experts)
+
+    def inner(self, x: mx.array, experts: mx.array, is_sorted: bool) -> mx.array:
+        """Compute the rows between both products; see `Experts.inner`."""
+        return self.activation(self.up(x, experts, is_sorted))
 
     def weighted(self, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None = None) -> mx.array:
         """Add up the results of `self(x, experts)` times `shares` float32 `[T, k]`, and `added` `[T, hidden]`: `[T, hidden]`.
@@ -156,10 +183,28 @@ class PlainExperts:
         return Parts(self.up, self.down, self.activation)
 
 
-def _through_experts(inner: Callable[[mx.array, mx.array, bool], mx.array], down: ExpertLinear, x: mx.array, experts: mx.array) -> mx.array:
-    """Apply `inner(rows, experts, is_sorted)` and then `down` with each row's chosen experts."""
+def _through_experts(layer: Experts | PlainExperts, x: mx.array, experts: mx.array) -> mx.array:
+    if layer.slots.pool is None:
+        return _products(layer, x, experts, sorts=experts.size >= SORT_FROM)
+    waves = layer.slots.pool.waves(_read_back(experts))
+    return _in_waves(layer, waves, next(waves), x, experts.dtype)
+
+
+def _in_waves(layer: Experts | PlainExperts, waves: Iterator[np.ndarray], first: np.ndarray, x: mx.array, dtype: mx.Dtype) -> mx.array:
+    """Compute like `_products` with the slots of `waves`, of which `first` was taken. Rows are sorted if all would be at once."""
+    from ..expert_offload.waves import rows_in_waves  # few models need it
+
+    sorts = first.size >= SORT_FROM
+    if (first >= 0).all():
+        return _products(layer, x, mx.array(first).astype(dtype), sorts=sorts)
+    return rows_in_waves(waves, first, x, lambda rows, slots: _products(layer, rows, slots, sorts=sorts), dtype)
+
+
+def _products(layer: Experts | PlainExperts, x: mx.array, experts: mx.array, *, sorts: bool) -> mx.array:
+    """Compute x `[T, hidden]` with matrices `[T, k]`: `[T, k, hidden]`. `sorts`: rows of one matrix become neighbours."""
+    down, inner = layer.down, layer.inner
     chosen, rows, back = experts, x[:, None, None], None
-    if experts.size >= SORT_FROM and not isinstance(down.matrix, Packed):
+    if sorts and not isinstance(down.matrix, Packed):
         order = mx.argsort(experts.flatten())
         back = mx.argsort(order)
         chosen = experts.flatten()[order]
@@ -170,19 +215,57 @@ def _through_experts(inner: Callable[[mx.array, mx.array, bool], mx.array], down
 
 
 def _weighted(layer: Experts | PlainExperts, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None) -> mx.array:
+    if layer.slots.pool is not None:
+        return _weighted_in_waves(layer, layer.slots.pool, x, experts, shares, added)
+    return _way(layer, x, experts, added)(x, experts, shares, added)
+
+
+def _weighted_in_waves(
+    layer: Experts | PlainExperts, pool: ExpertPool, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None
+) -> mx.array:
+    from ..expert_offload.waves import row_groups  # few models need it
+
+    way, chosen = _way(layer, x, experts, added), _read_back(experts)
+    if isinstance(way, partial):
+        waves = pool.waves(chosen)
+        return _sum_of(_in_waves(layer, waves, next(waves), x, experts.dtype), x.dtype, shares, added)
+    # A kernel computes whole rows. All rows of a group have their experts in slots at once.
+    parts = []
+    for group in row_groups(chosen, pool.slots):
+        slots = mx.array(next(pool.waves(chosen[group], overlap=False))).astype(experts.dtype)
+        more = None if added is None else added[group]
+        parts.append(_way(layer, x[group], slots, more)(x[group], slots, shares[group], more))
+        if group.stop < len(chosen):
+            mx.eval(parts)  # the next group replaces the slots
+    return parts[0] if len(parts) == 1 else mx.concatenate(parts)
+
+
+def _read_back(experts: mx.array) -> np.ndarray:
+    """Compute the chosen experts, and return them as int32 of the same shape."""
+    mx.eval(experts)
+    return np.array(experts).astype(np.int32)
+
+
+def _way(layer: Experts | PlainExperts, x: mx.array, experts: mx.array, added: mx.array | None) -> WeightedExperts:
+    """Return the computation for arrays like these."""
     known, key = layer.ways, (x.shape, x.dtype, experts.shape, None if added is None else added.dtype, TRIAL.age)
     way = known.get(key)
     if way is None:
         if len(known) >= _KNOWN_WAYS:
             known.clear()
-        few = experts.size < max(SORT_FROM, _TOGETHER * layer.down.matrix.shape[0])
+        few = experts.size < max(SORT_FROM, _TOGETHER * (layer.slots.experts or layer.down.matrix.shape[0]))
         parts = layer.parts() if few else None
         way = known[key] = (parts and computation(parts, x, experts, added)) or partial(_plainly_weighted, layer)
-    return way(x, experts, shares, added)
+    return way
 
 
 def _plainly_weighted(layer: Experts | PlainExperts, x: mx.array, experts: mx.array, shares: mx.array, added: mx.array | None) -> mx.array:
-    y = (layer(x, experts) * shares.astype(x.dtype)[..., None]).sum(axis=-2)
+    return _sum_of(_products(layer, x, experts, sorts=experts.size >= SORT_FROM), x.dtype, shares, added)
+
+
+def _sum_of(y: mx.array, dtype: mx.Dtype, shares: mx.array, added: mx.array | None) -> mx.array:
+    """Add up y `[T, k, hidden]` times `shares` `[T, k]`, and `added`."""
+    y = (y * shares.astype(dtype)[..., None]).sum(axis=-2)
     return y if added is None else y + added
 
 

@@ -1,5 +1,4 @@
-"""The loop: seal, admit, schedule, submit, collect. A step is built while the one before is computed, and submitted before that one is
-collected. The device thus has work while the host reads results."""
+"""The loop: seal, admit, schedule, submit, collect. The device computes a step while the next one is built and submitted."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from ...cache.attention.select import fallback_lines
 from ...cache.kv_format import KVFormat
 from ...cache.paged import PagedCache
 from ...config import EngineConfig
-from ...errors import ImageError, MemoryPlanError, SamplingError, one_line
+from ...errors import ExpertReadError, ImageError, MemoryPlanError, SamplingError, one_line
 from ...kernels_metal.kernel_trial import lost_lines
 from ...models.decoder import Model
 from ...types import EngineStats, FinishReason
@@ -25,7 +24,7 @@ from ..spec_decode.draft_model import Drafter
 from ..spec_decode.drafter import TokenDrafter
 from ..spec_decode.proposer import Proposer
 from .chunk_policy import chunk_policy
-from .events import Ended, Event, Logits, Pooled, StepReport, Token
+from .events import Ended, Event, StepReport, result_event, token_events
 from .kv_cache_manager import KVCacheManager
 from .prefill_budget import PrefillBudget
 from .request_queue import RequestQueue
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
     from ...adapters.adapted_model import AdaptedModel
     from ...cache.disk.backend import PageSource
     from ...cache.kv_events import KVEventSink
+    from ...loading.repack_cache.pooled_experts import PooledExperts
     from ...loading.vision import Vision
     from ..runner.gpu_faults import GpuFaults
     from ..runner.replay_check import ReplayCheck
@@ -74,12 +74,13 @@ class Engine:
         make_cache: Callable[..., PagedCache] = PagedCache,
         vision: Vision | None = None,
         check: ReplayCheck | None = None,
+        experts: PooledExperts | None = None,
     ) -> None:
         """`dtype`: of activations, keys and values. `kv`: format of full pages. `fingerprint` identifies the weights, so that no model uses
         the cached prefixes of another. `drafter` proposes tokens. `disk` stores cached prefixes beyond this process, or reads those of
         another machine; no other engine may use it. `take_memory` grants memory if weights become larger than planned. `adapted`: the
         model with its adapters. `make_cache` creates every new cache, with the arguments of `PagedCache`. `vision` encodes images. `check`
-        decides when steps are replayed on a GPU."""
+        decides when steps are replayed on a GPU. `experts` are the pools of the model's routed experts."""
         self.drafter = drafter
         self.model = model
         self.config = config
@@ -92,6 +93,7 @@ class Engine:
         self._dtype = dtype
         self.encoder = None if vision is None else _encoder(vision, dtype, config)
         self._ended = EngineStats()
+        self.experts = experts
         self._steps, self._replays, self._check = 0, True, check
         self._gpu_faults: GpuFaults | None = None
         self._kv_events: KVEventSink | None = None
@@ -127,6 +129,7 @@ class Engine:
             replays=self._replays,
             check=self._check,
             features=features,
+            experts=self.experts,
         )
         self._prefill_rows = 0, 0  # of the last two steps
         self.times = StepTimes()
@@ -211,6 +214,8 @@ class Engine:
         """Do some work that can wait. Call it while the engine is idle, as long as it returns True."""
         if self.encoder is not None and self.encoder.busy:
             self.encoder.due()  # nobody needs an image any more
+        if self.experts is not None and self._pending is None:
+            self.experts.resize()
         return self.cache.tidy()
 
     def close(self, timeout_s: float = 2.0) -> None:
@@ -231,11 +236,13 @@ class Engine:
         self._release_adapters()
 
     def step(self) -> list[Event]:
-        """Advance all sequences by one step. If the GPU aborts it, they are computed again; if a GPU kernel fails, without it. After any
-        other exception they are cancelled, and the engine restarts empty."""
+        """Advance all sequences by one step. If the GPU aborts it, they are computed again; if a GPU kernel fails, without it. If experts
+        cannot be read, running sequences end with the error. After any other exception all are cancelled, and the engine restarts empty."""
         events: list[Event] = []
         try:
             self._advance(events)
+        except ExpertReadError as error:
+            self._fail_running(error, events)
         except BaseException as error:
             if not self._retry(error):
                 self._cancel_all()
@@ -249,6 +256,8 @@ class Engine:
         """One step. Results are added to `events` at once: if the step fails later, their sequences have them."""
         if self._must_collect():
             self._collect_pending(events)
+        if self.experts is not None and self._pending is None:
+            self.experts.resize()
         self.cache.tidy(idle=False, store=self._pending is None)
         self._seal_ahead()
         self._admit(events)
@@ -264,11 +273,11 @@ class Engine:
         """True if the pending step must be collected before the next one is scheduled.
 
         That is so if it verifies drafts, if drafts should follow its tokens, if it is the first to measure prompts, if it ends at a
-        snapshot point, if a sequence must be computed again, or if pages have arrived from disk."""
+        snapshot point, if a sequence must be computed again, if pages have arrived from disk, or if pools of experts must be resized."""
         pending, running = self._pending, self.scheduler.running
         if pending is None:
             return False
-        if pending.schedule.drafts or self.cache.arrived:
+        if pending.schedule.drafts or self.cache.arrived or (self.experts is not None and self.experts.must_resize):
             return True
         if pending.schedule.prefill_rows and (self.scheduler.must_measure(pending.schedule) or pending.schedule.at_snapshot):
             return True
@@ -298,12 +307,16 @@ class Engine:
         if answers:
             budget.spend(perf_counter() - began)
         for sequence, error in failed:
-            for each in (sequence, *sequence.samples_to_fork):
-                if each.finish_reason is None:
-                    each.fail(error)
-                    events.append(Ended(each))
-                    self._ended += ended_stats(each)
+            self._fail(sequence, error, events)
             self.abort(sequence)
+
+    def _fail(self, sequence: Sequence, error: str, events: list[Event]) -> None:
+        """End a sequence, and the samples that fork from it, with an error."""
+        for each in (sequence, *sequence.samples_to_fork):
+            if each.finish_reason is None:
+                each.fail(error)
+                events.append(Ended(each))
+                self._ended += ended_stats(each)
 
     def _schedule(self, events: list[Event]) -> Schedule:
         """The next step, with drafts. If pages run out, the pending step is collected, which adds to `events`, and sequences are
@@ -337,6 +350,8 @@ class Engine:
             return
         step.wait()
         sampled = step.collect()
+        if self.experts is not None:
+            self.experts.check(waits=step.sampled is None)
         now, began = perf_counter(), max(self._collected_at, step.submitted)
         self._learn(step, sampled, now)
         self._seal(step)
@@ -380,12 +395,12 @@ class Engine:
 
     def _emit(self, step: PendingStep, sampled: list[ScheduledSequence], now: float, events: list[Event]) -> None:
         """Append the results to their sequences, report these as events, and end finished sequences."""
-        events += [_result_of(w) for w in step.read if w.sequence.finish_reason is None]
+        events += [result_event(w) for w in step.read if w.sequence.finish_reason is None]
         for w in sampled:
             s = w.sequence
             had_ended = s.finish_reason is not None
             appended = s.append(w.new_tokens, now, w.num_drafts)
-            events += _tokens_of(w, appended)
+            events += token_events(w, appended)
             if w.num_drafts and s.slot is not None:
                 self.cache.verified(s.slot, max(appended, 1))
             if s.finish_reason and not had_ended:
@@ -441,6 +456,17 @@ class Engine:
         unpacking.run()
         return True
 
+    def _fail_running(self, error: ExpertReadError, events: list[Event]) -> None:
+        """End all running sequences with an error. Waiting ones start with an empty cache: the failed step has written garbage."""
+        _log.warning("a step failed (%s)", one_line(error))
+        for running in list(self.scheduler.running):
+            self._fail(running, one_line(error), events)
+            self.scheduler.remove(running)
+            running.detach()
+        if self.experts is not None:
+            self.experts.forget_fault()
+        self._restart(error)
+
     def _restart(self, error: BaseException) -> None:
         """Begin again with the same sequences."""
         before = self.scheduler
@@ -472,20 +498,3 @@ def _encoder(vision: Vision, dtype: mx.Dtype, config: EngineConfig) -> ImageEnco
     from .image_encoder import ImageEncoder  # only for models that see
 
     return ImageEncoder(vision.tower, dtype, config.image_features_bytes, whole_pages=config.deterministic)
-
-
-def _tokens_of(w: ScheduledSequence, count: int) -> list[Event]:
-    """The first `count` new tokens, with the log-probabilities that the sequence wants."""
-    sequence, wanted = w.sequence, w.sequence.params.logprobs
-    if wanted is None or w.logprobs is None:
-        return [Token(sequence, token) for token in w.new_tokens[:count]]
-    pairs = zip(w.new_tokens[:count], w.logprobs, strict=False)
-    return [Token(sequence, token, chosen, top[:wanted]) for token, (chosen, top) in pairs]
-
-
-def _result_of(w: ScheduledSequence) -> Event:
-    """The result of a sequence that is only read."""
-    assert w.output is not None
-    if w.sequence.pooling is None:
-        return Logits(w.sequence, w.output, w.past)
-    return Pooled(w.sequence, w.output, w.past, is_last=w.past + w.count == len(w.sequence.prompt))

@@ -10,7 +10,7 @@ from .sequence import Sequence
 if TYPE_CHECKING:
     import mlx.core as mx
 
-    from .schedule import Schedule
+    from .schedule import Schedule, ScheduledSequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +72,20 @@ class StepReport:
     """Time when its results were read, likewise."""
     waiting: int
     """Sequences that were waiting at that time."""
+
+
+def token_events(w: ScheduledSequence, count: int) -> list[Event]:
+    """The first `count` new tokens, with the log-probabilities that the sequence wants."""
+    sequence, wanted = w.sequence, w.sequence.params.logprobs
+    if wanted is None or w.logprobs is None:
+        return [Token(sequence, token) for token in w.new_tokens[:count]]
+    pairs = zip(w.new_tokens[:count], w.logprobs, strict=False)
+    return [Token(sequence, token, chosen, top[:wanted]) for token, (chosen, top) in pairs]
+
+
+def result_event(w: ScheduledSequence) -> Event:
+    """The result of a sequence that is only read."""
+    assert w.output is not None
+    if w.sequence.pooling is None:
+        return Logits(w.sequence, w.output, w.past)
+    return Pooled(w.sequence, w.output, w.past, is_last=w.past + w.count == len(w.sequence.prompt))

@@ -24,6 +24,7 @@ from ..core.sequence import Sequence
 
 if TYPE_CHECKING:
     from ...adapters.adapted_model import AdaptedModel
+    from ...loading.repack_cache.pooled_experts import PooledExperts
     from ..core.feature_cache import FeatureCache
     from ..core.sequence import Proposed
     from .compiled_step import CompiledSteps
@@ -133,16 +134,20 @@ class ModelRunner:
         replays: bool = True,
         check: ReplayCheck | None = None,
         features: FeatureCache | None = None,
+        experts: PooledExperts | None = None,
     ) -> None:
         """`apart`: each sequence goes through the model alone (`ChunkPolicy.apart`). `adapted`: the model with its adapters. `replays`: on
         a GPU, MLX may replay steps that Python would build otherwise, once `check` trusts them. `features`: of the images that sequences
-        may have."""
+        may have. `experts`: pools of the model's experts."""
         self.model = model
         self.cache = cache
         self._apart = apart
         self.adapted = adapted
         self._images = None if features is None else _image_rows(features)
-        self.compiled = None if apart or not replays else _compiled(model, cache, check)  # fused operations may round differently
+        self._reads_back = experts is not None and not experts.store.is_complete
+        """True if building a step may compute the first part of it, to read the chosen experts."""
+        # Fused operations may round differently.
+        self.compiled = None if apart or self._reads_back or not replays else _compiled(model, cache, check)
         self.noise = None if model.mtp is None or is_gpu() else KeptNoise()
         """Noise that a head's drafts share with the rows that verify them; None on a GPU, where one kernel draws and adds it."""
         self._batch: SamplingBatch | None = None
@@ -162,6 +167,10 @@ class ModelRunner:
         If an answer has a constraint, only the model runs. The allowed tokens are known once the step before was collected, and `sample`
         then does the rest."""
         work = schedule.work
+        if self._reads_back:
+            if before is not None:
+                before.wait()
+            self.cache.submit()
         tokens = self._tokens(schedule)
         pending = PendingStep(schedule, _sampled_sequences(work))
         scores = self._run_model(pending, tokens, before)

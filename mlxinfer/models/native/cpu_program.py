@@ -83,7 +83,7 @@ class ProgramBuilder:
             raise NotNative
         if dtype != mx.float32 and m.dtype is not None and m.dtype != dtype:
             raise NotNative
-        return ProgramProjection(m, linear.bias)
+        return ProgramProjection(m, linear.bias, isinstance(linear, ExpertLinear) and linear.in_pool)
 
     def norm(self, norm: RMSNorm | HeadNorm | None) -> Norm | None:
         """Return (weight, epsilon) of a norm, or None."""
@@ -204,32 +204,42 @@ class ProgramBuilder:
             return mlp.down, self._activated(mlp.activation, self.product(mlp.up, x, "inner", norm=norm))
         raise NotNative
 
-    def _gated(self, joined: JoinedLinear, gate: Gate, x: View, *, norm: RMSNorm | None = None, experts: View | None = None) -> View:
+    def _gated(
+        self,
+        joined: JoinedLinear,
+        gate: Gate,
+        x: View,
+        *,
+        norm: RMSNorm | None = None,
+        experts: View | None = None,
+        pooled: bool = False,
+    ) -> View:
         first = joined.linears[0]
         if len(joined.linears) == 1 and isinstance(gate, Activated) and first.can_gate(gate.activation):
             projection = self.projection(first)
             return self.program.multiply(x, projection, "gated", norm=self.norm(norm), gate=gate.activation, experts=experts)
         gates, ups = self.split(joined, x, "inner", norm=norm, experts=experts)
         y = self.program.view("gated", ups.count, ups.each)
-        self.gate(gate, gates, ups, y)
+        self.gate(gate, gates, ups, y, experts=experts if pooled else None)
         return y
 
-    def gate(self, gate: Gate, gates: View, ups: View, to: View) -> None:
-        """Add `gate(gates, ups)`. Raises `NotNative`, also for a `ScaledGate` with a last factor."""
+    def gate(self, gate: Gate, gates: View, ups: View, to: View, *, experts: View | None = None) -> None:
+        """Add `gate(gates, ups)`, except for rows with a negative number in `experts`. Raises `NotNative`, also for a `ScaledGate` with a
+        last factor."""
         known = isinstance(gate, (Activated, ScaledGate)) and gate.activation in ("silu", "gelu_tanh")
         if isinstance(gate, ClampedSwiglu):
-            self.program.gate(ups, gates, "clamped_swiglu", to, alpha=gate.alpha, limit=gate.limit)
+            self.program.gate(ups, gates, "clamped_swiglu", to, alpha=gate.alpha, limit=gate.limit, experts=experts)
         elif known and isinstance(gate, Activated):
-            self.program.gate(ups, gates, gate.activation, to)
+            self.program.gate(ups, gates, gate.activation, to, experts=experts)
         elif known and isinstance(gate, ScaledGate) and gate.after == 1.0:
-            self.program.gate(ups, gates, gate.activation, to, alpha=gate.before)
+            self.program.gate(ups, gates, gate.activation, to, alpha=gate.before, experts=experts)
         else:
             raise NotNative
 
-    def _activated(self, activation: Callable[[mx.array], mx.array], x: View) -> View:
+    def _activated(self, activation: Callable[[mx.array], mx.array], x: View, experts: View | None = None) -> View:
         if activation is not relu_squared:
             raise NotNative
-        self.program.gate(x, x, "relu_squared", x)
+        self.program.gate(x, x, "relu_squared", x, experts=experts)
         return x
 
     def _mixture(self, mixture: MixtureOfExperts, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:
@@ -253,14 +263,25 @@ class ProgramBuilder:
 
     def of_experts(self, experts: Experts | PlainExperts, x: View, chosen: View) -> View:
         """Return a row from each of the chosen experts."""
-        down, inner = self._expert(experts, x, chosen)
-        return self.product(down, inner, "of experts", experts=chosen)
+        pool, store = experts.slots.pool, experts.slots.store
+        if pool is None or store is None:
+            down, inner = self._expert(experts, x, chosen)
+            return self.product(down, inner, "of experts", experts=chosen)
+        if not kernels_cpu.can_run_waves():
+            raise NotNative
+        from ...expert_offload.waves import NextWave  # few models need it
 
-    def _expert(self, experts: Experts | PlainExperts, x: View, chosen: View) -> tuple[Linear, View]:
+        with self.program.waves(chosen, NextWave(store, pool, chosen.each)) as slots:
+            down, inner = self._expert(experts, x, slots, pooled=True)
+            return self.product(down, inner, "of experts", experts=slots)
+
+    def _expert(self, experts: Experts | PlainExperts, x: View, chosen: View, *, pooled: bool = False) -> tuple[Linear, View]:
+        """Return (last projection, its input). `pooled`: some of `chosen` may be negative."""
         if type(experts) is Experts:
-            return experts.down, self._gated(experts.gate_up, experts.gate, x, experts=chosen)
+            return experts.down, self._gated(experts.gate_up, experts.gate, x, experts=chosen, pooled=pooled)
         if type(experts) is PlainExperts:
-            return experts.down, self._activated(experts.activation, self.product(experts.up, x, "inner", experts=chosen))
+            inner = self.product(experts.up, x, "inner", experts=chosen)
+            return experts.down, self._activated(experts.activation, inner, experts=chosen if pooled else None)
         raise NotNative
 
     def _delta(self, delta: GatedDelta, x: View, norm: RMSNorm | None, sink: Accumulator) -> None:

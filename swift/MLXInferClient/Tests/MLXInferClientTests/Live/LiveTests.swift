@@ -16,5 +16,4 @@ struct LiveTests {
     @Suite struct Restarting {}
     @Suite struct Program {}
     @Suite struct App {}
-    @Suite struct Sessions {}
 }
