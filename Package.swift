@@ -6,7 +6,15 @@ import PackageDescription
 let package = Package(
     name: "mlxinfer",
     platforms: [.macOS(.v14)],
-    products: [.library(name: "MLXInferClient", targets: ["MLXInferClient"])],
-    targets: [.target(name: "MLXInferClient", path: "swift/MLXInferClient/Sources/MLXInferClient")],
+    products: [
+        .library(name: "MLXInferClient", targets: ["MLXInferClient"]),
+        .library(name: "MLXInferFoundationModels", targets: ["MLXInferFoundationModels"]),
+    ],
+    targets: [
+        .target(name: "MLXInferClient", path: "swift/MLXInferClient/Sources/MLXInferClient"),
+        .target(
+            name: "MLXInferFoundationModels", dependencies: ["MLXInferClient"],
+            path: "swift/MLXInferClient/Sources/MLXInferFoundationModels"),
+    ],
     swiftLanguageModes: [.v6]
 )

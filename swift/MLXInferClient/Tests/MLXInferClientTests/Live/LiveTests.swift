@@ -16,4 +16,5 @@ struct LiveTests {
     @Suite struct Restarting {}
     @Suite struct Program {}
     @Suite struct App {}
+    @Suite struct Sessions {}
 }

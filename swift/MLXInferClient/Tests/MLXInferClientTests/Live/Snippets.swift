@@ -4,6 +4,19 @@ import Testing
 
 // The snippets of docs/swift.md and of the package's README, as they stand there: a test of the repository compares them with this file.
 
+#if canImport(FoundationModels, _version: 2)
+    import FoundationModels
+    import MLXInferFoundationModels
+
+    @available(macOS 27, iOS 27, *)
+    private func askInASession() async throws {
+        let model = MLXInferLanguageModel(model: "smollm2", endpoint: .default)
+        let session = LanguageModelSession(model: model, instructions: "Be short.")
+        session.prewarm()
+        print(try await session.respond(to: "What is the capital of France?").content)
+    }
+#endif
+
 #if canImport(SwiftUI)
     import SwiftUI
 
