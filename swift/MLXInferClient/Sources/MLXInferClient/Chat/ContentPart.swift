@@ -13,7 +13,7 @@ public enum ContentPart: Sendable, Hashable {
 }
 
 /// The share of a picture's pixels that the model gets.
-public enum ImageDetail: String, Sendable, Hashable {
+public enum ImageDetail: String, Sendable, Hashable, Codable {
     case auto, low, high
 }
 
@@ -45,6 +45,32 @@ extension ContentPart {
                 "type": "base64", "media_type": .string(mimeType), "data": .string(data.base64EncodedString()),
             ]
             return ["type": "image", "source": .object(source)]
+        }
+    }
+}
+
+extension ContentPart: Codable {
+    private enum Fields: String, CodingKey { case text, data, mimeType, detail }
+
+    public init(from decoder: any Decoder) throws {
+        let fields = try decoder.container(keyedBy: Fields.self)
+        if let text = try fields.decodeIfPresent(String.self, forKey: .text) {
+            self = .text(text)
+        } else {
+            let detail = try fields.decodeIfPresent(ImageDetail.self, forKey: .detail)
+            let (data, type) = (try fields.decode(Data.self, forKey: .data), try fields.decode(String.self, forKey: .mimeType))
+            self = .attachment(data: data, mimeType: type, detail: detail)
+        }
+    }
+
+    public func encode(to encoder: any Encoder) throws {
+        var fields = encoder.container(keyedBy: Fields.self)
+        switch self {
+        case .text(let text): try fields.encode(text, forKey: .text)
+        case .attachment(let data, let mimeType, let detail):
+            try fields.encode(data, forKey: .data)
+            try fields.encode(mimeType, forKey: .mimeType)
+            try fields.encodeIfPresent(detail, forKey: .detail)
         }
     }
 }

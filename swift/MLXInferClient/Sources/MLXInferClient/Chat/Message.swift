@@ -1,5 +1,7 @@
 /// One message of a conversation.
-public struct Message: Sendable, Hashable {
+///
+/// Apps can store messages: their coded form stays the same in later versions, and differs from what is sent.
+public struct Message: Sendable, Hashable, Codable {
     public var role: Role
     /// Texts and pictures, in their order. Pictures belong in messages of the user and in results of tools.
     public var parts: [ContentPart]

@@ -1,5 +1,5 @@
 /// Who speaks in a message.
-public enum Role: Sendable, Hashable, RawRepresentable {
+public enum Role: Sendable, Hashable, RawRepresentable, Codable {
     case system, user, assistant, tool
     /// A role that this version of the package does not know.
     case other(String)

@@ -40,7 +40,7 @@ public enum ToolChoice: Sendable, Hashable {
 }
 
 /// A call of a tool, complete.
-public struct ToolCall: Sendable, Hashable {
+public struct ToolCall: Sendable, Hashable, Codable {
     public var id: String
     public var name: String
     /// The arguments as the model wrote them, JSON as a rule.
