@@ -82,11 +82,14 @@ test: $(extras) $(smollm2) $(gemma3)  ## ruff, mypy and every test (minutes)
 	@$(bin)/mypy >$(VENV)/.types 2>&1 & types=$$!; $(bin)/python -m pytest $(parallel) $(half_tests) $(ARGS); tests=$$?; \
 	wait $$types || { cat $(VENV)/.types; exit 1; }; exit $$tests
 
-test-swift: $(if $(swift),$(package) $(smollm2))  ## the Swift client against the real server, where there is a Swift toolchain
+test-swift: $(if $(swift),$(package) $(smollm2))  ## the Swift client and the app against the real server, and their documentation, where there is a Swift toolchain
 ifeq ($(swift),)
 	@echo "there is no Swift toolchain here: the tests of swift/MLXInferClient are skipped"
 else
 	cd swift/MLXInferClient && MLXINFER_COMMAND="$(abspath $(bin))/mlxinfer" swift test -j 2 $(SWIFTFLAGS) $(ARGS)
+	cd examples/swift/MenuBarChat && MLXINFER_COMMAND="$(abspath $(bin))/mlxinfer" \
+	swift test -j 2 --scratch-path "$(CURDIR)/swift/MLXInferClient/.build" $(SWIFTFLAGS) $(ARGS)
+	sh swift/check.sh $(SWIFTFLAGS)
 endif
 
 plain: $(small)  ## the quick tests as where there are no CPU kernels
@@ -128,7 +131,7 @@ docs: $(VENV)/.extras-docs  ## the documents as a site in build/docs; a link tha
 	NO_MKDOCS_2_WARNING=1 $(bin)/python -m mkdocs build --strict $(ARGS)
 
 clean:  ## remove the environment and everything built
-	rm -rf $(VENV) build dist .build swift/MLXInferClient/.build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build dist .build swift/MLXInferClient/.build examples/swift/*/.build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(environment):

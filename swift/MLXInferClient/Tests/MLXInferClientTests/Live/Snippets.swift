@@ -17,30 +17,6 @@ import Testing
     }
 #endif
 
-#if canImport(SwiftUI)
-    import SwiftUI
-
-    struct ChatView: View {
-        @State private var conversation = Conversation()
-        @State private var prompt = ""
-
-        var body: some View {
-            VStack(alignment: .leading) {
-                ScrollView {
-                    ForEach(conversation.messages.indices, id: \.self) { Text(conversation.messages[$0].content) }
-                    if let answer = conversation.answer { Text(answer.text) }
-                }
-                if let failure = conversation.failure {
-                    Text(failure.localizedDescription).foregroundStyle(.red)
-                    Button("Try again") { conversation.retry() }
-                }
-                TextField("Ask", text: $prompt).onSubmit { conversation.send(prompt) }
-                Button("Stop") { conversation.stop() }.disabled(!conversation.isAnswering)
-            }
-        }
-    }
-#endif
-
 struct Trip: GuidedObject, Decodable, Sendable {
     let city: String
     let days: Int
