@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import ConfigDict, Discriminator, Field, Tag
+from pydantic import BeforeValidator, ConfigDict, Discriminator, Field, Tag
 
 from ..errors import invalid
 from ..shared.images import Content, ImageSettings, SentImage, content_of, image_of_url, image_refused
@@ -151,7 +151,23 @@ AnyItem = Annotated[
     ],
     Discriminator(_item_tag),
 ]
-Items = Annotated[list[AnyItem], FIRST_ERROR_ONLY, Field(min_length=1, max_length=MAX_MESSAGES)]
+
+
+def _calls_as_items(items: Any) -> Any:
+    """Put calls inside of an assistant's message after the message. AnyLanguageModel sends earlier calls inside of one."""
+    return [each for item in items for each in _without_calls(item)] if isinstance(items, list) else items
+
+
+def _without_calls(item: Any) -> list[Any]:
+    content: Any = item.get("content") if isinstance(item, dict) and item.get("role") == "assistant" else None
+    calls = [part for part in content if type_of(part) == "function_call"] if isinstance(content, list) else []
+    if not calls:
+        return [item]
+    others = [part for part in content if type_of(part) != "function_call"]
+    return [*([{**item, "content": others}] if others else []), *calls]
+
+
+Items = Annotated[list[AnyItem], FIRST_ERROR_ONLY, BeforeValidator(_calls_as_items), Field(min_length=1, max_length=MAX_MESSAGES)]
 
 
 def for_template(
