@@ -109,6 +109,20 @@ class AsyncLLM(ModelBase):
         opened = await self._opened()
         await asyncio.to_thread(self._thread.change_adapters, partial(opened.adapters.unload, name))
 
+    async def shrink_experts(self, nbytes: int) -> int:
+        """Free up to `nbytes` of the memory of experts for another model, between two steps. Returns the bytes that are free.
+
+        The pools of experts grow again while memory is left.
+        """
+        await self._opened()
+        return await asyncio.to_thread(self._thread.shrink_experts, nbytes)
+
+    @property
+    def spare_expert_bytes(self) -> int:
+        """Bytes of the pools of experts that `shrink_experts` can free; 0 if all experts are resident."""
+        guard = self._opened_now.guard
+        return 0 if guard is None else guard.can_give
+
     @property
     def end(self) -> Future[None]:
         """Done once the engine's thread has ended."""

@@ -23,7 +23,7 @@ from ..loading.find.fingerprint import content_fingerprint, fingerprint
 from ..loading.find.resolve import prefix_dir
 from ..loading.load import LoadedModel, PreparedModel, prepare
 from ..loading.memory.budget import BUDGET, Reservation, shares
-from ..loading.memory.experts import expert_demand
+from ..loading.memory.experts import ExpertDemand, expert_demand
 from ..loading.memory.images import image_memory
 from ..loading.memory.kv_choice import kv_format
 from ..loading.memory.plan import GOOD_CONTEXT, MemoryPlan, plan_memory
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from ..adapters.adapted_model import AdaptedModel
     from ..adapters.update import Adapter
     from ..cache.disk.backend import PageSource
+    from ..loading.repack_cache.pooled_experts import PooledExperts
+    from .pool_guard import PoolGuard
     from .runner.replay_check import ReplayCheck
 
 _log = logging.getLogger(__name__)
@@ -87,6 +89,8 @@ class OpenModel:
     notes: tuple[str, ...]
     make_cache: Callable[..., PagedCache] = PagedCache
     """Makes the cache of each new engine."""
+    guard: PoolGuard | None = None
+    """Decides the size of the pools of experts; None if all experts are resident."""
 
     @classmethod
     def open(cls, args: EngineArgs, progress: Progress | None = None, others: OtherMachines | None = None) -> OpenModel:
@@ -154,10 +158,13 @@ class OpenModel:
                 *([images.line()] if images and images.limited else []),
             ),
             make_cache=make_cache,
+            guard=None if loaded.experts is None else _guard(loaded.experts, reservation),
         )
 
     def close(self) -> None:
         """Release the memory for other models of this process, and close the file of experts."""
+        if self.guard is not None:
+            self.guard.close()
         if self.loaded.experts is not None:
             self.loaded.experts.store.close()
         self.reservation.release()
@@ -170,7 +177,7 @@ class OpenModel:
         loaded = replace(self.loaded, model=gone, embedding="", reranking=None, vision=vision)
         adapters = AdapterSet(loaded, None, 0, self.reservation.take)
         adapters.loaded.update(self.adapters.loaded)
-        return replace(self, loaded=loaded, drafter=None, adapters=adapters, inputs=replace(self.inputs, model=None))
+        return replace(self, loaded=loaded, drafter=None, adapters=adapters, inputs=replace(self.inputs, model=None), guard=None)
 
     def engine(self) -> Engine:
         """A new engine, with an empty cache."""
@@ -271,9 +278,18 @@ class PreparedModels:
         """
         most = self.target.model.max_context
         wanted = min(self.args.max_context or GOOD_CONTEXT, most)
-        plan = self._plan(memory, replace(self.args, max_context=wanted, max_num_seqs=1, prefix_cache=False))
-        reading = self.weight_bytes + max(self.target.load_bytes, self.draft.load_bytes if self.draft else 0)
-        return min(max(plan.used, reading), plan.limit)
+        args = replace(self.args, max_context=wanted, max_num_seqs=1, prefix_cache=False)
+        plan = self._plan(memory, args)
+        if plan.experts is not None:
+            plan = self._plan(memory, replace(args, experts_memory=plan.experts.least / 1e9))
+        return min(max(plan.used, self._reading(plan)), plan.limit)
+
+    def _reading(self, plan: MemoryPlan) -> int:
+        """Return the peak bytes of reading the weights."""
+        if plan.experts is not None:
+            target = ExpertDemand(layers=self.target.expert_layers).beside(self.target, plan.experts)
+            return plan.weights + plan.draft_weights + target.load_bytes
+        return self.weight_bytes + max(self.target.load_bytes, self.draft.load_bytes if self.draft else 0)
 
     def _plan(self, memory: DeviceMemory, args: EngineArgs) -> MemoryPlan:
         return plan_memory(
@@ -337,6 +353,14 @@ def with_shares(models: Sequence[EngineArgs], part: float = 1.0, *, most: int | 
     memory = replace(left, usable=left.reserved + int(min(free, free if most is None else most) * part))
     sizes = shares([each.weight_bytes for each in found], [each.plan for each in found], memory)
     return [replace(args, memory_gb=size / 1e9) for args, size in zip(models, sizes, strict=True)]
+
+
+def _guard(experts: PooledExperts, reservation: Reservation) -> PoolGuard:
+    from .pool_guard import PoolGuard  # few models need it
+
+    guard = PoolGuard(experts, reservation)
+    guard.start()
+    return guard
 
 
 def engine_config(args: EngineArgs, plan: MemoryPlan) -> EngineConfig:

@@ -173,6 +173,15 @@ def memory_limit(proc: Path = _PROC) -> tuple[int, str]:
 
 def cgroup_limits(proc: Path = _PROC) -> Iterator[tuple[int, str]]:
     """Yield (limit in bytes, name) of the process's control group and its parents, cgroup v1 and v2."""
+    for folder, version in memory_groups(proc):
+        for name in ("memory.limit_in_bytes",) if version == 1 else ("memory.max", "memory.high"):
+            limit = number_in(folder / name)
+            if limit is not None:
+                yield limit, f"control group, {name}"
+
+
+def memory_groups(proc: Path = _PROC) -> Iterator[tuple[Path, int]]:
+    """Yield (folder, version 1 or 2) of the process's control group for memory and of its parents."""
     try:
         groups = (proc / "cgroup").read_text(encoding="utf-8").splitlines()
         mounts = (proc / "mountinfo").read_text(encoding="utf-8").splitlines()
@@ -182,12 +191,8 @@ def cgroup_limits(proc: Path = _PROC) -> Iterator[tuple[int, str]]:
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        names = ("memory.limit_in_bytes",) if controllers else ("memory.max", "memory.high")
         for folder in _folders(mounts, "memory" if controllers else None, path):
-            for name in names:
-                limit = _number(folder / name)
-                if limit is not None:
-                    yield limit, f"control group, {name}"
+            yield folder, 1 if controllers else 2
 
 
 def _folders(mounts: list[str], controller: str | None, path: str) -> Iterator[Path]:
@@ -207,7 +212,8 @@ def _folders(mounts: list[str], controller: str | None, path: str) -> Iterator[P
         yield from (parent for parent in folder.parents if parent.is_relative_to(mount))
 
 
-def _number(file: Path) -> int | None:
+def number_in(file: Path) -> int | None:
+    """Return the whole number in a file; None for another text or an unreadable file."""
     try:
         text = file.read_text(encoding="utf-8").strip()
     except OSError:

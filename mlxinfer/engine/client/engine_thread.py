@@ -165,6 +165,15 @@ class EngineThread:
 
         self.compute(run)
 
+    def shrink_experts(self, nbytes: int) -> int:
+        """Free up to `nbytes` of the pools of experts between two steps. Returns the bytes that are free."""
+        guard = self.opened.result().guard
+        if guard is None:
+            return 0
+        given = self.compute(partial(guard.give, nbytes))
+        self.compute(lambda: None)  # the pools are resized before
+        return given
+
     def hand_out(self, function: Callable[[KVExport], Result]) -> Result:
         """Call a function with the exporter of pages, between two steps. Raises `SettingError` if this model exports none."""
 
@@ -264,6 +273,8 @@ class EngineThread:
         while not self._closing:
             try:
                 self._outputs = OutputProcessor(opened.engine(), opened.loaded.tokenizer)
+                if opened.guard is not None:
+                    opened.guard.wake = self._wake
                 if self._kv_events:
                     self._outputs.engine.send_kv_events(self._kv_events)
                 self._loop(self._outputs)
@@ -293,6 +304,10 @@ class EngineThread:
             self._take_commands()
             if not outputs.engine.idle:
                 self._step(outputs)
+
+    def _wake(self) -> None:
+        """Have an idle engine do work that can wait."""
+        self._commands.put(lambda: None)
 
     def _take_commands(self) -> None:
         with suppress(Empty):

@@ -172,16 +172,10 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Totals of all ended sequences, and the present state."""
-        usage = self.cache.usage()
-        return replace(
-            self._ended,
-            steps=self._steps,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting),
-            pages=usage.pages,
-            pages_used=usage.used,
-            pages_cached=usage.cached,
-        )
+        usage, reads = self.cache.usage(), {} if self.experts is None else self.experts.counts()
+        sequences = {"running": len(self.scheduler.running), "waiting": len(self.scheduler.waiting)}
+        pages = {"pages": usage.pages, "pages_used": usage.used, "pages_cached": usage.cached}
+        return replace(self._ended, steps=self._steps, **sequences, **pages, **reads)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, and the samples that fork from it. Raises `MemoryPlanError` if it can never fit, `SamplingError` if its

@@ -30,6 +30,13 @@ class Reservation:
         """Let the weights grow by `wanted` bytes, or by as many as the plan has left and no other model uses. Returns the bytes granted."""
         return self._budget.take(self, wanted)
 
+    def resize_pools(self, nbytes: int) -> int:
+        """Let the pools of experts take `nbytes`, as far as their minimum and other models allow. Returns the bytes that they may take.
+
+        The caller resizes the pools: before the call if they grow less than planned, at once after it if they shrink.
+        """
+        return self._budget.resize_pools(self, nbytes)
+
     def release(self) -> None:
         """Release the memory for other models. Idempotent."""
         self._budget.release(self)
@@ -105,6 +112,19 @@ class MemoryBudget:
             held.plan = replace(held.plan, weights=held.plan.weights + taken)
             self._set_limits()
             return taken
+
+    def resize_pools(self, held: Reservation, nbytes: int) -> int:
+        """See `Reservation.resize_pools`."""
+        with self._lock:
+            plan = held.plan
+            if held not in self._held or plan.experts is None:
+                return 0
+            left = self.left()
+            most = plan.experts.pools + max(min(plan.left, left.usable - left.reserved), 0)
+            pools = plan.experts.resized(min(nbytes, most))
+            held.plan = replace(plan, weights=plan.weights - plan.experts.pools + pools.pools, experts=pools)
+            self._set_limits()
+            return pools.pools
 
     def release(self, held: Reservation) -> None:
         """See `Reservation.release`."""

@@ -82,6 +82,15 @@ class ExpertMemory:
         return sum(layer.slots * layer.record_bytes for layer in self.layers)
 
     @property
+    def least(self) -> int:
+        """Minimum bytes of all pools."""
+        return sum(layer.least_slots * layer.record_bytes for layer in self.layers)
+
+    def resized(self, nbytes: int) -> ExpertMemory:
+        """Return pools of at most `nbytes` together, or of the minimum, for the same layers."""
+        return ExpertDemand(layers=self.layers).pooled(nbytes, self.dense)
+
+    @property
     def all_experts(self) -> int:
         """Bytes of all routed experts."""
         return sum(layer.nbytes for layer in self.layers)

@@ -50,6 +50,20 @@ class PooledExperts:
         """Note the model whose parts were settled."""
         self._model = model
 
+    def counts(self) -> dict[str, Any]:
+        """Return the fields of `EngineStats` about experts, since the model was loaded; {} if all experts are resident."""
+        if self.store.is_complete:
+            return {}
+        stats = self.store.stats()
+        return {
+            "expert_bytes_read": stats.bytes_read,
+            "expert_hits": stats.hits,
+            "expert_misses": stats.misses,
+            "expert_wait_s": stats.waiting_s,
+            "experts": stats.experts,
+            "expert_slots": stats.slots,
+        }
+
     def check(self, *, waits: bool) -> None:
         """Raise the error of a step that ended. With `waits`, wait for all submitted steps first.
 

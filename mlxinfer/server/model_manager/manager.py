@@ -267,6 +267,8 @@ class ModelManager:
             while self.room.left < need:
                 if not slot.waiting:
                     return False
+                if await self._shrink_experts(need - self.room.left):
+                    continue
                 candidates = [other for other in self.slots if other.can_unload]
                 unloading = any(other.state == "unloading" for other in self.slots)
                 if not unloading and self.room.left + sum(other.planned for other in candidates) < need:
@@ -282,6 +284,16 @@ class ModelManager:
             for other in self.slots:
                 if other.draining and other.state == "ready":
                     other.admit()
+
+    async def _shrink_experts(self, nbytes: int) -> int:
+        """Free up to `nbytes` of the pools of experts of loaded models. Returns the freed bytes."""
+        freed = 0
+        for other in self.slots:
+            llm = other.llm
+            if llm is not None and other.state == "ready" and not llm.ended and freed < nbytes and llm.spare_expert_bytes:
+                with suppress(MLXInferError):  # its engine has ended
+                    freed += await llm.shrink_experts(nbytes - freed)
+        return freed
 
     def _log_swap(self, unloaded: ModelSlot, loaded: ModelSlot, need: int) -> None:
         """Log once that two models do not fit together: alternating requests load them again and again."""

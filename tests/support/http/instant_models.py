@@ -17,6 +17,7 @@ class Model:
 
     notes: tuple[str, ...] = ()
     memory_bytes = 1
+    spare_expert_bytes = 0
     plan = SimpleNamespace(in_use=lambda stats: 1)
     ended = False
 
