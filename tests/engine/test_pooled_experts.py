@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import itertools
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.engines.drafting import Free
 from support.engines.sparse_tiny import FAMILIES, FORMS, sparse_tiny
+from support.models.adapters import random_changes, shapes_of, write_peft
+from support.models.heads import HEAD, head_directory
 
-from mlxinfer import LLM, SamplingParams
+from mlxinfer import LLM, AsyncLLM, Regex, SamplingParams
 from mlxinfer import kernels_cpu as kernels
+from mlxinfer.engine.core.schedule import Schedule
+from mlxinfer.errors import ExpertReadError
+from mlxinfer.expert_offload import ExpertStore
 from mlxinfer.kernels_cpu import native
+from mlxinfer.loading.repack_cache.pooled_experts import PooledExperts
 
 GREEDY = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
 LONG = [(i * 7) % 90 + 3 for i in range(100)]
@@ -57,7 +68,8 @@ def both(model: Path, use: Callable[[LLM], Any], **settings: Any) -> Any:
     """Return what `use` returns of the resident model, after a comparison with the same of the model with the fewest slots."""
     found = []
     for memory in (0, LITTLE):
-        llm = LLM(str(model), experts_memory=memory, **{"max_context": 256, **settings})
+        options = {key: value / str(memory) if isinstance(value, Path) else value for key, value in settings.items()}
+        llm = LLM(str(model), experts_memory=memory, **{"max_context": 256, **options})
         try:
             if memory:
                 pools = llm.loaded.experts
@@ -65,9 +77,7 @@ def both(model: Path, use: Callable[[LLM], Any], **settings: Any) -> Any:
                 pools.resize_to(0)
             found.append(use(llm))
             if memory:
-                stats = pools.store.stats()
-                assert stats.slots == 2 * len(pools.store.pools)
-                assert stats.misses > 0
+                assert pools.store.stats().misses > 0
         finally:
             llm.close()
     assert found[1] == found[0]
@@ -79,3 +89,156 @@ def both(model: Path, use: Callable[[LLM], Any], **settings: Any) -> Any:
 def test_answers_are_those_of_the_resident_model(directory, family: str, form: str, path: str) -> None:
     found = both(directory(family, form), generate)
     assert all(len(tokens) == 12 for tokens, _ in found)
+
+
+def twice(llm: LLM) -> Any:
+    """The second time, prompts are found in the prefix cache."""
+    return generate(llm, PROMPTS[:2]), generate(llm)
+
+
+def drafting(llm: LLM) -> Any:
+    """Drafts in every step, whatever they cost."""
+    proposer = llm.engine.proposer
+    proposer.times, proposer.account.share = Free(), 1e9
+    if proposer.draft is not None:
+        proposer.draft.cost = 1e-4  # type: ignore[attr-defined]
+    found = generate(llm, [[*LONG[:20], *LONG[:20]], LONG], max_tokens=24)
+    assert llm.engine.stats().drafted_tokens > 0
+    return found
+
+
+def preempting(llm: LLM) -> Any:
+    """The last of several running sequences is preempted in every fifth step."""
+    scheduler, steps = llm.engine.scheduler, itertools.count(1)
+    schedule = scheduler.schedule
+
+    def with_preemptions() -> Schedule:
+        running = scheduler.running
+        return Schedule(preempt=[running[-1]]) if not next(steps) % 5 and len(running) > 1 else schedule()
+
+    scheduler.schedule = with_preemptions  # type: ignore[method-assign]
+    found = generate(llm)
+    assert llm.engine.stats().preemptions > 0
+    return found
+
+
+def resizing(llm: LLM) -> Any:
+    """The pools grow and shrink between two calls; at last every expert is resident."""
+    found = []
+    for nbytes in (60_000, 0, 10**9, 0):
+        if llm.loaded.experts is not None:
+            llm.loaded.experts.resize_to(nbytes)
+        found.append(generate(llm, PROMPTS[:2]))
+    return found
+
+
+def adapted(llm: LLM) -> Any:
+    return [generate(llm, PROMPTS[:2], adapter=name) for name in ("one", None)], generate(llm, PROMPTS[1:], adapter="one")
+
+
+def structured(llm: LLM) -> Any:
+    return generate(llm, PROMPTS[1:3], ignore_eos=False, structure=Regex("[a-z]{3}[0-9]+x"))
+
+
+def everything(llm: LLM) -> Any:
+    """Batch, prefix cache, drafts, structures, adapters and forks at once."""
+    first = generate(llm, PROMPTS[:2], adapter="one")
+    kinds = [
+        SamplingParams(**GREEDY),
+        SamplingParams(**GREEDY, adapter="one"),
+        SamplingParams(**(GREEDY | {"temperature": 0.9}), seed=3, n=2),
+        SamplingParams(max_tokens=12, temperature=0.0, structure=Regex("[a-z]{3}[0-9]+x")),
+    ]
+    found = llm.generate(PROMPTS, kinds)
+    return first, [answer.token_ids for answer in found]
+
+
+CELLS: dict[str, tuple[Callable[[LLM], Any], dict[str, Any]]] = {
+    "prefix": (twice, {}),
+    "prefix on disk": (twice, {"prefix_disk_gb": 0.1, "prefix_dir": Path("prefixes")}),
+    "kv 8": (generate, {"kv": "8"}),
+    "kv 4": (twice, {"kv": "4"}),
+    "few sequences": (generate, {"max_num_seqs": 2}),
+    "deterministic": (generate, {"deterministic": True}),
+    "n-grams": (drafting, {"speculate": True}),
+    "head": (drafting, {"draft": "head"}),
+    "structure": (structured, {}),
+    "adapter": (adapted, {"adapters": True}),
+    "preemption": (preempting, {}),
+    "forks": (lambda llm: generate(llm, PROMPTS[:2], n=3, temperature=0.9, seed=4), {}),
+    "prompt logits": (lambda llm: llm.logits(LONG[:40]).tolist(), {}),
+    "sizes": (resizing, {}),
+    "everything": (everything, {"kv": "4", "speculate": True, "adapters": True}),
+}
+
+
+@pytest.mark.parametrize("cell", list(CELLS))
+def test_every_row_works_with_pools(directory, tmp_path: Path, cell: str, path: str) -> None:
+    use, settings = CELLS[cell]
+    model = directory("qwen3_moe", "bfloat16")
+    if settings.get("adapters"):
+        changes = random_changes(shapes_of(model), 3, projections=["q_proj", "v_proj", "o_proj"], size=0.4)
+        settings = settings | {"adapters": {"one": str(write_peft(tmp_path / "one", changes))}}
+    if settings.get("draft"):
+        settings = settings | {"draft": str(head_directory(tmp_path / "head", HEAD))}
+    if settings.get("prefix_dir"):
+        settings = settings | {"prefix_dir": tmp_path / "prefixes"}
+    both(model, use, **settings)
+
+
+def pools_of(llm: LLM) -> PooledExperts:
+    found = llm.loaded.experts
+    assert found is not None
+    return found
+
+
+class Disk:
+    """Reads a file. With `left` >= 0, fails after so many reads, `times` times."""
+
+    def __init__(self, store: ExpertStore) -> None:
+        self.read, self.left, self.times = store._reader._read_into, -1, 10**9
+        store._reader._read_into = self
+
+    def __call__(self, descriptor: int, targets: Any, offset: int) -> int:
+        if self.left == 0 and self.times > 0:
+            self.times -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        self.left -= self.left > 0
+        return self.read(descriptor, targets, offset)
+
+
+@pytest.mark.parametrize("after", [0, 7, 40])
+@pytest.mark.parametrize("model", ["qwen3_moe", "gpt_oss"])
+def test_a_disk_that_fails_ends_the_running_answers_only(directory, model: str, after: int, path: str) -> None:
+    llm = LLM(str(directory(model, "mlx 4 bits")), experts_memory=LITTLE, max_context=256, max_num_seqs=2)
+    try:
+        pools_of(llm).resize_to(0)
+        want, disk = generate(llm), Disk(pools_of(llm).store)
+        for _ in range(2):
+            disk.left = after
+            with pytest.raises(ExpertReadError, match=r"cannot read experts from .*Input/output error.*check the disk"):
+                generate(llm)
+            disk.left = -1
+            assert generate(llm) == want  # nothing that the failed step wrote is found again
+        assert llm.engine.idle
+    finally:
+        llm.close()
+
+
+def test_waiting_requests_are_answered_after_a_fault(directory, path: str) -> None:
+    """One request runs at a time: the first one ends with the error, the others with answers."""
+    model = str(directory("qwen3_moe", "mlx 4 bits"))
+    with LLM(model, experts_memory=0, max_context=256) as whole:
+        want = [tokens for tokens, _ in generate(whole)]
+
+    async def ask() -> list[Any]:
+        async with AsyncLLM(model, experts_memory=LITTLE, max_context=256, max_num_seqs=1) as llm:
+            pools = llm.loaded.experts
+            assert pools is not None
+            disk = Disk(pools.store)
+            disk.left, disk.times = 3, 1
+            return await asyncio.gather(*(llm.generate([prompt], SamplingParams(**GREEDY)) for prompt in PROMPTS), return_exceptions=True)
+
+    first, *others = asyncio.run(asyncio.wait_for(ask(), 60))
+    assert isinstance(first, ExpertReadError)
+    assert [answers[0].token_ids for answers in others] == want[1:]

@@ -31,7 +31,7 @@ from .request_queue import RequestQueue
 from .rope_regime import RopeRegime
 from .schedule import Schedule, ScheduledSequence
 from .scheduler import Scheduler
-from .sequence import Sequence, ended_stats
+from .sequence import EXPERTS_FAILED, Sequence, ended_stats
 from .step_times import StepTimes
 
 if TYPE_CHECKING:
@@ -454,7 +454,7 @@ class Engine:
         """End all running sequences with an error. Waiting ones start with an empty cache: the failed step has written garbage."""
         _log.warning("a step failed (%s)", one_line(error))
         for running in list(self.scheduler.running):
-            self._fail(running, one_line(error), events)
+            self._fail(running, EXPERTS_FAILED + str(error), events)
             self.scheduler.remove(running)
             running.detach()
         if self.experts is not None:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 IMAGE_FAILED = "images: "
 """Start of `Sequence.error` if an image could not be encoded."""
+EXPERTS_FAILED = "experts: "
+"""Start of `Sequence.error` if experts could not be read."""
 ALL = 1 << 62
 """`Sequence.readable` of a sequence that waits for no image."""
 

@@ -211,6 +211,8 @@ class ModelRunner:
                 scores.append(replayed)
             else:
                 hidden = graph.hidden(tokens if len(group) == len(work) else tokens[start : start + count], step, hooks)
+                if self._reads_back and len(group) < len(work):
+                    mx.async_eval(hidden)  # type: ignore[no-untyped-call]  # the next group's experts replace those of the last layer
                 built = self._scores(pending, group, segments, hidden)
                 scores += built
                 if self.compiled is not None:

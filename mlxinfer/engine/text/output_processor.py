@@ -9,7 +9,7 @@ from typing import Protocol
 
 import mlx.core as mx
 
-from ...errors import EngineError, SamplingError
+from ...errors import EngineError, ExpertReadError, SamplingError
 from ...sampling.logprobs import logprobs_of
 from ...tokenizer.tokenizer import Tokenizer
 from ...types import Chunk, Completion, FinishReason, TokenLogprob, Usage
@@ -17,7 +17,7 @@ from ...util.dataclass import dataclass
 from ...util.device import peak_memory
 from ..core.engine import Engine
 from ..core.events import Event, Logits, Token
-from ..core.sequence import IMAGE_FAILED, Sequence, request_stats
+from ..core.sequence import EXPERTS_FAILED, IMAGE_FAILED, Sequence, request_stats
 from .chat_output import AnswerParts
 from .input_processor import with_message
 from .pooled_output import PooledOutput
@@ -292,4 +292,6 @@ def check_unbroken(sequences: Iterable[Sequence]) -> None:
                 raise SamplingError(f"{sequence.error}: the answer was ended")
             if sequence.error.startswith(IMAGE_FAILED):
                 raise EngineError(sequence.error.removeprefix(IMAGE_FAILED))
+            if sequence.error.startswith(EXPERTS_FAILED):
+                raise ExpertReadError(sequence.error.removeprefix(EXPERTS_FAILED))
             raise EngineError(f"the answer was ended, which is a fault of the engine: {sequence.error}")

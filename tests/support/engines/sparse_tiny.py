@@ -40,7 +40,7 @@ _TOKENIZER = {
 def sparse_tiny(target: Path, family: str, form: str) -> Path:
     """Write a model of one of `FAMILIES` in one of `FORMS`: a directory or a file under `target`."""
     if form == "bfloat16":  # Hugging Face's layout, experts one by one
-        return tiny_directory(target, family, rounded=True, eos=False)
+        return tiny_directory(target, family, rounded=True)
     if form == "mlx 4 bits":
         return _mlx_directory(target, family)
     target.mkdir(parents=True)
