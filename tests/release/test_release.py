@@ -20,6 +20,8 @@ from mlxinfer._version import __version__
 
 ROOT = Path(__file__).parents[2]
 HOMEBREW = ROOT / "packaging" / "homebrew"
+LIBRARIES = ["MLXInferClient", "MLXInferFoundationModels"]
+"""Products of the Swift package."""
 RELEASE = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text(encoding="utf-8"))
 
 
@@ -143,11 +145,13 @@ def test_manifest_at_the_root_has_the_sources_of_the_package() -> None:
     for line in ("// swift-tools-version: 6.0", "platforms: [.macOS(.v14)]", "swiftLanguageModes: [.v6]"):
         assert line in inner
         assert line in outer
-    assert '.library(name: "MLXInferClient", targets: ["MLXInferClient"])' in inner
-    assert '.library(name: "MLXInferClient", targets: ["MLXInferClient"])' in outer
+    for name in LIBRARIES:
+        assert f'.library(name: "{name}", targets: ["{name}"])' in inner
+        assert f'.library(name: "{name}", targets: ["{name}"])' in outer
     paths = re.findall(r'path: "(.+?)"', outer)
-    assert paths == ["swift/MLXInferClient/Sources/MLXInferClient"]
-    assert list((ROOT / paths[0]).rglob("*.swift"))
+    assert paths == [f"swift/MLXInferClient/Sources/{name}" for name in LIBRARIES]
+    assert all(list((ROOT / path).rglob("*.swift")) for path in paths)
+    assert "unsafeFlags" not in outer  # packages with such flags cannot be added by their URL
 
 
 @pytest.mark.slow
@@ -155,7 +159,7 @@ def test_manifest_at_the_root_has_the_sources_of_the_package() -> None:
 def test_manifest_at_the_root_loads(tmp_path: Path) -> None:
     command = ["swift", "package", "--scratch-path", str(tmp_path), "--package-path", str(ROOT), "dump-package"]
     manifest = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    assert [target["name"] for target in manifest["targets"]] == ["MLXInferClient"]
+    assert [target["name"] for target in manifest["targets"]] == LIBRARIES
     assert manifest["dependencies"] == []
 
 

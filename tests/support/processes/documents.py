@@ -9,7 +9,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "swift/MLXInferClient/README.md", *ROOT.glob("kernels_*/**/README.md")]
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        ROOT / "swift/MLXInferClient/README.md",
+        *ROOT.glob("examples/swift/*/README.md"),
+        *ROOT.glob("kernels_*/**/README.md"),
+    ]
 )
 _FENCE = re.compile(r"(?P<run><!-- run -->\n)?^```(?P<kind>[^\n`]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!\\)!?\[(?:[^\[\]]|\[[^\]]*\])*\]\(([^)\s]+)\)")
