@@ -28,7 +28,7 @@ struct Exchange {
     /// Hands what `reader` makes of the answer to `emit`, piece by piece.
     func run<Reader: AnswerReader>(_ request: Request, with reader: Reader, emit: (Reader.Output) -> Void) throws {
         let bytes = try request.bytes(host: endpoint.hostHeader, apiKey: endpoint.apiKey)
-        let start = ContinuousClock.now
+        let start = WaitClock.now
         let deadline = timeouts.wholeAnswer.map { start + $0 }
         var pause = reconnect.firstPause
         var resent = false
@@ -37,7 +37,7 @@ struct Exchange {
                 return try attempt(bytes, reader, deadline, emit)
             } catch let failure as Failure {
                 let mayRetry = failure.stage == .connecting || (failure.stage == .unanswered && !resent)
-                let next = ContinuousClock.now + pause
+                let next = WaitClock.now + pause
                 guard mayRetry, next <= start + reconnect.upTo, deadline.map({ next < $0 }) ?? true else { throw failure.error }
                 resent = resent || failure.stage == .unanswered
                 _ = try waker.wait(until: next)
@@ -47,7 +47,7 @@ struct Exchange {
     }
 
     private func attempt<Reader: AnswerReader>(
-        _ bytes: [UInt8], _ reader: Reader, _ deadline: ContinuousClock.Instant?, _ emit: (Reader.Output) -> Void
+        _ bytes: [UInt8], _ reader: Reader, _ deadline: WaitClock.Instant?, _ emit: (Reader.Output) -> Void
     ) throws {
         try waker.check()
         let connection = try connect(deadline)
@@ -73,8 +73,8 @@ struct Exchange {
         }
     }
 
-    private func connect(_ deadline: ContinuousClock.Instant?) throws -> Connection {
-        let limit = ContinuousClock.now + timeouts.connection
+    private func connect(_ deadline: WaitClock.Instant?) throws -> Connection {
+        let limit = WaitClock.now + timeouts.connection
         do {
             return try Connection(to: endpoint, waker: waker, deadline: deadline.map { min($0, limit) } ?? limit)
         } catch let error as MLXInferError {

@@ -1,4 +1,7 @@
-/// How long to wait.
+/// The clock of every wait. It stands still while the machine sleeps: an answer that a sleep interrupts is not late afterwards.
+typealias WaitClock = SuspendingClock
+
+/// How long to wait. The time in which the machine sleeps does not count.
 public struct Timeouts: Sendable, Hashable {
     /// For a connection to be made, each time.
     public var connection: Duration

@@ -16,6 +16,10 @@
         public var client: Client
         /// What every answer is asked for with: model, options, tools. Its messages are the conversation.
         public var request: ChatRequest
+        /// The tools that run here when the model calls them. Calls of other tools end the answer; send their results as messages.
+        public var tools: [CallableTool] = []
+        /// How the tools are run.
+        public var toolPolicy = ToolPolicy()
         /// The answer that is being written; nil while none is.
         public private(set) var answer: ChatResponse?
         /// What went wrong with the last answer; not that it was stopped.
@@ -82,17 +86,28 @@
 
         private func ask() {
             (answer, failure) = (ChatResponse(), nil)
-            let events = client.chat(request)
+            let events = client.chat(request, calling: tools, policy: toolPolicy)
             task = Task { [weak self] in
                 do {
                     for try await event in events {
                         guard let self, !Task.isCancelled else { return }
-                        answer?.add(event)
+                        add(event)
                     }
                     self?.finish(nil)
                 } catch {
                     self?.finish(error)
                 }
+            }
+        }
+
+        private func add(_ event: ToolEvent) {
+            switch event {
+            case .answer(let event): answer?.add(event)
+            case .calling: break
+            case .called(let results):
+                if let answer { request.messages.append(answer.message) }
+                request.messages += results.map(\.message)
+                answer = ChatResponse()
             }
         }
 
@@ -106,7 +121,8 @@
         private func keep(_ answer: ChatResponse) {
             self.answer = nil
             var answer = answer
-            if answer.finishReason == nil { answer.toolCalls = [] }  // calls that are not whole cannot be sent back
+            // Calls that are not whole cannot be sent back, nor those that have no results.
+            if answer.finishReason == nil || !tools.isEmpty { answer.toolCalls = [] }
             if !answer.text.isEmpty || !answer.toolCalls.isEmpty || !answer.reasoning.isEmpty { request.messages.append(answer.message) }
         }
     }

@@ -15,7 +15,8 @@ final class ChildProcess: Sendable {
 
     /// Its status, once it has ended.
     let end: Task<Int32, Never>
-    private let tail: Tail
+    /// The last lines of what it wrote.
+    private let tail: Locked<[String]>
     private let leash: FileHandle
 
     /// - Parameters:
@@ -23,7 +24,7 @@ final class ChildProcess: Sendable {
     ///   - output: Is given every line that the program writes to standard output or standard error.
     /// - Throws: ``MLXInferError/serverEnded(reason:lastWords:)`` where it cannot be started.
     init(_ words: [String], grace: Int, output: @escaping @Sendable (String) -> Void) throws(MLXInferError) {
-        let (process, input, lines, tail) = (Process(), Pipe(), Pipe(), Tail())
+        let (process, input, lines, tail) = (Process(), Pipe(), Pipe(), Locked([String]()))
         process.executableURL = URL(fileURLWithPath: "/bin/sh")
         process.arguments = ["-c", Self.guardian, "mlxinfer", String(grace)] + words
         (process.standardInput, process.standardOutput, process.standardError) = (input, lines, lines)
@@ -40,7 +41,7 @@ final class ChildProcess: Sendable {
                     var reader = LineReader()
                     while case let bytes = log.availableData, !bytes.isEmpty {
                         for line in reader.lines(bytes) {
-                            tail.add(line)
+                            tail.withLock { $0 = $0.suffix(9) + [line] }
                             output(line)
                         }
                     }
@@ -53,7 +54,7 @@ final class ChildProcess: Sendable {
     }
 
     /// The last lines that it wrote, as one text.
-    var lastWords: String { tail.text }
+    var lastWords: String { tail.withLock { $0.joined(separator: "\n") } }
 
     /// Tells it to end.
     func stop() { try? leash.close() }
@@ -77,16 +78,6 @@ private struct LineReader {
         rest = parts.popLast().map(Array.init) ?? []
         return parts.map { String(decoding: $0, as: UTF8.self) }
     }
-}
-
-/// The last lines of a text, from several threads.
-private final class Tail: @unchecked Sendable {
-    private let lock = NSLock()
-    private var lines: [String] = []
-
-    func add(_ line: String) { lock.withLock { lines = lines.suffix(9) + [line] } }
-
-    var text: String { lock.withLock { lines.joined(separator: "\n") } }
 }
 
 extension Process {

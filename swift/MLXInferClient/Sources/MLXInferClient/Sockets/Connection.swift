@@ -20,7 +20,7 @@ final class Connection {
     private let waker: Waker
 
     /// Connects to an endpoint, trying the addresses of a host one after the other.
-    init(to endpoint: Endpoint, waker: Waker, deadline: ContinuousClock.Instant?) throws {
+    init(to endpoint: Endpoint, waker: Waker, deadline: WaitClock.Instant?) throws {
         self.waker = waker
         descriptor = try Self.descriptor(to: endpoint, waker, deadline)
     }
@@ -28,7 +28,7 @@ final class Connection {
     deinit { System.closeDescriptor(descriptor) }
 
     /// Sends all the bytes; each wait for room takes at most `patience`.
-    func send(_ bytes: [UInt8], patience: Duration, deadline: ContinuousClock.Instant?) throws {
+    func send(_ bytes: [UInt8], patience: Duration, deadline: WaitClock.Instant?) throws {
         var sent = 0
         while sent < bytes.count {
             let count = bytes.withUnsafeBytes { System.sendBytes(descriptor, UnsafeRawBufferPointer(rebasing: $0[sent...])) }
@@ -41,7 +41,7 @@ final class Connection {
     }
 
     /// Receives at least one byte into the front of `buffer` and returns how many; 0 where the server has closed the connection.
-    func receive(into buffer: inout [UInt8], patience: Duration, deadline: ContinuousClock.Instant?) throws -> Int {
+    func receive(into buffer: inout [UInt8], patience: Duration, deadline: WaitClock.Instant?) throws -> Int {
         while true {
             try wait(for: POLLIN, as: .answer, patience, deadline)
             let count = buffer.withUnsafeMutableBytes { System.receiveBytes(descriptor, $0) }
@@ -51,9 +51,9 @@ final class Connection {
     }
 
     private func wait(
-        for events: Int32, as waiting: MLXInferError.Waiting, _ patience: Duration, _ deadline: ContinuousClock.Instant?
+        for events: Int32, as waiting: MLXInferError.Waiting, _ patience: Duration, _ deadline: WaitClock.Instant?
     ) throws {
-        let idle = ContinuousClock.now + patience
+        let idle = WaitClock.now + patience
         let limit = deadline.map { min($0, idle) } ?? idle
         guard try waker.wait(for: events, on: descriptor, until: limit) else {
             throw MLXInferError.timedOut(limit == idle ? waiting : .wholeAnswer, partial: "")
@@ -70,7 +70,7 @@ final class Connection {
 }
 
 extension Connection {
-    private static func descriptor(to endpoint: Endpoint, _ waker: Waker, _ deadline: ContinuousClock.Instant?) throws -> Int32 {
+    private static func descriptor(to endpoint: Endpoint, _ waker: Waker, _ deadline: WaitClock.Instant?) throws -> Int32 {
         switch endpoint.kind {
         case .unix(let path): return try descriptor(to: SocketAddress(path: path), endpoint, waker, deadline)
         case .tcp(let host, let port):
@@ -89,7 +89,7 @@ extension Connection {
     }
 
     private static func descriptor(
-        to address: SocketAddress, _ endpoint: Endpoint, _ waker: Waker, _ deadline: ContinuousClock.Instant?
+        to address: SocketAddress, _ endpoint: Endpoint, _ waker: Waker, _ deadline: WaitClock.Instant?
     ) throws -> Int32 {
         let descriptor = socket(address.family, System.stream, 0)
         guard descriptor >= 0 else { throw MLXInferError.connectionFailed(System.reason(System.lastError)) }
@@ -105,7 +105,7 @@ extension Connection {
     }
 
     private static func connect(
-        _ descriptor: Int32, to address: SocketAddress, _ endpoint: Endpoint, _ waker: Waker, _ deadline: ContinuousClock.Instant?
+        _ descriptor: Int32, to address: SocketAddress, _ endpoint: Endpoint, _ waker: Waker, _ deadline: WaitClock.Instant?
     ) throws {
         if address.withPointer({ System.connectSocket(descriptor, $0, $1) }) == 0 { return }
         var number = System.lastError

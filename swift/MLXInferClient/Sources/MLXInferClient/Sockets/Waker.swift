@@ -39,7 +39,7 @@ final class Waker: Sendable {
     ///
     /// - Returns: False where the deadline has passed first.
     /// - Throws: ``MLXInferError/cancelled``.
-    func wait(for events: Int32 = 0, on descriptor: Int32 = -1, until deadline: ContinuousClock.Instant?) throws -> Bool {
+    func wait(for events: Int32 = 0, on descriptor: Int32 = -1, until deadline: WaitClock.Instant?) throws -> Bool {
         var watched = [
             pollfd(fd: readEnd, events: Int16(POLLIN), revents: 0), pollfd(fd: descriptor, events: Int16(events), revents: 0),
         ]
@@ -52,9 +52,9 @@ final class Waker: Sendable {
         }
     }
 
-    private static func milliseconds(until deadline: ContinuousClock.Instant?) -> Int32 {
+    private static func milliseconds(until deadline: WaitClock.Instant?) -> Int32 {
         guard let deadline else { return -1 }
-        let left = ContinuousClock.now.duration(to: deadline)
+        let left = WaitClock.now.duration(to: deadline)
         guard left > .zero else { return 0 }
         let (seconds, attoseconds) = left.components
         return seconds >= 1_000_000 ? 1_000_000_000 : Int32(seconds * 1000 + attoseconds / 1_000_000_000_000_000 + 1)

@@ -54,7 +54,7 @@ extension Client {
                 try emit(.answer(event))
             }
             if answer.finishReason == nil { try Task.checkCancellation() }
-            guard answer.finishReason == .toolCalls, !answer.toolCalls.isEmpty else { return }
+            guard !tools.isEmpty, answer.finishReason == .toolCalls, !answer.toolCalls.isEmpty else { return }
             guard round < policy.maxRounds else { throw MLXInferError.tooManyToolRounds(policy.maxRounds) }
             try emit(.calling(answer.toolCalls))
             let results = try await policy.run(answer.toolCalls, with: tools)

@@ -19,6 +19,34 @@
             #expect(!conversation.isAnswering && conversation.failure == nil && conversation.usage?.completionTokens == 2)
         }
 
+        @Test @MainActor func toolsAreRun() async throws {
+            let server = try FaultServer([.read, Transcript.calls(("clock", "{}"))], [.read, .send(Transcript.chat)])
+            let conversation = Conversation(server.client)
+            conversation.tools = [CallableTool("clock", "The time") { (_: [String: String]) in "noon" }]
+            conversation.send("Hi")
+            await conversation.settled()
+            #expect(conversation.messages.map(\.role) == [.user, .assistant, .tool, .assistant] && conversation.failure == nil)
+            #expect(conversation.messages.map(\.content) == ["Hi", "", "noon", "Grüße 🙂"])
+            #expect(conversation.messages[1].toolCalls.map(\.name) == ["clock"])
+        }
+
+        @Test @MainActor func stoppingDuringAToolLeavesNoCallWithoutItsResult() async throws {
+            let server = try FaultServer([.read, Transcript.calls(("wait", "{}"))])
+            let begun = Locked(false)
+            let conversation = Conversation(server.client)
+            conversation.tools = [
+                CallableTool("wait", "Waits") { (_: [String: String]) in
+                    begun.withLock { $0 = true }
+                    try await Task.sleep(for: .seconds(1000))
+                    return ""
+                }
+            ]
+            conversation.send("Hi")
+            #expect(await eventually { begun.withLock { $0 } })
+            conversation.stop()
+            #expect(conversation.messages == [.user("Hi")] && conversation.failure == nil && !conversation.isAnswering)
+        }
+
         @Test @MainActor func viewsAreTold() async throws {
             let server = try FaultServer([.read, .send(Transcript.chat)])
             let conversation = Conversation(server.client)

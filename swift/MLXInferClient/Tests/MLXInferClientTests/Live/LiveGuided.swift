@@ -7,78 +7,12 @@ import Testing
 extension LiveTests.Guided {
     private var client: Client { LiveServer.shared.client }
 
-    /// A type whose answers are short, so that many can be made.
-    struct Ticket: GuidedObject, Decodable, Sendable {
-        enum Kind: String, GuidedChoice, Decodable { case bus, train, trainAndBus }
-
-        struct Seat: GuidedObject, Decodable, Sendable {
-            let row: Int
-            let window: Bool
-            static var properties: [Property<Seat>] {
-                Property("row", \.row, .integer(in: 1...40))
-                Property("window", \.window)
-            }
-        }
-
-        let to: String
-        let kind: Kind
-        let price: Double
-        let seats: [Seat]
-        let note: String?
-
-        static var properties: [Property<Ticket>] {
-            Property("to", \.to, .string(maxLength: 12))
-            Property("kind", \.kind)
-            Property("price", \.price, .number(in: 1...99))
-            Property("seats", \.seats, .array(of: Seat.jsonSchema, count: 1...2))
-            Property("note", \.note, .string(maxLength: 16))
-        }
-    }
-
-    /// `MLXINFER_GUIDED_ANSWERS=200` makes as many.
-    private static let count = ProcessInfo.processInfo.environment["MLXINFER_GUIDED_ANSWERS"].flatMap { Int($0) } ?? 12
-
-    private static func request(_ seed: Int) -> ChatRequest {
-        let prompt = "Invent a ticket number \(seed). Answer as JSON with to, kind, price, seats and note."
-        return ChatRequest([.user(prompt)], options: SamplingOptions(maxTokens: 200, temperature: 1, seed: seed))
-    }
-
-    /// The number of an answer's snapshots, after checks of each.
-    private static func check(_ client: Client, _ seed: Int) async throws -> Int {
-        var (snapshots, last) = (0, Snapshot<Ticket>?.none)
-        for try await snapshot in client.stream(Ticket.self, request(seed)) {
-            if let last { #expect(snapshot.content.json.continues(last.content.json), "seed \(seed): \(snapshot.response.text)") }
-            (snapshots, last) = (snapshots + 1, snapshot)
-        }
-        let ticket = try #require(last?.value, "seed \(seed)")
-        let content = try #require(last?.content)
-        #expect(content.to == ticket.to && content.kind == ticket.kind && content.price == ticket.price && content.note == ticket.note)
-        #expect((content.seats ?? []).map(\.row) == ticket.seats.map(\.row) && (last?.response.usage?.completionTokens ?? 0) > 0)
-        return snapshots
-    }
-
-    @Test func answersDecodeAndSnapshotsGrow() async throws {
-        let (client, start) = (client, ContinuousClock.now)
-        let snapshots = try await withThrowingTaskGroup(of: Int.self) { group in
-            for seed in 0..<min(8, Self.count) { group.addTask { try await Self.check(client, seed) } }
-            var (next, snapshots) = (8, 0)
-            while let count = try await group.next() {
-                snapshots += count
-                if next < Self.count {
-                    group.addTask { [next] in try await Self.check(client, next) }
-                    next += 1
-                }
-            }
-            return snapshots
-        }
-        #expect(snapshots > 2 * Self.count)
-        print("\(Self.count) answers at temperature 1 decode; \(snapshots) snapshots grow; \(ContinuousClock.now - start)")
-    }
+    @Test func answersDecodeAndSnapshotsGrow() async throws { try await Ticket.checkMany(12, client) }
 
     @Test func theWholeAnswerIsTheSame() async throws {
         var last: Snapshot<Ticket>?
-        for try await snapshot in client.stream(Ticket.self, Self.request(3)) { last = snapshot }
-        let whole = try await client.generate(Ticket.self, Self.request(3))
+        for try await snapshot in client.stream(Ticket.self, Ticket.request(3)) { last = snapshot }
+        let whole = try await client.generate(Ticket.self, Ticket.request(3))
         #expect(last?.value?.to == whole.to && last?.value?.price == whole.price)
     }
 

@@ -81,11 +81,25 @@ final class LiveServer: @unchecked Sendable {
 
 extension LiveServer {
     /// Ends the server at once, without a word to anybody.
-    func kill() throws {
-        let killer = Process()
-        killer.executableURL = URL(fileURLWithPath: "/bin/sh")
-        killer.arguments = ["-c", "pkill -KILL -P \(process.processIdentifier)"]
-        try killer.run()
-        killer.waitUntilExit()
+    func kill() throws { try signal("KILL") }
+
+    /// Sends a signal to the server.
+    func signal(_ name: String) throws { _ = try Self.shell("pkill -\(name) -P \(process.processIdentifier)") }
+
+    /// The server's resident memory, in bytes.
+    func residentBytes() throws -> Int {
+        let kilobytes = try Self.shell("ps -o rss= -p $(pgrep -P \(process.processIdentifier))")
+        return (Int(kilobytes.trimmingCharacters(in: .whitespacesAndNewlines)) ?? 0) << 10
+    }
+
+    /// What a line of the shell prints.
+    static func shell(_ line: String) throws -> String {
+        let (process, output) = (Process(), Pipe())
+        process.executableURL = URL(fileURLWithPath: "/bin/sh")
+        process.arguments = ["-c", line]
+        process.standardOutput = output
+        try process.run()
+        defer { process.waitUntilExit() }
+        return String(decoding: output.fileHandleForReading.readDataToEndOfFile(), as: UTF8.self)
     }
 }

@@ -11,6 +11,8 @@ struct LiveTests {
     @Suite struct Answers {}
     @Suite struct Guided {}
     @Suite struct Images {}
+    @Suite struct Robustness {}
+    @Suite struct Sharing {}
     @Suite struct Refusals {}
     @Suite struct Cancelling {}
     @Suite struct Restarting {}

@@ -28,6 +28,7 @@ final class FaultServer: @unchecked Sendable {
     private var scripts: [[Step]]
     private var received: [String] = []
     private var leftAt: [ContinuousClock.Instant] = []
+    private var sentAt: [ContinuousClock.Instant] = []
     private let listener: Int32
 
     /// - Parameter scripts: one for each connection, in order; the last one is for all later ones as well.
@@ -71,6 +72,9 @@ final class FaultServer: @unchecked Sendable {
     /// When clients closed connections that were on hold.
     var departures: [ContinuousClock.Instant] { lock.withLock { leftAt } }
 
+    /// When the bytes of each step were sent.
+    var sendings: [ContinuousClock.Instant] { lock.withLock { sentAt } }
+
     /// Listens no more; connections that exist go on. The last connection is what wakes the thread that accepts them.
     private func stop() {
         lock.withLock { scripts = [] }
@@ -87,7 +91,9 @@ final class FaultServer: @unchecked Sendable {
             case .read:
                 let request = readRequest(descriptor)
                 lock.withLock { received.append(request) }
-            case .send(let bytes): guard send(bytes, to: descriptor) else { return }
+            case .send(let bytes):
+                lock.withLock { sentAt.append(.now) }
+                guard send(bytes, to: descriptor) else { return }
             case .drip(let bytes): for byte in bytes { guard send([byte], to: descriptor) else { return } }
             case .pause(let time):
                 Thread.sleep(forTimeInterval: Double(time.components.attoseconds) / 1e18 + Double(time.components.seconds))

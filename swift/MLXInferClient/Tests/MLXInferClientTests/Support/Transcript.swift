@@ -48,4 +48,14 @@ enum Transcript {
         .started(id: "chatcmpl-1", model: "tiny"), .text("Grü"), .text("ße 🙂"), .finished(.stop),
         .usage(Usage(promptTokens: 5, completionTokens: 2, cachedTokens: 3)),
     ]
+
+    /// An answer that calls tools: names and arguments.
+    static func calls(_ calls: (String, String)...) -> FaultServer.Step {
+        let deltas = calls.enumerated().map { index, call in
+            let arguments = JSONValue.string(call.1).description
+            let function = #"{"name":"\#(call.0)","arguments":\#(arguments)}"#
+            return delta(#"{"tool_calls":[{"index":\#(index),"id":"c\#(index)","type":"function","function":\#(function)}]}"#)
+        }
+        return .send(stream(deltas + [delta("{}", finish: #""tool_calls""#), usage, done]))
+    }
 }

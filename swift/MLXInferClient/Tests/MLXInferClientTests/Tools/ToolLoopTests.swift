@@ -11,15 +11,6 @@ struct ToolLoopTests {
 
     struct NoSuchCity: Error {}
 
-    private static func calls(_ calls: (String, String)...) -> FaultServer.Step {
-        let deltas = calls.enumerated().map { index, call in
-            let arguments = JSONValue.string(call.1).description
-            let function = #"{"name":"\#(call.0)","arguments":\#(arguments)}"#
-            return Transcript.delta(#"{"tool_calls":[{"index":\#(index),"id":"c\#(index)","type":"function","function":\#(function)}]}"#)
-        }
-        return .send(Transcript.stream(deltas + [Transcript.delta("{}", finish: #""tool_calls""#), Transcript.usage, Transcript.done]))
-    }
-
     private let weather = CallableTool("weather", "The weather in a city") { (place: Place) in
         guard place.city != "Atlantis" else { throw NoSuchCity() }
         return "21 degrees in \(place.city)"
@@ -28,7 +19,7 @@ struct ToolLoopTests {
     private let request = ChatRequest([.user("Hi")])
 
     @Test func aLoop() async throws {
-        let first = Self.calls(("weather", #"{"city":"Rome"}"#), ("clock", "{}"))
+        let first = Transcript.calls(("weather", #"{"city":"Rome"}"#), ("clock", "{}"))
         let server = try FaultServer([.read, first], [.read, .send(Transcript.chat)])
         var (request, events) = (request, [ToolEvent]())
         request.toolChoice = .required
@@ -46,7 +37,7 @@ struct ToolLoopTests {
     }
 
     @Test func failuresAreHandedToTheModel() async throws {
-        let first = Self.calls(("weather", #"{"city":"Atlantis"}"#), ("weather", "{"), ("nothing", "{}"))
+        let first = Transcript.calls(("weather", #"{"city":"Atlantis"}"#), ("weather", "{"), ("nothing", "{}"))
         let server = try FaultServer([.read, first], [.read, .send(Transcript.chat)])
         let run = try await server.client.respond(to: request, calling: [weather], policy: ToolPolicy(runsConcurrently: false))
         #expect(run.results.map(\.isFailure) == [true, true, true] && run.response.finishReason == .stop)
@@ -56,7 +47,7 @@ struct ToolLoopTests {
     }
 
     @Test func failuresAreThrown() async throws {
-        let server = try FaultServer([.read, Self.calls(("weather", #"{"city":"Atlantis"}"#))])
+        let server = try FaultServer([.read, Transcript.calls(("weather", #"{"city":"Atlantis"}"#))])
         await #expect(throws: NoSuchCity.self) {
             try await server.client.respond(to: request, calling: [weather], policy: ToolPolicy(onFailure: .throw))
         }
@@ -64,7 +55,7 @@ struct ToolLoopTests {
     }
 
     @Test func roundsHaveALimit() async throws {
-        let server = try FaultServer([.read, Self.calls(("weather", #"{"city":"Rome"}"#))])
+        let server = try FaultServer([.read, Transcript.calls(("weather", #"{"city":"Rome"}"#))])
         await #expect(throws: MLXInferError.tooManyToolRounds(3)) {
             try await server.client.respond(to: request, calling: [weather], policy: ToolPolicy(maxRounds: 3))
         }
@@ -72,7 +63,7 @@ struct ToolLoopTests {
     }
 
     @Test func theLastAnswerMayBeWithoutCalls() async throws {
-        let first = Self.calls(("weather", #"{"city":"Rome"}"#))
+        let first = Transcript.calls(("weather", #"{"city":"Rome"}"#))
         let server = try FaultServer([.read, first], [.read, first], [.read, .send(Transcript.chat)])
         let run = try await server.client.respond(to: request, calling: [weather], policy: ToolPolicy(maxRounds: 2, onLimit: .answer))
         #expect(run.response.text == "Grüße 🙂" && run.results.count == 2)
@@ -81,7 +72,7 @@ struct ToolLoopTests {
 
     @Test(arguments: [true, false])
     func cancellingReachesTheTool(_ streams: Bool) async throws {
-        let server = try FaultServer([.read, Self.calls(("wait", "{}"))])
+        let server = try FaultServer([.read, Transcript.calls(("wait", "{}"))])
         let (begun, ended) = (Locked(false), Locked(false))
         let wait = CallableTool("wait", "Waits") { (_: [String: String]) in
             begun.withLock { $0 = true }
@@ -109,7 +100,7 @@ struct ToolLoopTests {
             Transcript.delta(#"{"content":"{\"city\":\"Ro"}"#), Transcript.delta(#"{"content":"me\"}"}"#),
             Transcript.delta("{}", finish: #""stop""#), Transcript.usage, Transcript.done,
         ])
-        let first = Self.calls(("weather", #"{"city":"Rome"}"#))
+        let first = Transcript.calls(("weather", #"{"city":"Rome"}"#))
         let server = try FaultServer([.read, first], [.read, .send(answer)], [.read, first], [.read, .send(answer)])
         #expect(try await server.client.generate(Place.self, request, calling: [weather]).city == "Rome")
         var last: Snapshot<Place>?
