@@ -1,17 +1,15 @@
 import MLXInferClient
 
-struct Capital: Decodable {
+struct Trip: GuidedObject, Decodable, Sendable {
     let city: String
-    let population: Int
+    let days: Int
+
+    static var properties: [Property<Trip>] {
+        Property("city", \.city, .string(maxLength: 40))
+        Property("days", \.days, .integer(in: 1...14))
+    }
 }
 
-let schema: JSONValue = [
-    "type": "object",
-    "properties": ["city": ["type": "string"], "population": ["type": "integer"]],
-    "required": ["city", "population"],
-    "additionalProperties": false,
-]
 let client = Client()
-let question = ChatRequest([.user("What is the capital of France, and how many people live there?")])
-let capital = try await client.respond(to: question, as: Capital.self, schema: schema)
-print(capital.city, capital.population)
+let trip = try await client.generate(Trip.self, "Plan a weekend in Rome. Answer as JSON with city and days.")
+print(trip.city, trip.days)
