@@ -37,7 +37,7 @@ struct MessagesView: View {
 
     var body: some View {
         VStack(alignment: .leading, spacing: 12) {
-            ForEach(conversation.messages.indices, id: \.self) { MessageView(message: conversation.messages[$0]) }
+            ForEach(Array(conversation.messages.enumerated()), id: \.offset) { MessageView(message: $0.element) }
             if let answer = conversation.answer { MessageView(message: answer.message) }
             if let failure = conversation.failure {
                 Text(failure.localizedDescription).foregroundStyle(.red)
@@ -53,8 +53,8 @@ struct MessageView: View {
 
     var body: some View {
         VStack(alignment: .leading, spacing: 4) {
-            ForEach(message.parts.indices, id: \.self) { index in
-                if case .attachment(let data, _, _) = message.parts[index], let picture = NSImage(data: data) {
+            ForEach(Array(message.parts.enumerated()), id: \.offset) { part in
+                if case .attachment(let data, _, _) = part.element, let picture = NSImage(data: data) {
                     Image(nsImage: picture).resizable().scaledToFit().frame(maxHeight: 120)
                 }
             }

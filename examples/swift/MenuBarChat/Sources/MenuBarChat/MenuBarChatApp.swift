@@ -9,21 +9,20 @@ struct MenuBarChatApp: App {
 
     init() {
         let isSandboxed = ProcessInfo.processInfo.environment["APP_SANDBOX_CONTAINER_ID"] != nil
-        let group = FileManager.default.containerURL(forSecurityApplicationGroupIdentifier:)
-        let server = ServerCommand(isSandboxed: isSandboxed, container: group) { name in
+        let server = ServerCommand(isSandboxed: isSandboxed, container: FileManager.default.containerURL) { name in
             UserDefaults.standard.string(forKey: name) ?? Bundle.main.object(forInfoDictionaryKey: name) as? String
         }
         let model = ChatModel(server, folder: .applicationSupportDirectory.appending(path: "MenuBarChat"))
         _model = State(initialValue: model)
-        NSApplication.shared.setActivationPolicy(.accessory)  // LSUIElement of Info.plist, for `swift run`
-        Task { await model.run() }
+        Task {
+            NSApplication.shared.setActivationPolicy(.accessory)  // LSUIElement of Info.plist, for `swift run`
+            await model.run()
+        }
     }
 
     var body: some Scene {
-        MenuBarExtra("MenuBarChat", systemImage: model.isReady ? "bubble.left.fill" : "bubble.left") {
-            Panel(model: model)
-        }
-        .menuBarExtraStyle(.window)
+        MenuBarExtra("MenuBarChat", systemImage: model.isReady ? "bubble.left.fill" : "bubble.left") { Panel(model: model) }
+            .menuBarExtraStyle(.window)
         Window("Conversations", id: "conversations") {
             NavigationSplitView {
                 Sidebar(model: model)

@@ -11,7 +11,7 @@
         var body: some View {
             VStack(alignment: .leading) {
                 ScrollView {
-                    ForEach(conversation.messages.indices, id: \.self) { Text(conversation.messages[$0].content) }
+                    ForEach(Array(conversation.messages.enumerated()), id: \.offset) { Text($0.element.content) }
                     if let answer = conversation.answer { Text(answer.text) }
                 }
                 if let failure = conversation.failure {

@@ -9,7 +9,7 @@ struct ChatView: View {
     var body: some View {
         ScrollView {
             VStack(alignment: .leading) {
-                ForEach(conversation.messages.indices, id: \.self) { Text(conversation.messages[$0].content) }
+                ForEach(Array(conversation.messages.enumerated()), id: \.offset) { Text($0.element.content) }
                 if let answer = conversation.answer { Text(answer.text) }
                 if let failure = conversation.failure {
                     Text(failure.localizedDescription).foregroundStyle(.red)
