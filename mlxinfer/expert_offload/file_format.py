@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
+import numpy as np
 
 from ..util.cache_files import is_checked, mark_safe
 from ..util.dataclass import dataclass
@@ -251,6 +252,15 @@ def forget(descriptor: int, offset: int, nbytes: int) -> None:
     if hasattr(os, "posix_fadvise"):
         with suppress(OSError):
             os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
+
+
+def expert_bytes(array: mx.array | np.ndarray) -> np.ndarray:
+    """Return the bytes of an array `[experts, ...]` as uint8 `[experts, bytes]`, without a copy where the array is contiguous."""
+    if isinstance(array, mx.array):
+        flat = array.reshape(len(array), -1).view(mx.uint8)
+        mx.eval(flat)
+        return np.array(flat, copy=False)
+    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
 
 
 def round_up(size: int, to: int) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from time import perf_counter
 
 import mlx.core as mx
 import numpy as np
 
-from .file_format import ArraySpec, LayerRecord
+from .file_format import PAGE, LayerRecord, expert_bytes
 from .reader import ExpertRead, ExpertReader
 
 HALF_LIFE = 32.0
@@ -18,9 +19,10 @@ LEAST_SLOTS = 2
 """Minimum slots of a pool."""
 _OVERLAP_ROWS = 16
 """Minimum rows for computing with resident experts while the others are read. Fewer rows take less time than a second wave costs."""
+Allocate = Callable[[tuple[int, ...], mx.Dtype], mx.array]
+"""Returns an evaluated array of a shape, with any content, whose memory no other array uses."""
+
 _LARGEST_WEIGHT = 1e100
-_ALIGNMENT = 16384
-"""Alignment of arrays, so that a disk can write into them."""
 
 
 class ReadbackClock:
@@ -40,13 +42,15 @@ class ExpertPool:
     doubles in `HALF_LIFE` tokens. The resident expert with the lowest score is evicted. Scores of experts that are not resident are kept.
     """
 
-    def __init__(self, layer: LayerRecord, reader: ExpertReader, slots: int, clock: ReadbackClock | None = None) -> None:
+    def __init__(
+        self, layer: LayerRecord, reader: ExpertReader, slots: int, clock: ReadbackClock | None = None, allocate: Allocate | None = None
+    ) -> None:
         """Prepare `slots` slots, at least `LEAST_SLOTS` and at most one per expert. With a slot for each expert, all are read.
 
-        Raises `ExpertReadError`.
+        `allocate` makes the arrays; by default they are aligned for a disk that writes into them. Raises `ExpertReadError`.
         """
         self.layer, self.experts = layer, layer.experts
-        self._reader = reader
+        self._reader, self._new = reader, allocate or aligned
         self._clock = clock or ReadbackClock()
         self._lock = threading.Lock()
         self._scores = np.zeros(layer.experts)
@@ -72,11 +76,9 @@ class ExpertPool:
 
     def _allocate(self, slots: int) -> None:
         self.slots = slots
-        self._memory = [_aligned_memory(each, slots) for each in self.layer.arrays]
-        self.arrays = {each.name: _typed(raw, each, slots) for each, (raw, _) in zip(self.layer.arrays, self._memory, strict=True)}
+        self.arrays = {each.name: self._new((slots, *each.shape), each.mlx_dtype) for each in self.layer.arrays}
         """Arrays `[slots, ...]` by name, the same objects until `resize`."""
-        mx.eval(list(self.arrays.values()))
-        self._views = [view for _, view in self._memory]
+        self._views = [expert_bytes(array) for array in self.arrays.values()]
         self._slot_of = np.full(self.experts, -1, np.int32)
         self._expert_in = np.full(slots, -1, np.int64)
         self._in_use = np.zeros(slots, bool)
@@ -100,25 +102,22 @@ class ExpertPool:
         """Yield int32 arrays of the shape of `chosen`: the slot of each entry, or -1 for entries of other waves.
 
         `chosen` are experts `[..., k]`, integers from 0 to `experts - 1`. Each entry has a slot in exactly one wave, and no expert is read
-        twice. All work that read earlier slots of this pool must be done. A wave's slots are valid until the next wave is requested.
+        twice. All work that read earlier slots of this pool must be done. The call starts the first reads, and requesting a wave waits for
+        its reads. A wave's slots are valid until the next wave is requested.
 
         There is a single wave if the distinct experts fit. With `overlap`, by default for many rows, resident experts come first and the
         others are read meanwhile. Raises `ExpertReadError` if a read fails, and ValueError for numbers beyond `experts`.
         """
         if self.is_complete or not chosen.size:
-            yield chosen.astype(np.int32)
-            return
+            return iter((chosen.astype(np.int32),))
         needed, missing = self._note(chosen)
         if not len(missing):
-            yield self._slot_of[chosen]
-            return
+            return iter((self._slot_of[chosen],))
+        chosen = chosen.copy()
         rows = chosen.size // chosen.shape[-1]
-        split = (rows >= _OVERLAP_ROWS if overlap is None else overlap) and len(missing) < len(needed) and self.slots > 1
-        if len(needed) <= self.slots and not split:
-            self._bring(missing)
-            yield self._slot_of[chosen]
-            return
-        yield from self._in_groups(chosen, needed, missing)
+        split = (rows >= _OVERLAP_ROWS if overlap is None else overlap) and len(missing) < len(needed)
+        groups = self._groups(needed, missing) if split or len(needed) > self.slots else [needed]
+        return self._group_by_group(chosen, groups, self._demand(groups[0]))
 
     def _note(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Update scores and counts. Returns the distinct experts, and those of them that are not resident."""
@@ -160,10 +159,6 @@ class ExpertPool:
         used = self._unused_predictions.intersection(needed.tolist())
         self.predicted_used += len(used)
         self._unused_predictions -= used
-
-    def _bring(self, experts: np.ndarray) -> None:
-        """Read experts into slots that the current call does not use, and wait for them."""
-        self._wait(self._demand(experts))
 
     def _demand(self, experts: np.ndarray) -> list[ExpertRead]:
         """Start reading experts, the coldest of the unused slots first."""
@@ -245,16 +240,24 @@ class ExpertPool:
             if not read.is_whole:
                 raise self._reader.failed(read)
 
-    def _in_groups(self, chosen: np.ndarray, needed: np.ndarray, missing: np.ndarray) -> Iterator[np.ndarray]:
-        """Yield waves of at most half of the slots each. The next wave is read into the other slots meanwhile."""
+    def _groups(self, needed: np.ndarray, missing: np.ndarray) -> list[np.ndarray]:
+        """Divide experts into groups for waves: those that are resident and others, or groups of at most half of the slots.
+
+        Two consecutive groups and the experts of later ones that have slots never need more than all slots.
+        """
         # Experts without a slot come last, because the others keep theirs until they are used. Of each kind, those that are used most come
         # last: they stay resident.
         kind = np.zeros(self.experts, np.int8)
         kind[missing] = 2
         kind[[expert for expert in self._pending if kind[expert]]] = 1
         order = needed[np.lexsort((self._scores[needed], kind[needed]))]
-        groups = self._groups(order, len(needed) - len(missing))
-        reads = self._demand(groups[0])
+        if len(order) <= self.slots:
+            resident = len(needed) - len(missing)
+            return [order[:resident], order[resident:]]
+        return np.array_split(order, -(-len(order) // (self.slots // 2)))
+
+    def _group_by_group(self, chosen: np.ndarray, groups: list[np.ndarray], reads: list[ExpertRead]) -> Iterator[np.ndarray]:
+        """Yield a wave per group; `reads` are those of the first. The next group is read into other slots meanwhile."""
         for group, following in zip(groups, [*groups[1:], None], strict=True):
             self._wait(reads)
             with self._lock:
@@ -262,17 +265,8 @@ class ExpertPool:
                 table[group] = self._slot_of[group]
             reads = [] if following is None else self._demand(following)
             yield table[chosen]
-            with self._lock:
+            if following is not None:
                 self._in_use[table[group]] = False
-
-    def _groups(self, order: np.ndarray, resident: int) -> list[np.ndarray]:
-        """Divide experts, the first `resident` of which are in slots, into groups for waves.
-
-        Two consecutive groups and the experts of later ones that have slots never need more than all slots.
-        """
-        if len(order) <= self.slots:
-            return [order[:resident], order[resident:]]
-        return np.array_split(order, -(-len(order) // (self.slots // 2)))
 
     def prefetch(self, experts: np.ndarray) -> None:
         """Read experts that are predicted, most probable first, without waiting. Never evicts an expert that the device may use.
@@ -359,19 +353,15 @@ class ExpertPool:
         """End all reads and drop the arrays."""
         with self._lock:
             self._drain()
-            self.arrays, self._memory, self._views = {}, [], []
+            self.arrays, self._views = {}, []
 
 
-def _aligned_memory(spec: ArraySpec, slots: int) -> tuple[mx.array, np.ndarray]:
-    """Return uint8 `[slots * bytes]` at an aligned address, and the same memory for writing, `[slots, bytes]`."""
-    nbytes = slots * spec.nbytes
-    raw = mx.zeros(nbytes + _ALIGNMENT, mx.uint8)
+def aligned(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+    """Return an evaluated array at a multiple of `PAGE`."""
+    nbytes = prod(shape) * dtype.size
+    raw = mx.zeros(nbytes + PAGE, mx.uint8)
     mx.eval(raw)
-    begin = -np.array(raw, copy=False).ctypes.data % _ALIGNMENT
-    part = raw[begin : begin + nbytes]
-    mx.eval(part)
-    return part, np.array(part, copy=False).reshape(slots, spec.nbytes)
-
-
-def _typed(raw: mx.array, spec: ArraySpec, slots: int) -> mx.array:
-    return raw.view(spec.mlx_dtype).reshape(slots, *spec.shape)
+    begin = -np.array(raw, copy=False).ctypes.data % PAGE
+    array = raw[begin : begin + nbytes].view(dtype).reshape(shape)
+    mx.eval(array)
+    return array

@@ -9,7 +9,7 @@ import mlx.core as mx
 from ..errors import MLXInferError
 from ..util.dataclass import dataclass
 from .file_format import ExpertFile, LayerRecord
-from .pool import LEAST_SLOTS, ExpertPool, ReadbackClock
+from .pool import LEAST_SLOTS, Allocate, ExpertPool, ReadbackClock
 from .reader import THREADS, ExpertReader, ReadInto
 
 
@@ -42,21 +42,31 @@ class OffloadStats:
 class ExpertStore:
     """The routed experts of a model: some in memory, all in a file."""
 
-    def __init__(self, file: ExpertFile, budget_bytes: int, *, threads: int = THREADS, read: ReadInto | None = None) -> None:
-        """Make pools of `budget_bytes` together, or of the smallest size that works. Raises `ExpertReadError`.
+    def __init__(
+        self,
+        file: ExpertFile,
+        budget_bytes: int,
+        *,
+        slots: Mapping[str, int] | None = None,
+        threads: int = THREADS,
+        allocate: Allocate | None = None,
+        read: ReadInto | None = None,
+    ) -> None:
+        """Make pools of `budget_bytes` together, or of the least that works. Raises `ExpertReadError`.
 
-        The store closes the file. `read` replaces `os.preadv` in tests.
+        `slots` by key replaces `slots_within`. `allocate` makes the arrays of the pools. `read` replaces `os.preadv` in tests. The store
+        closes the file.
         """
         self.file, self.budget_bytes = file, budget_bytes
         self._reader = ExpertReader(file, threads, read)
         self._clock = ReadbackClock()
         self._fault: MLXInferError | None = None
-        slots = slots_within(file.layers, budget_bytes)
+        slots = slots or slots_within(file.layers, budget_bytes)
         self.pools: dict[str, ExpertPool] = {}
         """By the key of the layer."""
         try:
             for key, layer in file.layers.items():
-                self.pools[key] = ExpertPool(layer, self._reader, slots[key], self._clock)
+                self.pools[key] = ExpertPool(layer, self._reader, slots[key], self._clock, allocate)
         except BaseException:
             self.close()
             raise
@@ -71,14 +81,14 @@ class ExpertStore:
         """Bytes of all slots."""
         return sum(pool.resident_bytes for pool in self.pools.values())
 
-    def resize(self, nbytes: int) -> None:
+    def resize(self, nbytes: int, *, slots: Mapping[str, int] | None = None) -> None:
         """Let all pools together take `nbytes`, or the least that works. All work of the device must be done.
 
         Pools that shrink do so first. Each needs memory for its old and its new slots for a moment. The arrays of resized pools are new
-        objects. Raises `ExpertReadError`.
+        objects. `slots` as in the constructor. Raises `ExpertReadError`.
         """
         self.budget_bytes = nbytes
-        wanted = slots_within(self.file.layers, nbytes)
+        wanted = slots or slots_within(self.file.layers, nbytes)
         for key, pool in sorted(self.pools.items(), key=lambda item: wanted[item[0]] - item[1].slots):
             if pool.slots != wanted[key]:
                 pool.resize(wanted[key])

@@ -28,6 +28,7 @@ from .file_format import (
     encode_header,
     encode_layer,
     encode_unfinished,
+    expert_bytes,
     forget,
     is_unfinished,
     place_layer,
@@ -220,15 +221,6 @@ def remove_experts(model: Path) -> None:
 
 def _dtype_name(array: mx.array | np.ndarray) -> str:
     return str(array.dtype).rpartition(".")[2]
-
-
-def expert_bytes(array: mx.array | np.ndarray) -> np.ndarray:
-    """Return the bytes of an array `[experts, ...]` as uint8 `[experts, bytes]`, without a copy where the array is contiguous."""
-    if isinstance(array, mx.array):
-        flat = array.reshape(len(array), -1).view(mx.uint8)
-        mx.eval(flat)
-        return np.array(flat, copy=False)
-    return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
 
 
 def _write_whole(descriptor: int, slices: list[Any], offset: int) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,8 +17,7 @@ from hypothesis import strategies as st
 
 from mlxinfer.errors import ExpertReadError
 from mlxinfer.expert_offload import ExpertFile, ExpertPool, ExpertReader, ExpertStore, slots_within
-from mlxinfer.expert_offload.file_format import LayerRecord
-from mlxinfer.expert_offload.writer import expert_bytes
+from mlxinfer.expert_offload.file_format import LayerRecord, expert_bytes
 from tests.support.formats.expert_files import SOURCE, layer_arrays, write_experts
 
 EXPERTS = 12
@@ -318,4 +318,33 @@ def test_the_first_fault_is_taken_once(paths: dict[str, Path]) -> None:
     assert str(store.fault) == "first"
     assert str(store.take_fault()) == "first"
     assert store.take_fault() is None
+    store.close()
+
+
+def test_the_first_reads_start_with_the_call(opened: Callable[..., Opened]) -> None:
+    one = opened(6)
+    chosen = np.array([[1, 2, 3]])
+    waves = one.pool.waves(chosen)
+    assert set(one.pool._pending) == {1, 2, 3}
+    chosen[:] = 0  # memory of the kernels, which is used again
+    assert one.holds(next(waves), np.array([[1, 2, 3]]))
+
+
+def test_arrays_come_from_the_given_allocator(paths: dict[str, Path]) -> None:
+    made: list[tuple[tuple[int, ...], mx.Dtype]] = []
+
+    def allocate(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:
+        made.append((shape, dtype))
+        array = mx.zeros(shape, dtype)
+        mx.eval(array)
+        return array
+
+    file = ExpertFile.open(paths["aligned"], SOURCE)
+    assert file is not None
+    store = ExpertStore(file, 0, slots=dict.fromkeys(file.layers, 5), allocate=allocate)
+    assert made == [((5, *shape), mx.uint8) for _ in file.layers for shape in ALIGNED.values()]
+    pool = store.pools["layers.1"]
+    expected = {name: expert_bytes(array) for name, array in layer_arrays(1, EXPERTS, ALIGNED).items()}
+    for slots in pool.waves(np.arange(5)):
+        assert all(np.array_equal(expert_bytes(array)[slots], expected[name][:5]) for name, array in pool.arrays.items())
     store.close()
