@@ -12,6 +12,8 @@ from .common.options import stored_path
 from .common.study import place
 from .compare.command import compare
 from .compare.command import show as show_compare
+from .experts.eviction import eviction
+from .experts.reads import expert_reads
 from .kernels.command import attention_gpu, kernels_compile, products_gpu, step
 from .kv.command import kv_quality
 from .launches.command import launches
@@ -46,7 +48,7 @@ def report(name: str) -> None:
 
 
 _MEASURING = (attention_gpu, batch, compare, first_token, kernels_compile, kv_quality, launches, products_gpu, serving, step, vision)
-for command in (*_MEASURING, structure):
+for command in (*_MEASURING, eviction, expert_reads, structure):
     main.add_command(command)
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .file_format import ArraySpec, ExpertFile, LayerRecord
 from .pool import ExpertPool
 from .reader import ExpertReader
+from .scores import ExpertScores
 from .store import ExpertStore, OffloadStats, slots_within
 from .writer import ExpertFileWriter, experts_folder, experts_path, remove_experts
 
@@ -14,6 +15,7 @@ __all__ = [
     "ExpertFileWriter",
     "ExpertPool",
     "ExpertReader",
+    "ExpertScores",
     "ExpertStore",
     "LayerRecord",
     "OffloadStats",

@@ -12,17 +12,14 @@ import numpy as np
 
 from .file_format import PAGE, LayerRecord, expert_bytes
 from .reader import ExpertRead, ExpertReader
+from .scores import ExpertScores
 
-HALF_LIFE = 32.0
-"""Tokens after which a use of an expert counts half: `python -m benchmarks experts --eviction` compares values."""
 LEAST_SLOTS = 2
 """Minimum slots of a pool."""
 _OVERLAP_ROWS = 16
 """Minimum rows for computing with resident experts while the others are read. Fewer rows take less time than a second wave costs."""
 Allocate = Callable[[tuple[int, ...], mx.Dtype], mx.array]
 """Returns an evaluated array of a shape, with any content, whose memory no other array uses."""
-
-_LARGEST_WEIGHT = 1e100
 
 
 class ReadbackClock:
@@ -37,9 +34,7 @@ class ReadbackClock:
 class ExpertPool:
     """Slots for some experts of one layer, or for all of them.
 
-    One thread at a time may call `waves`, `prefetch` and `resize`. Eviction is LRFU (Lee et al., "LRFU: A Spectrum of Policies that
-    Subsumes the Least Recently Used and Least Frequently Used Policies", 2001). Each use adds a weight to an expert's score, and the weight
-    doubles in `HALF_LIFE` tokens. The resident expert with the lowest score is evicted. Scores of experts that are not resident are kept.
+    One thread at a time may call `waves`, `prefetch` and `resize`. The resident expert with the lowest of `ExpertScores` is evicted.
     """
 
     def __init__(
@@ -53,8 +48,7 @@ class ExpertPool:
         self._reader, self._new = reader, allocate or aligned
         self._clock = clock or ReadbackClock()
         self._lock = threading.Lock()
-        self._scores = np.zeros(layer.experts)
-        self._weight, self._growth = 1.0, 2.0 ** (1 / HALF_LIFE)
+        self._scores = ExpertScores(layer.experts)
         self._chosen = np.zeros(layer.experts, bool)
         self._pending: dict[int, tuple[int, ExpertRead]] = {}
         """Slot and read by expert, for reads that are not over or not noticed yet."""
@@ -134,15 +128,7 @@ class ExpertPool:
             except IndexError:
                 raise ValueError(f"experts are numbers below {self.experts}, not {chosen.max()}") from None
             needed = np.flatnonzero(marks)
-            rows = chosen.size // chosen.shape[-1]
-            if rows == 1:
-                self._scores[needed] += self._weight
-            else:
-                self._scores += np.bincount(chosen.reshape(-1), minlength=self.experts) * (self._weight * min(rows, HALF_LIFE) / rows)
-            self._weight *= self._growth ** min(rows, HALF_LIFE)
-            if self._weight > _LARGEST_WEIGHT:
-                self._scores /= self._weight
-                self._weight = 1.0
+            self._scores.add(chosen, needed)
             slots = self._slot_of[needed]
             missing = needed[slots < 0]
             self.hits += len(needed) - len(missing)
@@ -184,7 +170,7 @@ class ExpertPool:
     def _victims(self, count: int) -> list[int]:
         """Empty `count` slots: free ones first, then those with the lowest scores, then those of predictions that wait or are read."""
         pending = {slot: (expert, read) for expert, (slot, read) in self._pending.items()}
-        keys = np.where(self._expert_in >= 0, self._scores[self._expert_in], -1.0)
+        keys = np.where(self._expert_in >= 0, self._scores.values[self._expert_in], -1.0)
         keys[self._in_use] = np.inf
         keys[list(pending)] = np.inf
         order = np.argsort(keys, kind="stable")[:count]
@@ -250,7 +236,7 @@ class ExpertPool:
         kind = np.zeros(self.experts, np.int8)
         kind[missing] = 2
         kind[[expert for expert in self._pending if kind[expert]]] = 1
-        order = needed[np.lexsort((self._scores[needed], kind[needed]))]
+        order = needed[np.lexsort((self._scores.values[needed], kind[needed]))]
         if len(order) <= self.slots:
             resident = len(needed) - len(missing)
             return [order[:resident], order[resident:]]
@@ -300,7 +286,7 @@ class ExpertPool:
 
     def _unused_slots(self, wanted: list[int]) -> list[int]:
         """Slots that may be emptied for predictions, the coldest first: those of `wanted` and slots in use may not."""
-        keys = np.where(self._expert_in >= 0, self._scores[self._expert_in], -1.0)
+        keys = np.where(self._expert_in >= 0, self._scores.values[self._expert_in], -1.0)
         keys[self._in_use] = np.inf
         keys[[slot for slot, _ in self._pending.values()]] = np.inf
         kept = self._slot_of[wanted]
@@ -320,7 +306,7 @@ class ExpertPool:
         with self._lock:
             self._drain()
             best = np.flatnonzero(self._slot_of >= 0)
-            best = best[np.argsort(-self._scores[best], kind="stable")][:slots]
+            best = best[np.argsort(-self._scores.values[best], kind="stable")][:slots]
             sources, views = self._slot_of[best], self._views
             self._allocate(slots)
             targets = best if self.is_complete else np.arange(len(best))

@@ -10,24 +10,34 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from enum import IntEnum
 from typing import Any
 
 from ..errors import ExpertReadError
 from .file_format import PAGE, ExpertFile, forget
 
 THREADS = 4
-"""Reads at once: `python -m benchmarks experts --reads` compares numbers of threads."""
+"""Reads at once: `python -m benchmarks expert-reads` compares numbers of threads."""
 DIRECT_ALIGNMENT = 512
 """Addresses and lengths of memory that a disk writes to must be multiples of this, on most disks."""
 
 _WAITING, _RUNNING, _DONE, _CANCELLED = range(4)
-_STRAIGHT, _BOUNCED, _BUFFERED = range(3)
-"""Into the slots without a copy, through a buffer that is aligned, and through the system's cache."""
 _F_NOCACHE = 48
 """macOS: reads leave no pages in the system's cache."""
 
 ReadInto = Callable[[int, Sequence[Any], int], int]
 """Reads from a descriptor into buffers, at an offset, as `os.preadv`."""
+
+
+class ReadWay(IntEnum):
+    """Ways to read a record, the cheapest first."""
+
+    STRAIGHT = 0
+    """From the disk into the slots, without a copy."""
+    BOUNCED = 1
+    """From the disk into an aligned buffer, and from there into the slots."""
+    BUFFERED = 2
+    """Through the system's cache on Linux, whose pages are dropped at once. On macOS `F_NOCACHE` avoids the cache."""
 
 
 class ExpertRead:
@@ -73,12 +83,17 @@ class ExpertReader:
         self._bounce = threading.local()
         self._padding = mmap.mmap(-1, PAGE)
         """Receives the padding of records, from all threads."""
-        self._mode = _uncached(file.descriptor)
+        self._way = _uncached(file.descriptor)
 
     @property
-    def is_direct(self) -> bool:
-        """True if reads bypass the system's cache on Linux."""
-        return self._mode != _BUFFERED
+    def way(self) -> ReadWay:
+        """The way to read records whose slots are aligned. Others need a buffer. A disk that refuses a way gets the next one."""
+        return self._way
+
+    @way.setter
+    def way(self, way: ReadWay) -> None:
+        self._way = way
+        _set_direct(self._file.descriptor, way != ReadWay.BUFFERED)
 
     def submit(self, reads: Sequence[ExpertRead], *, demanded: bool, helped: bool = False) -> None:
         """Start reads. `helped`: the caller calls `wait` at once, and does one of the reads itself."""
@@ -172,30 +187,24 @@ class ExpertReader:
     def _fill(self, read: ExpertRead) -> None:
         """Read a record, in the way that this file system supports. Raises OSError."""
         while True:
-            mode = self._mode
+            way = self._way
             try:
-                if mode == _BOUNCED or (mode == _STRAIGHT and not _is_aligned(read.targets)):
+                if way == ReadWay.BUFFERED:
+                    self._whole(read.targets, read.offset, read.nbytes)
+                    forget(self._file.descriptor, read.offset, read.stride)
+                elif way == ReadWay.BOUNCED or not _is_aligned(read.targets):
                     self._through_bounce(read)
-                elif mode == _STRAIGHT:
+                else:
                     padding = read.stride - read.nbytes
                     targets = [*read.targets, memoryview(self._padding)[:padding]] if padding else read.targets
                     self._whole(targets, read.offset, read.stride)
-                else:
-                    self._whole(read.targets, read.offset, read.nbytes)
-                    forget(self._file.descriptor, read.offset, read.stride)
                 return
             except OSError as error:
-                if error.errno != errno.EINVAL or mode == _BUFFERED:
+                if error.errno != errno.EINVAL or way == ReadWay.BUFFERED:
                     raise
-                self._degrade(mode)
-
-    def _degrade(self, mode: int) -> None:
-        """Use the next way: this disk wants another alignment, or cannot bypass the cache."""
-        with self._lock:
-            if self._mode == mode:
-                self._mode = mode + 1
-                if self._mode == _BUFFERED:
-                    _set_direct(self._file.descriptor, False)
+            with self._lock:  # this disk wants another alignment, or cannot bypass the cache
+                if self._way == way:
+                    self.way = ReadWay(way + 1)
 
     def _through_bounce(self, read: ExpertRead) -> None:
         buffer = getattr(self._bounce, "buffer", None)
@@ -247,15 +256,15 @@ def _is_aligned(targets: Sequence[Any]) -> bool:
     return all(len(each) % DIRECT_ALIGNMENT == 0 and each.ctypes.data % DIRECT_ALIGNMENT == 0 for each in targets)
 
 
-def _uncached(descriptor: int) -> int:
+def _uncached(descriptor: int) -> ReadWay:
     """Ask the system to keep nothing of a file in its cache. Returns the way to read."""
     if sys.platform == "darwin":
         import fcntl
 
         with suppress(OSError):
             fcntl.fcntl(descriptor, _F_NOCACHE, 1)
-        return _BUFFERED
-    return _STRAIGHT if _set_direct(descriptor, True) else _BUFFERED
+        return ReadWay.BUFFERED
+    return ReadWay.STRAIGHT if _set_direct(descriptor, True) else ReadWay.BUFFERED
 
 
 def _set_direct(descriptor: int, wanted: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Large files of a cache, which can be made again: their names, stamps, last use, unfinished copies, and the lock of their writer.
+"""Large files of a cache, which can be made again: their names, last use, unfinished copies, and the lock of their writer.
 
 `NAME.checked` records that the checksums of a finished file were verified, with the file's stamp. `NAME.part` is an unfinished file.
 """
@@ -13,18 +13,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from .plain_file import file_stamp
+
 UNFINISHED, CHECKED = ".part", ".checked"
 _ABANDONED_S = 86400.0
 """Seconds after which an unfinished file is removed. Until then the next load of its model continues it."""
-
-
-def file_stamp(path: Path) -> list[str | int]:
-    """Real path, size, and times of the last change of content and metadata.
-
-    The stamp differs after any write, even if the old time was restored. Raises OSError.
-    """
-    found = path.stat()
-    return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]
 
 
 def cached_path(folder: Path, model: Path, suffix: str) -> Path:

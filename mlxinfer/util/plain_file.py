@@ -1,4 +1,4 @@
-"""Opens regular files only: a pipe would block a reader forever, and a device has no end."""
+"""Opens regular files only: a pipe would block a reader forever, and a device has no end. Stamps reveal a changed file."""
 
 from __future__ import annotations
 
@@ -33,3 +33,12 @@ def read_plain(path: Path, most: int = MOST_BYTES) -> bytes:
     if len(contents) > most:
         raise OSError(errno.EFBIG, f"it has more than {most >> 20} MB", str(path))
     return contents
+
+
+def file_stamp(path: Path) -> list[str | int]:
+    """Real path, size, and times of the last change of content and metadata.
+
+    The stamp differs after any write, even if the old time was restored. Raises OSError.
+    """
+    found = path.stat()
+    return [os.path.realpath(path), found.st_size, found.st_mtime_ns, found.st_ctime_ns]

@@ -15,7 +15,7 @@ from ... import kernels_cpu
 from ..._version import __version__
 from ...errors import ModelNotFoundError
 from ...util.cache_dir import cache_dir
-from ...util.cache_files import file_stamp
+from ...util.plain_file import file_stamp
 from ..files import add_bytes
 from ..gguf.files import part_paths
 

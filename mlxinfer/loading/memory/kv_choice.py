@@ -9,7 +9,7 @@ from typing import Any
 from ...cache.kv_format import KVFormat
 from ...errors import MLXInferError, SettingError
 from ...util.cache_dir import cache_dir
-from ...util.cache_files import file_stamp
+from ...util.plain_file import file_stamp
 from ..find.resolve import resolve
 
 AUTO = "auto"

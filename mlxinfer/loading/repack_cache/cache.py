@@ -14,7 +14,8 @@ from ... import kernels_cpu
 from ...kernels_cpu import Packed, WeightFile
 from ...nn.weights import RawBlocks
 from ...util.background import Stop, later
-from ...util.cache_files import file_stamp, is_checked, mark_safe, remove_abandoned
+from ...util.cache_files import is_checked, mark_safe, remove_abandoned
+from ...util.plain_file import file_stamp
 from ..gguf.files import part_paths
 from .layout import Place, Source, copy_path, directory, limit_bytes, read_places
 from .writer import CopyWriter

@@ -12,7 +12,7 @@ import mlx.core as mx
 
 from ....errors import CheckpointError, UnsupportedModelError
 from ....nn.weights import Dense, Format, Matrix
-from ....util.cache_files import file_stamp
+from ....util.plain_file import file_stamp
 from ....util.typed_reader import shown
 from ....vision.families import PROCESSORS
 from ....vision.processor import ImageProcessor, ProcessorConfig, ProcessorFiles

@@ -1,0 +1,1 @@
+"""Benchmarks of models whose experts do not all fit in memory."""
