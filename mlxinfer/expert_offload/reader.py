@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
+from queue import SimpleQueue
 from typing import Any
 
 from ..errors import ExpertReadError
@@ -67,18 +68,21 @@ class ExpertRead:
 class ExpertReader:
     """A pool of threads that read records of one file.
 
-    Demanded reads start before predicted ones. The caller of `wait` reads too, so that a single read needs no other thread.
+    Demanded reads start before predicted ones. The caller of `wait` reads too, so that a single read needs no other thread. An exception of
+    a signal handler at any point in the caller's thread leaves the reader usable: hence no `threading.Condition`, whose methods may be
+    interrupted while they hold a lock.
     """
 
     def __init__(self, file: ExpertFile, threads: int = THREADS, read: ReadInto | None = None) -> None:
         """Read through `read`, which is `os.preadv` unless a test replaces it."""
         self._file, self._count = file, max(threads, 1)
         self._read_into: ReadInto = read or os.preadv
-        self._lock = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
         self._demanded: deque[ExpertRead] = deque()
         self._predicted: deque[ExpertRead] = deque()
+        self._wake: SimpleQueue[None] = SimpleQueue()
+        """An entry lets one thread do all reads that wait."""
         self._threads: list[threading.Thread] = []
-        self._idle = 0
         self._closing = False
         self._bounce = threading.local()
         self._padding = mmap.mmap(-1, PAGE)
@@ -97,21 +101,18 @@ class ExpertReader:
 
     def submit(self, reads: Sequence[ExpertRead], *, demanded: bool, helped: bool = False) -> None:
         """Start reads. `helped`: the caller calls `wait` at once, and does one of the reads itself."""
-        with self._lock:
-            if self._closing:
-                raise ExpertReadError("the model was closed while it computed")
-            (self._demanded if demanded else self._predicted).extend(reads)
-            wanted = len(reads) - helped
-            while wanted > self._idle and len(self._threads) < self._count and self._start():
-                wanted -= 1
-            if wanted > 0 and self._idle:
-                self._lock.notify(min(wanted, self._idle))
+        if self._closing:
+            raise ExpertReadError("the model was closed while it computed")
+        (self._demanded if demanded else self._predicted).extend(reads)
+        threads = min(len(reads) - helped, self._count)
+        while len(self._threads) < threads and self._start():
+            pass
+        for _ in range(threads):
+            self._wake.put(None)
 
     def promote(self, read: ExpertRead) -> None:
         """Treat a predicted read as a demanded one."""
-        with self._lock:
-            if read.state == _WAITING:
-                self._demanded.append(read)
+        self._demanded.append(read)
 
     def cancel(self, read: ExpertRead) -> bool:
         """Cancel a read unless it has started. True if its slot is free."""
@@ -123,10 +124,22 @@ class ExpertReader:
             return read.state == _CANCELLED
 
     def wait(self, reads: Sequence[ExpertRead]) -> None:
-        """Wait until all reads are over, and do demanded reads meanwhile. A read that failed has an `error`."""
+        """Wait until all reads are over, and do those that have not started. A read that failed has an `error`."""
         for read in reads:
-            while read.state == _WAITING and (mine := self._take(demanded_only=True)) is not None:
-                self._do(mine)
+            if read.state == _WAITING:
+                mine = False
+                try:
+                    with self._lock:
+                        mine = read.state == _WAITING
+                        read.state = _RUNNING if mine else read.state
+                    if mine:
+                        self._do(read)
+                except BaseException:
+                    # Without this, a read that was interrupted between the two lines would never be over.
+                    if mine and not read.is_over:
+                        self._end(read, OSError(errno.EINTR, os.strerror(errno.EINTR)))
+                    raise
+        for read in reads:
             if not read.is_over:
                 with read.lock:
                     pass
@@ -146,43 +159,35 @@ class ExpertReader:
         return True
 
     def _run(self) -> None:
-        while True:
-            with self._lock:
-                while not self._closing and (read := self._next(False)) is None:
-                    self._idle += 1
-                    self._lock.wait()
-                    self._idle -= 1
-                if self._closing:
-                    return
-            assert read is not None
-            self._do(read)
+        while not self._closing:
+            self._wake.get()
+            while (read := self._next()) is not None:
+                self._do(read)
 
-    def _take(self, demanded_only: bool) -> ExpertRead | None:
+    def _next(self) -> ExpertRead | None:
+        """Return the next read, marked as running."""
         with self._lock:
-            return self._next(demanded_only)
-
-    def _next(self, demanded_only: bool) -> ExpertRead | None:
-        """The next read, marked as running. The lock is held."""
-        for queue in (self._demanded,) if demanded_only else (self._demanded, self._predicted):
-            while queue:
-                read = queue.popleft()
-                if read.state == _WAITING:
-                    read.state = _RUNNING
-                    return read
+            for queue in (self._demanded, self._predicted):
+                while queue:
+                    read = queue.popleft()
+                    if read.state == _WAITING:
+                        read.state = _RUNNING
+                        return read
         return None
 
     def _do(self, read: ExpertRead) -> None:
+        error: OSError | None = OSError(errno.EINTR, os.strerror(errno.EINTR))
         try:
             self._fill(read)
-        except OSError as error:
-            read.error = error
-        except BaseException:
-            read.error = OSError(errno.EINTR, os.strerror(errno.EINTR))
-            raise
+            error = None
+        except OSError as found:
+            error = found
         finally:
-            read.targets = ()
-            read.state = _DONE
-            read.lock.release()
+            self._end(read, error)
+
+    def _end(self, read: ExpertRead, error: OSError | None) -> None:
+        read.error, read.targets, read.state = error, (), _DONE
+        read.lock.release()
 
     def _fill(self, read: ExpertRead) -> None:
         """Read a record, in the way that this file system supports. Raises OSError."""
@@ -230,14 +235,15 @@ class ExpertReader:
 
     def close(self) -> None:
         """Cancel waiting reads and end the threads. Running reads end first."""
+        self._closing = True
         with self._lock:
-            self._closing = True
             waiting = [*self._demanded, *self._predicted]
             self._demanded.clear()
             self._predicted.clear()
-            self._lock.notify_all()
         for read in waiting:
             self.cancel(read)
+        for _ in self._threads:
+            self._wake.put(None)
         for thread in self._threads:
             thread.join()
 
