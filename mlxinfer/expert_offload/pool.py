@@ -60,27 +60,17 @@ class ExpertPool:
         """Reads that `prefetch` started, and those of them whose expert was chosen next."""
         self.bytes_read = 0
         self.waiting_s = 0.0
-        self._allocate(self._possible(slots))
-        if self.is_complete:
-            self._read_all()
-
-    def _possible(self, slots: int) -> int:
-        # Two waves at least need slots at once: one is computed, the other is read.
-        return min(max(slots, LEAST_SLOTS), self.experts)
-
-    def _allocate(self, slots: int) -> None:
-        self.slots = slots
-        self.arrays = {each.name: self._new((slots, *each.shape), each.mlx_dtype) for each in self.layer.arrays}
+        self.on_resize: list[Callable[[], None]] = []
+        """Called after `resize` has replaced `arrays`: holders of the old arrays drop them there, or their memory is not free."""
+        self.slots, self.is_complete = 0, False
+        """`is_complete` is True if every expert is resident, in the slot of its own number. Nothing is read or waited for then."""
+        self.arrays: dict[str, mx.array] = {}
         """Arrays `[slots, ...]` by name, the same objects until `resize`."""
-        self._views = [expert_bytes(array) for array in self.arrays.values()]
+        self._views: list[np.ndarray] = []
         self._slot_of = np.full(self.experts, -1, np.int32)
-        self._expert_in = np.full(slots, -1, np.int64)
-        self._in_use = np.zeros(slots, bool)
-
-    @property
-    def is_complete(self) -> bool:
-        """True if every expert is resident, in the slot of its own number. Nothing is read or waited for."""
-        return self.slots == self.experts
+        self._expert_in = np.empty(0, np.int64)
+        self._in_use = np.empty(0, bool)
+        self.resize(slots)
 
     @property
     def resident_bytes(self) -> int:
@@ -190,11 +180,11 @@ class ExpertPool:
         return found
 
     def _evict(self, slot: int) -> None:
-        expert = int(self._expert_in[slot])
+        expert = self._expert_in[slot]
+        self._expert_in[slot] = -1
         if expert >= 0:
             self._slot_of[expert] = -1
-            self._unused_predictions.discard(expert)
-        self._expert_in[slot] = -1
+            self._unused_predictions.discard(int(expert))
 
     def _start(self, expert: int, slot: int) -> ExpertRead:
         layer = self.layer
@@ -300,23 +290,31 @@ class ExpertPool:
         All work of the device must be done. Needs memory for the old and the new slots. Raises `ExpertReadError` if a slot for each expert
         is wanted and one cannot be read.
         """
-        slots = self._possible(slots)
-        if slots == self.slots:
+        # Two waves at least need slots at once: one is computed, the other is read.
+        slots = min(max(slots, LEAST_SLOTS), self.experts)
+        if slots == self.slots and (self.is_complete or slots < self.experts):
             return
         with self._lock:
             self._drain()
             best = np.flatnonzero(self._slot_of >= 0)
             best = best[np.argsort(-self._scores.values[best], kind="stable")][:slots]
-            sources, views = self._slot_of[best], self._views
-            self._allocate(slots)
-            targets = best if self.is_complete else np.arange(len(best))
-            for old, new in zip(views, self._views, strict=True):
-                for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
+            arrays = {each.name: self._new((slots, *each.shape), each.mlx_dtype) for each in self.layer.arrays}
+            views = [expert_bytes(array) for array in arrays.values()]
+            targets = best if slots == self.experts else np.arange(len(best))
+            for old, new in zip(self._views, views, strict=False):
+                for source, target in zip(self._slot_of[best].tolist(), targets.tolist(), strict=True):
                     new[target] = old[source]
-            self._slot_of[best] = targets
-            self._expert_in[targets] = best
-        if self.is_complete:
+            slot_of, expert_in, in_use = np.full(self.experts, -1, np.int32), np.full(slots, -1, np.int64), np.zeros(slots, bool)
+            slot_of[best] = targets
+            expert_in[targets] = best
+            # Without calls in between, a signal handler cannot interrupt these lines.
+            self.slots, self.is_complete, self.arrays, self._views = slots, False, arrays, views
+            self._slot_of, self._expert_in, self._in_use = slot_of, expert_in, in_use
+        for call in self.on_resize:
+            call()
+        if slots == self.experts:
             self._read_all()
+            self.is_complete = True
 
     def _drain(self) -> None:
         """End all reads. Those that had started become resident."""

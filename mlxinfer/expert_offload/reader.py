@@ -75,7 +75,7 @@ class ExpertReader:
 
     def __init__(self, file: ExpertFile, threads: int = THREADS, read: ReadInto | None = None) -> None:
         """Read through `read`, which is `os.preadv` unless a test replaces it."""
-        self._file, self._count = file, max(threads, 1)
+        self._file = file
         self._read_into: ReadInto = read or os.preadv
         self._lock = threading.Lock()
         self._demanded: deque[ExpertRead] = deque()
@@ -88,6 +88,11 @@ class ExpertReader:
         self._padding = mmap.mmap(-1, PAGE)
         """Receives the padding of records, from all threads."""
         self._way = _uncached(file.descriptor)
+        for number in range(threads):
+            thread = threading.Thread(target=self._run, name=f"mlxinfer-experts-{number}", daemon=True)
+            with suppress(RuntimeError):  # no more threads: the caller of `wait` reads
+                thread.start()
+                self._threads.append(thread)
 
     @property
     def way(self) -> ReadWay:
@@ -104,10 +109,7 @@ class ExpertReader:
         if self._closing:
             raise ExpertReadError("the model was closed while it computed")
         (self._demanded if demanded else self._predicted).extend(reads)
-        threads = min(len(reads) - helped, self._count)
-        while len(self._threads) < threads and self._start():
-            pass
-        for _ in range(threads):
+        for _ in range(min(len(reads) - helped, len(self._threads))):
             self._wake.put(None)
 
     def promote(self, read: ExpertRead) -> None:
@@ -131,7 +133,8 @@ class ExpertReader:
                 try:
                     with self._lock:
                         mine = read.state == _WAITING
-                        read.state = _RUNNING if mine else read.state
+                        if mine:
+                            read.state = _RUNNING
                     if mine:
                         self._do(read)
                 except BaseException:
@@ -148,15 +151,6 @@ class ExpertReader:
         """The error of a read that is not whole."""
         why = read.error.strerror or str(read.error) if read.error else "the model was closed"
         return ExpertReadError(f"cannot read experts from {self._file.path} ({why}): check the disk, and load the model again")
-
-    def _start(self) -> bool:
-        thread = threading.Thread(target=self._run, name=f"mlxinfer-experts-{len(self._threads)}", daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # no more threads, or the interpreter is ending: the caller of `wait` reads
-            return False
-        self._threads.append(thread)
-        return True
 
     def _run(self) -> None:
         while not self._closing:

@@ -17,7 +17,7 @@ from ...models.expert_records import AnyExperts, RoutedTensors, products_of, rec
 from ...models.pipeline_stage import Stage
 from ...nn.packing import settle
 from ...nn.weights import Dense, Format
-from ...util.cache_files import file_stamp
+from ...util.plain_file import file_stamp
 from ..checkpoint import Checkpoint
 from ..find.fingerprint import model_files
 from ..memory.experts import ExpertLayer
