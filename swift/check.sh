@@ -23,6 +23,13 @@ if [ "$(uname -s)" != Darwin ]; then
   check $apple -parse-as-library -module-name MenuBarChat "$root"/examples/swift/MenuBarChat/Sources/MenuBarChat/*.swift
 fi
 
+# AnyLanguageModel is a package that only the network has.
+swiftc -swift-version 6 $strict -parse-as-library -emit-module -module-name AnyLanguageModel \
+  -o "$work/AnyLanguageModel.swiftmodule" "$swift/StandIns/AnyLanguageModel.swift"
+check -I "$work" -parse-as-library -module-name MLXInferAnyLanguageModel \
+  "$root"/examples/swift/MLXInferAnyLanguageModel/Sources/MLXInferAnyLanguageModel/*.swift
+echo "the provider for AnyLanguageModel compiles against its declarations"
+
 for file in "$catalogue"/Resources/*.swift "$package"/Tests/MLXInferClientTests/Live/SnippetView.swift; do
   case $file in
     */ask-package.swift)
