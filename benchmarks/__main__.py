@@ -12,6 +12,7 @@ from .common.options import stored_path
 from .common.study import place
 from .compare.command import compare
 from .compare.command import show as show_compare
+from .experts.command import experts
 from .experts.eviction import eviction
 from .experts.reads import expert_reads
 from .kernels.command import attention_gpu, kernels_compile, products_gpu, step
@@ -48,7 +49,7 @@ def report(name: str) -> None:
 
 
 _MEASURING = (attention_gpu, batch, compare, first_token, kernels_compile, kv_quality, launches, products_gpu, serving, step, vision)
-for command in (*_MEASURING, eviction, expert_reads, structure):
+for command in (*_MEASURING, eviction, expert_reads, experts, structure):
     main.add_command(command)
 
 if __name__ == "__main__":

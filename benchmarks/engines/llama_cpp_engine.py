@@ -27,7 +27,7 @@ class LlamaCpp(Engine):
     def load(self, model: str, *, threads: int, context: int, prompt: str) -> Answer:
         llama.llama_log_set(quiet, ctypes.c_void_p(0))
         llama.llama_backend_init()
-        self.model = llama.llama_model_load_from_file(model.encode(), llama.llama_model_default_params())
+        self.model = llama.llama_model_load_from_file(model.encode(), self._model_params())
         if self.model is None:
             raise ValueError(f"{model} cannot be loaded")
         self.vocabulary = llama.llama_model_get_vocab(self.model)
@@ -67,6 +67,9 @@ class LlamaCpp(Engine):
         for _ in range(steps):
             token = self._feed([token])
         return {"seconds": perf_counter() - start}
+
+    def _model_params(self) -> Any:
+        return llama.llama_model_default_params()
 
     def _context(self, tokens: int, streams: int, kv: int = 16) -> Any:
         params = llama.llama_context_default_params()

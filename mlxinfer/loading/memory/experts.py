@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import mlx.core as mx
 
 from ...models.decoder import Model
-from ...nn.moe import Experts, PlainExperts
+from ...models.expert_records import RoutedTensors, routed_experts
 from ...nn.packing import objects
 from ...nn.routes import Route
 from ...util.dataclass import dataclass
@@ -197,7 +197,8 @@ def expert_layers(model: Model, tensors: Mapping[str, PlannedTensor]) -> tuple[E
     """Find the routed experts in the blocks of a model whose graph requested `tensors`. Those of a draft head are not among them."""
 
     def nbytes(key: str, count: int) -> int:
-        return sum(each.nbytes for name, each in tensors.items() if name.startswith(f"{key}.") and each.request.shape[0] == count)
+        own = RoutedTensors([key])
+        return sum(each.nbytes for name, each in tensors.items() if name in own and each.request.shape[0] == count)
 
     return tuple(
         ExpertLayer(key=key, experts=count, chosen=chosen, nbytes=nbytes(key, count)) for key, count, chosen in _routed_experts(model)
@@ -213,6 +214,7 @@ def layers_in(model: Model, layers: Sequence[ExpertLayer]) -> tuple[ExpertLayer,
 def _routed_experts(model: Model) -> Iterator[tuple[str, int, int]]:
     """Yield (name in the graph, experts, experts of a token) of each layer with routed experts."""
     for node in objects(getattr(model, "blocks", ())):
-        experts, route = getattr(node, "experts", None), getattr(node, "route", None)
-        if isinstance(experts, (Experts, PlainExperts)) and isinstance(route, Route):
-            yield experts.down.projections[0].name.rpartition(".")[0], experts.down.matrix.shape[0], route.rule.chosen
+        route = getattr(node, "route", None)
+        if isinstance(route, Route):
+            for key, layer in routed_experts(getattr(node, "experts", None)):
+                yield key, layer.down.matrix.shape[0], route.rule.chosen
