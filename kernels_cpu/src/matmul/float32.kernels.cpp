@@ -1,5 +1,6 @@
 // Products of packed codes and of plain floats with float32 activations. As with 8 bits, a row's result does not depend on the tile.
 
+#include "matmul/stream.h"
 #include "matmul/tile.h"
 #include "matmul/unpack.h"
 
@@ -89,46 +90,59 @@ MLXINFER_INLINE void add_products(const Columns<C>& columns, int from, int to, c
   }
 }
 
+// total + a block times a row of activations, from the sums of products with its halves.
+template <Code C>
+MLXINFER_INLINE F32 add_halves(F32 total, F32 first, F32 second, const BlockScales& group, float first_sum, float second_sum) {
+  if constexpr (is_plain(C)) {
+    total += first + second;
+  } else if constexpr (has_halves(C)) {
+    total = fma(group.scale[1], second, fma(group.scale[0], first, total));
+  } else {
+    total = fma(group.scale[0], first + second, total);
+  }
+  if constexpr (is_affine(C) && has_halves(C)) {
+    total = fma(group.bias[1], broadcast(second_sum), fma(group.bias[0], broadcast(first_sum), total));
+  } else if constexpr (is_affine(C)) {
+    total = fma(group.bias[0], broadcast(first_sum + second_sum), total);
+  }
+  return total;
+}
+
 template <Code C, int Rows>
 void tile(const Panel& panel, const FloatTile& x, float* out) {
-  for (int sub = 0; sub < kSubs; ++sub) {
-    F32 total[Rows] = {};
-    Headers<C> headers(panel, sub);
+  constexpr int together = kTogether<Rows>;
+  PanelStream<Columns<C>::kBlockBytes, kSubs / together> stream(panel);
+  for (int start = 0; start < kSubs; start += together) {
+    F32 total[together][Rows] = {};
+    Headers<C, together> headers(panel, start);
     const uint8_t* block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
-      if (Rows <= 8 && sub == 0) {
-        prefetch<128>(headers.at() + panel.ahead);
-      }
-      const BlockScales group = headers.next();
+      BlockScales groups[together] = {};
+      headers.next(groups);
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
-        if (Rows <= 8 && sub == 0) {
-          prefetch<Columns<C>::kBlockBytes>(block + panel.ahead);
+        if (Rows <= 8) {
+          stream.step();
         }
-        const Columns<C> columns(block, sub);
         const float *values = x.x + b * kBlockColumns * Rows, *sums = x.sums + 2 * b * Rows;
-        F32 first[Rows] = {}, second[Rows] = {}; // halves, so that additions wait less for one another
-        add_products<C, Rows>(columns, 0, 4, values, first);
-        add_products<C, Rows>(columns, 4, 8, values, second);
         MLXINFER_UNROLL
-        for (int m = 0; m < Rows; ++m) {
-          if constexpr (is_plain(C)) {
-            total[m] += first[m] + second[m];
-          } else if constexpr (has_halves(C)) {
-            total[m] = fma(group.scale[1], second[m], fma(group.scale[0], first[m], total[m]));
-          } else {
-            total[m] = fma(group.scale[0], first[m] + second[m], total[m]);
-          }
-          if constexpr (is_affine(C) && has_halves(C)) {
-            total[m] = fma(group.bias[1], broadcast(sums[Rows + m]), fma(group.bias[0], broadcast(sums[m]), total[m]));
-          } else if constexpr (is_affine(C)) {
-            total[m] = fma(group.bias[0], broadcast(sums[m] + sums[Rows + m]), total[m]);
+        for (int sub = 0; sub < together; ++sub) {
+          const Columns<C> columns(block, start + sub);
+          F32 first[Rows] = {}, second[Rows] = {}; // halves, so that additions wait less for one another
+          add_products<C, Rows>(columns, 0, 4, values, first);
+          add_products<C, Rows>(columns, 4, 8, values, second);
+          MLXINFER_UNROLL
+          for (int m = 0; m < Rows; ++m) {
+            total[sub][m] = add_halves<C>(total[sub][m], first[m], second[m], groups[sub], sums[m], sums[Rows + m]);
           }
         }
       }
     }
     MLXINFER_UNROLL
-    for (int m = 0; m < Rows; ++m) {
-      store(out + m * kPanelRows + sub * kWidth, total[m]);
+    for (int sub = 0; sub < together; ++sub) {
+      MLXINFER_UNROLL
+      for (int m = 0; m < Rows; ++m) {
+        store(out + m * kPanelRows + (start + sub) * kWidth, total[sub][m]);
+      }
     }
   }
 }

@@ -2,6 +2,7 @@
 // order whatever the tile, so that a row's result does not depend on the rows beside it.
 
 #include "matmul/dot.h"
+#include "matmul/stream.h"
 #include "matmul/tile.h"
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
@@ -19,53 +20,66 @@ MLXINFER_INLINE F32 products(const Codes& codes, const int32_t* q, int rows, int
   }
 }
 
+// total += a block's codes times a row of activations, `m` of Rows.
+template <Code C, int Planes, int Rows>
+MLXINFER_INLINE F32 add_block(F32 total, const Codes& codes, const BlockScales& group, const IntegerTile& x, int64_t b, int m) {
+  using Form = Integers<C>;
+  constexpr float unit = is_affine(C) ? 1.0f : 0.5f; // values of four-bit floats are doubled
+  const int32_t *q = x.q + b * 8 * Planes * Rows + m, *sums = x.code_sums + 2 * b * Rows + m;
+  const float* halves = x.half_sums + 2 * b * Rows + m;
+  const float scale = x.scales[b * Rows + m] * unit;
+  if constexpr (has_halves(C)) {
+    F32 first = products<Form, Planes, 0, 4>(codes, q, Rows, sums[0]);
+    F32 second = products<Form, Planes, 4, 4>(codes, q, Rows, sums[Rows]);
+    total = fma(first, group.scale[0] * scale, total);
+    total = fma(second, group.scale[1] * scale, total);
+    if constexpr (is_affine(C)) {
+      total = fma(group.bias[0], broadcast(halves[0]), total);
+      total = fma(group.bias[1], broadcast(halves[Rows]), total);
+    }
+  } else {
+    F32 both = products<Form, Planes, 0, 8>(codes, q, Rows, Form::kOffset == 0 ? 0 : sums[0] + sums[Rows]);
+    total = fma(both, group.scale[0] * scale, total);
+    if constexpr (is_affine(C)) {
+      total = fma(group.bias[0], broadcast(x.sums[b * Rows + m]), total);
+    }
+  }
+  return total;
+}
+
 template <Code C, int Planes, int Rows>
 void tile(const Panel& panel, const IntegerTile& x, float* out) {
   using Form = Integers<C>;
-  constexpr float unit = is_affine(C) ? 1.0f : 0.5f; // values of four-bit floats are doubled
+  constexpr int together = kTogether<Rows>;
   constexpr int64_t block_bytes = Form::kBits * 64;
-  for (int sub = 0; sub < kSubs; ++sub) {
-    F32 total[Rows] = {};
-    Headers<C> headers(panel, sub);
+  PanelStream<block_bytes, kSubs / together> stream(panel);
+  for (int first = 0; first < kSubs; first += together) {
+    F32 total[together][Rows] = {};
+    Headers<C, together> headers(panel, first);
     const uint8_t* block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
-      if (Rows <= 8 && sub == 0) {
-        prefetch<128>(headers.at() + panel.ahead);
-      }
-      const BlockScales group = headers.next();
+      BlockScales groups[together];
+      headers.next(groups);
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += block_bytes) {
-        if (Rows <= 8 && sub == 0) {
-          prefetch<block_bytes>(block + panel.ahead);
+        if (Rows <= 8) {
+          stream.step();
         }
-        const Codes codes = Form::unpack(block, sub);
-        const int32_t* q = x.q + b * 8 * Planes * Rows;
-        const int32_t* sums = x.code_sums + 2 * b * Rows;
-        const float* halves = x.half_sums + 2 * b * Rows;
         MLXINFER_UNROLL
-        for (int m = 0; m < Rows; ++m) {
-          const float scale = x.scales[b * Rows + m] * unit;
-          if constexpr (has_halves(C)) {
-            F32 first = products<Form, Planes, 0, 4>(codes, q + m, Rows, sums[m]);
-            F32 second = products<Form, Planes, 4, 4>(codes, q + m, Rows, sums[Rows + m]);
-            total[m] = fma(first, group.scale[0] * scale, total[m]);
-            total[m] = fma(second, group.scale[1] * scale, total[m]);
-            if constexpr (is_affine(C)) {
-              total[m] = fma(group.bias[0], broadcast(halves[m]), total[m]);
-              total[m] = fma(group.bias[1], broadcast(halves[Rows + m]), total[m]);
-            }
-          } else {
-            F32 both = products<Form, Planes, 0, 8>(codes, q + m, Rows, Form::kOffset == 0 ? 0 : sums[m] + sums[Rows + m]);
-            total[m] = fma(both, group.scale[0] * scale, total[m]);
-            if constexpr (is_affine(C)) {
-              total[m] = fma(group.bias[0], broadcast(x.sums[b * Rows + m]), total[m]);
-            }
+        for (int sub = 0; sub < together; ++sub) {
+          const Codes codes = Form::unpack(block, first + sub);
+          MLXINFER_UNROLL
+          for (int m = 0; m < Rows; ++m) {
+            total[sub][m] = add_block<C, Planes, Rows>(total[sub][m], codes, groups[sub], x, b, m);
           }
         }
       }
     }
     MLXINFER_UNROLL
-    for (int m = 0; m < Rows; ++m) {
-      store(out + m * kPanelRows + sub * kWidth, total[m]);
+    for (int sub = 0; sub < together; ++sub) {
+      MLXINFER_UNROLL
+      for (int m = 0; m < Rows; ++m) {
+        store(out + m * kPanelRows + (first + sub) * kWidth, total[sub][m]);
+      }
     }
   }
 }

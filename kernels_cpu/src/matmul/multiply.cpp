@@ -17,7 +17,7 @@ constexpr int64_t kChunkBytes = 512 * 1024;
 constexpr int64_t kManyRowsBlocks = 24; // that tiles of many rows are multiplied with before the next ones
 constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
 constexpr int64_t kPreparedElements = 2048; // some microseconds of work
-constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
+constexpr int64_t kLeastAhead = 6144, kDistance = 4096; // bytes, for the memory to answer in time
 
 constexpr int kFewRows = kTileSizes, kManyRows = kTileSizes + 1; // kinds of tiles
 
@@ -194,15 +194,29 @@ class Run {
     return p_.gate ? p_.layout.panels() / 2 : p_.layout.panels();
   }
 
-  void run_panels() {
-    const int64_t panels = result_panels(), work = panels * static_cast<int64_t>(segments_.size());
+  // Panels that a thread takes at once.
+  int64_t piece_size() const {
+    const int64_t work = result_panels() * static_cast<int64_t>(segments_.size());
     const int64_t fair = std::clamp<int64_t>(work / (kPiecesPerThread * thread_count()), 1, kMostPanelsPerPiece);
-    const int64_t size = nested_ || many_rows_ > 0 ? (fair + 1) / 2 * 2 : fair; // pairs stay together
-    const int64_t pieces = (panels + size - 1) / size;
-    parallel_for(static_cast<size_t>(pieces) * segments_.size(), 1, [=, this](size_t begin, size_t end) {
+    return nested_ || many_rows_ > 0 ? (fair + 1) / 2 * 2 : fair; // pairs stay together
+  }
+
+  // Prefetches what is read first of a panel.
+  void ask_for(const uint8_t* panel) const {
+    for (int64_t i = 0; i < distance(); i += 64) {
+      __builtin_prefetch(panel + i);
+    }
+  }
+
+  void run_panels() {
+    const int64_t panels = result_panels(), size = piece_size(), pieces = (panels + size - 1) / size;
+    const auto all = static_cast<size_t>(pieces) * segments_.size(), threads = static_cast<size_t>(thread_count());
+    auto segment_at = [=, this](size_t i) -> const Segment& { return segments_[i / static_cast<size_t>(pieces)]; };
+    auto first_of = [=](size_t i) { return static_cast<int64_t>(i % static_cast<size_t>(pieces)) * size; };
+    parallel_for(all, 1, [=, this](size_t begin, size_t end) {
       for (size_t i = begin; i < end; ++i) {
-        const Segment& segment = segments_[i / static_cast<size_t>(pieces)];
-        const int64_t from = static_cast<int64_t>(i % static_cast<size_t>(pieces)) * size, to = std::min<int64_t>(from + size, panels);
+        const Segment& segment = segment_at(i);
+        const int64_t from = first_of(i), to = std::min<int64_t>(from + size, panels);
         if (nested_ && by_matrix_unit(tiles_[segment.first_tile])) { // the largest tiles come first
           for (int64_t panel = from; panel < to; panel += p_.gate ? 1 : 2) {
             run_nested_panels(segment, panel, p_.gate ? panel + panels : std::min(panel + 1, to - 1));
@@ -215,25 +229,41 @@ class Run {
         }
         // These come between the others.
         const bool only_few_rows = tiles_[segment.first_tile].kind == kFewRows && tiles_[segment.last_tile - 1].kind == kFewRows;
+        // While threads take turns, this one continues with that piece.
+        const uint8_t* after = i + threads < all ? panel_start(segment_at(i + threads).expert, first_of(i + threads)) : nullptr;
+        if (!only_few_rows) {
+          ask_for(panel_start(segment.expert, from));
+        }
         for (int64_t panel = from; panel < to && !only_few_rows; ++panel) {
-          run_panel(segment, panel);
+          run_panel(segment, panel, panel + 1 < to ? panel_start(segment.expert, panel + 1) : after);
         }
         run_few_rows(segment, from, to);
       }
     });
   }
 
-  Panel panel_at(int64_t expert, int64_t index) const {
+  const uint8_t* panel_start(int64_t expert, int64_t index) const {
+    return p_.weights + (expert * p_.layout.panels() + index) * p_.layout.panel_bytes();
+  }
+
+  int64_t distance() const {
+    return std::min(kDistance, p_.layout.panel_bytes());
+  }
+
+  // `next`: the panel that is read after this one, or null where none is.
+  Panel panel_at(int64_t expert, int64_t index, const uint8_t* next = nullptr) const {
     const Layout& l = p_.layout;
-    const uint8_t* start = p_.weights + (expert * l.panels() + index) * l.panel_bytes();
+    const uint8_t* start = panel_start(expert, index);
     const int64_t ahead = (kLeastAhead + l.panel_bytes() - 1) / l.panel_bytes() * l.panel_bytes();
     const int blocks = l.is_plain() ? static_cast<int>(blocks_) : std::max(l.group / kBlockColumns, 1);
     const int scale_bytes = static_cast<int>(l.scale_bytes());
-    return {start, start + l.header_bytes(), blocks_, blocks, l.scale, scale_bytes, l.has_biases(), static_cast<float>(l.zero), ahead};
+    return {start, start + l.header_bytes(), blocks_, blocks, l.scale, scale_bytes, l.has_biases(), static_cast<float>(l.zero), ahead,
+            l.panel_bytes(), next == nullptr ? start : next, distance()};
   }
 
-  void run_panel(const Segment& segment, int64_t index) const {
-    const Panel panel = panel_at(segment.expert, index), up = panel_at(segment.expert, p_.gate ? index + result_panels() : index);
+  void run_panel(const Segment& segment, int64_t index, const uint8_t* next) const {
+    const int64_t up_index = p_.gate ? index + result_panels() : index;
+    const Panel up = panel_at(segment.expert, up_index, next), panel = p_.gate ? panel_at(segment.expert, index, up.headers) : up;
     const bool spread = by_matrix_unit(tiles_[segment.first_tile]);
     const SpreadPanel wide = spread ? spread_panel(panel, 0) : SpreadPanel{};
     const SpreadPanel wide_up = spread && p_.gate ? spread_panel(up, 1) : SpreadPanel{};

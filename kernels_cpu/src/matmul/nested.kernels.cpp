@@ -3,59 +3,95 @@
 
 #include "matmul/dot.h"
 #include "matmul/nest.h"
+#include "matmul/stream.h"
 #include "matmul/tile.h"
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
 namespace {
 
+// The scales of a block's groups, for one part of a panel's rows.
+template <int Halves>
+struct NestScales {
+  I32 scale[Halves];
+  F32 bias[Halves];
+};
+
+// What a block adds to the sums of 256 columns and to the total of a row of activations, `m` of Rows.
+template <Code C, int Planes, int Rows, int Halves>
+MLXINFER_INLINE void add_block(
+    const Codes& codes, const NestScales<Halves>& scales, const NestedTile& x, int64_t b, int m, I32 (&sums)[Planes][Rows], F32& total) {
+  using Form = Integers<C>;
+  MLXINFER_UNROLL
+  for (int g = 0; g < Halves; ++g) {
+    const int64_t group = b * Halves + g;
+    if constexpr (nest_has_biases(C)) {
+      total = fma(scales.bias[g], broadcast(x.sums[group * Rows + m]), total);
+    }
+    MLXINFER_UNROLL
+    for (int plane = 0; plane < Planes; ++plane) {
+      const I32 start = nest_has_biases(C) ? I32{} : broadcast(x.starts[(group * Planes + plane) * Rows + m]);
+      const int32_t* q = reinterpret_cast<const int32_t*>(x.q) + (b * Planes + plane) * 8 * Rows + m;
+      sums[plane][m] += scales.scale[g] * (Halves == 1 ? dot<Form, 0, 8>(start, codes, q, Rows)
+                                                       : g == 0 ? dot<Form, 0, 4>(start, codes, q, Rows) : dot<Form, 4, 4>(start, codes, q, Rows));
+    }
+  }
+}
+
 template <Code C, int Planes, int Rows>
 void tile(const Panel& panel, const NestedTile& x, float* out) {
   using Form = Integers<C>;
-  constexpr int halves = has_halves(C) ? 2 : 1;
+  constexpr int halves = has_halves(C) ? 2 : 1, together = kTogether<Rows>;
   constexpr int64_t block_bytes = Form::kBits * 64;
-  for (int sub = 0; sub < kSubs; ++sub) {
-    F32 total[Rows] = {};
-    NestHeaders<C> headers(panel.headers, sub);
+  PanelStream<block_bytes, kSubs / together> stream(panel);
+  for (int first = 0; first < kSubs; first += together) {
+    F32 total[together][Rows] = {};
+    NestHeaders<C, together> headers(panel.headers, first);
     const uint8_t* block = panel.blocks;
     for (int64_t b = 0; b < panel.block_count;) {
-      const F32 unit = headers.enter();
+      F32 units[together];
+      headers.enter(units);
       const float* steps = x.scales + b / kNestBlocks * Rows;
-      I32 sums[Planes][Rows] = {};
+      I32 sums[together][Planes][Rows] = {};
       for (const int64_t end = b + kNestBlocks; b < end; ++b, block += block_bytes) {
-        if (Rows <= 8 && sub == 0) {
-          prefetch<64>(headers.at() + panel.ahead);
-          prefetch<block_bytes>(block + panel.ahead);
+        if (Rows <= 8) {
+          stream.step();
         }
-        const Codes codes = Form::unpack(block, sub);
+        NestScales<halves> scales[together];
         MLXINFER_UNROLL
         for (int g = 0; g < halves; ++g) {
-          const I32 scale = headers.scale();
-          const F32 bias = headers.bias();
-          const int64_t group = b * halves + g;
-          const auto* q = reinterpret_cast<const int32_t*>(x.q) + b * 8 * Planes * Rows;
+          I32 counts[together];
+          F32 biases[together] = {};
+          headers.scales(counts);
+          headers.biases(biases);
+          MLXINFER_UNROLL
+          for (int sub = 0; sub < together; ++sub) {
+            scales[sub].scale[g] = counts[sub];
+            scales[sub].bias[g] = biases[sub];
+          }
+        }
+        MLXINFER_UNROLL
+        for (int sub = 0; sub < together; ++sub) {
+          const Codes codes = Form::unpack(block, first + sub);
           MLXINFER_UNROLL
           for (int m = 0; m < Rows; ++m) {
-            if constexpr (nest_has_biases(C)) {
-              total[m] = fma(bias, broadcast(x.sums[group * Rows + m]), total[m]);
-            }
-            MLXINFER_UNROLL
-            for (int plane = 0; plane < Planes; ++plane) {
-              const I32 start = nest_has_biases(C) ? I32{} : broadcast(x.starts[(group * Planes + plane) * Rows + m]);
-              const int32_t* lanes = q + plane * 8 * Rows + m;
-              sums[plane][m] += scale * (halves == 1 ? dot<Form, 0, 8>(start, codes, lanes, Rows)
-                                                     : g == 0 ? dot<Form, 0, 4>(start, codes, lanes, Rows) : dot<Form, 4, 4>(start, codes, lanes, Rows));
-            }
+            add_block<C, Planes, Rows, halves>(codes, scales[sub], x, b, m, sums[sub], total[sub][m]);
           }
         }
       }
       MLXINFER_UNROLL
-      for (int m = 0; m < Rows; ++m) {
-        total[m] = fma(nest_sum<Planes>(sums[0][m], sums[Planes - 1][m]), unit * steps[m], total[m]);
+      for (int sub = 0; sub < together; ++sub) {
+        MLXINFER_UNROLL
+        for (int m = 0; m < Rows; ++m) {
+          total[sub][m] = fma(nest_sum<Planes>(sums[sub][0][m], sums[sub][Planes - 1][m]), units[sub] * steps[m], total[sub][m]);
+        }
       }
     }
     MLXINFER_UNROLL
-    for (int m = 0; m < Rows; ++m) {
-      store(out + m * kPanelRows + sub * kWidth, total[m]);
+    for (int sub = 0; sub < together; ++sub) {
+      MLXINFER_UNROLL
+      for (int m = 0; m < Rows; ++m) {
+        store(out + m * kPanelRows + (first + sub) * kWidth, total[sub][m]);
+      }
     }
   }
 }

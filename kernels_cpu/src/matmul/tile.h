@@ -46,7 +46,10 @@ struct Panel {
   int scale_bytes; // of one scale
   bool has_biases;
   float zero; // affine without biases: the code that means zero
-  int64_t ahead; // bytes to what is worth prefetching while a place is read: the next panel
+  int64_t ahead; // bytes to what is worth prefetching while a place is read: the next panel; for matrix units
+  int64_t bytes;
+  const uint8_t* next; // the panel that is read after this one
+  int64_t distance; // bytes, at most `bytes`: how long before it is read memory is prefetched
 };
 
 // `out` is [rows][16].

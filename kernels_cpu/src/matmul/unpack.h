@@ -143,8 +143,8 @@ struct BlockScales {
   F32 scale[2], bias[2];
 };
 
-// Goes through the headers of a panel, for `kWidth` of its rows.
-template <Code C>
+// Goes through the headers of a panel, for `kWidth` of its rows, or for several parts of so many from part `sub` on.
+template <Code C, int Parts = 1>
 class Headers {
  public:
   MLXINFER_INLINE Headers(const Panel& panel, int sub) : panel_(panel), sub_(sub), at_(panel.headers) {}
@@ -155,51 +155,72 @@ class Headers {
 
   // The scales of the next `blocks_per_group` blocks.
   MLXINFER_INLINE BlockScales next() {
-    BlockScales s = {};
+    static_assert(Parts == 1);
+    BlockScales s[1];
+    next(s);
+    return s[0];
+  }
+
+  // The same for each part.
+  MLXINFER_INLINE void next(BlockScales (&s)[Parts]) {
     if constexpr (!is_plain(C)) {
       if (is_affine(C) && panel_.scale == Scale::nested) {
         enter_nest();
       }
       MLXINFER_UNROLL
       for (int half = 0; half < (has_halves(C) ? 2 : 1); ++half) {
-        s.scale[half] = take(scale_);
+        take(s, &BlockScales::scale, half, scale_);
         if constexpr (is_affine(C)) {
-          s.bias[half] = panel_.has_biases ? take(bias_) : s.scale[half] * -panel_.zero;
+          if (panel_.has_biases) {
+            take(s, &BlockScales::bias, half, bias_);
+          } else {
+            MLXINFER_UNROLL
+            for (int part = 0; part < Parts; ++part) {
+              s[part].bias[half] = s[part].scale[half] * -panel_.zero;
+            }
+          }
         }
       }
     }
-    return s;
   }
 
  private:
-  // The next scale or bias, in multiples of `unit` where it is nested.
-  MLXINFER_INLINE F32 take(F32 unit) {
+  // The next scale or bias of each part, in multiples of `units` where it is nested.
+  MLXINFER_INLINE void take(BlockScales (&s)[Parts], F32 (BlockScales::*to)[2], int half, const F32 (&units)[Parts]) {
     const uint8_t* from = at_;
     at_ += panel_.scale_bytes * kPanelRows;
-    if (is_affine(C) && panel_.scale == Scale::nested) {
-      return to_float(load_signed_bytes(from + sub_ * kWidth)) * unit;
+    MLXINFER_UNROLL
+    for (int part = 0; part < Parts; ++part) {
+      const int sub = sub_ + part;
+      (s[part].*to)[half] = is_affine(C) && panel_.scale == Scale::nested ? to_float(load_signed_bytes(from + sub * kWidth)) * units[part]
+                                                                           : load_scale(from, panel_.scale, sub);
     }
-    return load_scale(from, panel_.scale, sub_);
   }
 
   MLXINFER_INLINE void enter_nest() {
     if (left_ == 0) {
-      scale_ = load_scale(at_, Scale::f16, sub_);
-      at_ += 2 * kPanelRows;
+      enter_nest(scale_);
       if (panel_.has_biases) {
-        bias_ = load_scale(at_, Scale::f16, sub_);
-        at_ += 2 * kPanelRows;
+        enter_nest(bias_);
       }
       left_ = kNestColumns / kBlockColumns;
     }
     --left_;
   }
 
+  MLXINFER_INLINE void enter_nest(F32 (&units)[Parts]) {
+    MLXINFER_UNROLL
+    for (int part = 0; part < Parts; ++part) {
+      units[part] = load_scale(at_, Scale::f16, sub_ + part);
+    }
+    at_ += 2 * kPanelRows;
+  }
+
   const Panel& panel_;
   const int sub_;
   const uint8_t* at_;
   int left_ = 0; // blocks of these 256 columns
-  F32 scale_ = {}, bias_ = {};
+  F32 scale_[Parts] = {}, bias_[Parts] = {};
 };
 
 } // namespace mlxinfer::cpu::MLXINFER_ISA
