@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from .store import ExpertStore
 
 
+EXPECTED_ROWS = 4
+"""Maximum rows for which expected experts are read ahead. More rows need most experts of a layer anyway."""
+
+
+def by_rank(expected: np.ndarray) -> np.ndarray:
+    """Order predictions `[T, n]`, the most probable of each row first: `[n * T]`."""
+    return np.ascontiguousarray(expected.T).reshape(-1)
+
+
 def rows_in_waves(
     waves: Iterator[np.ndarray], first: np.ndarray, x: mx.array, compute: Callable[[mx.array, mx.array], mx.array], dtype: mx.Dtype
 ) -> mx.array:
@@ -54,9 +63,9 @@ def row_groups(chosen: np.ndarray, slots: int) -> Iterator[slice]:
 class NextWave:
     """Brings experts into a pool for a program of the CPU kernels; see `kernels_cpu.NextWave`. A failed read ends the waves."""
 
-    def __init__(self, store: ExpertStore, pool: ExpertPool, chosen: int, following: ExpertPool | None = None) -> None:
-        """`chosen` are the experts of a row. Expected experts are read into the pool `following`. `store` records errors."""
-        self._store, self._pool, self._count, self._following = store, pool, chosen, following
+    def __init__(self, store: ExpertStore, pool: ExpertPool, chosen: int) -> None:
+        """`chosen` are the experts of a row. `store` records errors."""
+        self._store, self._pool, self._count = store, pool, chosen
         self._waves: Iterator[np.ndarray] = iter(())
         self._left = 0
 
@@ -66,7 +75,7 @@ class NextWave:
             return False
         done = False
         try:
-            more = self._next(chosen, expected, wave, slots)
+            more = self._next(chosen, wave, slots)
             done = True
             return more
         except MLXInferError as error:
@@ -76,12 +85,10 @@ class NextWave:
             if not done:  # the kernels drop any other exception, as MLX's thread cannot raise it
                 self._store.record_fault(ExpertReadError("the experts of a layer could not be read: load the model again"))
 
-    def _next(self, chosen: np.ndarray, expected: np.ndarray, wave: int, slots: np.ndarray) -> bool:
+    def _next(self, chosen: np.ndarray, wave: int, slots: np.ndarray) -> bool:
         if wave == 0:
             self._left = chosen.size
             self._waves = iter(self._pool.waves(chosen.reshape(-1, self._count)))
-            if expected.size and self._following is not None:
-                self._following.prefetch(expected)
         found = next(self._waves).reshape(-1)
         slots[:] = found
         self._left -= int(np.count_nonzero(found >= 0))

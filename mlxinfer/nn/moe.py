@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,8 @@ SORT_FROM = 64
 """Minimum rows for sorting them by expert, so that each matrix is read once."""
 _TOGETHER = 4
 """Minimum rows per expert for which MLX's sorted products read a matrix once for several of them."""
+_EXPECTED = 3, 8
+"""Share of a row's experts that are read ahead."""
 _KNOWN_WAYS = 64
 """Shapes of rows for which experts cache how they are computed."""
 
@@ -101,12 +103,43 @@ def _gather_product(x: mx.array, weights: mx.array, experts: mx.array | None, is
     return mx.gather_mm(x, weights, rhs_indices=experts, sorted_indices=is_sorted)
 
 
+@dataclass(frozen=True, slots=True)
+class FollowingLayer:
+    """The next layer with experts, whose choice is predicted: its router reads the rows before this layer's experts.
+
+    On SmolLM2's rows, with routers of random directions, 78 % of 8 of 128 predictions were right, and 92 % of the first three. So the first
+    experts of a prediction are worth a read, the last ones are not.
+    """
+
+    gains: mx.array
+    """Weight of the layer's norm divided by that of the norm before this layer, `[hidden]`."""
+    router: Linear
+    route: Route
+    """Chooses the experts that are worth a read."""
+    pool: ExpertPool
+
+    @classmethod
+    def of(cls, before: RMSNorm, norm: RMSNorm, router: Linear, route: Route, pool: ExpertPool) -> FollowingLayer:
+        """Describe the layer with these parts. `before` is the norm of the layer before."""
+        rule = route.rule
+        few = replace(rule, chosen=max(rule.chosen * _EXPECTED[0] // _EXPECTED[1], 1))
+        gains = mx.where(before.weight == 0, 0, norm.weight / before.weight).astype(norm.weight.dtype)
+        mx.eval(gains)
+        return cls(gains, router, Route(few, route.bias), pool)
+
+    def expected(self, x: mx.array) -> mx.array:
+        """Predict experts from the normed rows of the layer before, `[T, hidden]`: `[T, n]`."""
+        return self.route(self.router(x * self.gains))[0]
+
+
 class ExpertSlots:
     """Place of a layer's experts. `nn.packing.objects` does not enter it, since it has no attributes of its own in a dict."""
 
-    __slots__ = ("experts", "pool", "store")
+    __slots__ = ("experts", "following", "pool", "store")
 
     def __init__(self) -> None:
+        self.following: FollowingLayer | None = None
+        """The next layer, if its pool reads experts ahead."""
         self.experts = 0
         """Number of experts if the matrices are the slots of a pool; else 0."""
         self.pool: ExpertPool | None = None
@@ -186,7 +219,7 @@ class PlainExperts:
 def _through_experts(layer: Experts | PlainExperts, x: mx.array, experts: mx.array) -> mx.array:
     if layer.slots.pool is None:
         return _products(layer, x, experts, sorts=experts.size >= SORT_FROM)
-    waves = layer.slots.pool.waves(_read_back(experts))
+    waves = layer.slots.pool.waves(_read_back(layer, x, experts))
     return _in_waves(layer, waves, next(waves), x, experts.dtype)
 
 
@@ -225,7 +258,7 @@ def _weighted_in_waves(
 ) -> mx.array:
     from ..expert_offload.waves import row_groups  # few models need it
 
-    way, chosen = _way(layer, x, experts, added), _read_back(experts)
+    way, chosen = _way(layer, x, experts, added), _read_back(layer, x, experts)
     if isinstance(way, partial):
         waves = pool.waves(chosen)
         return _sum_of(_in_waves(layer, waves, next(waves), x, experts.dtype), x.dtype, shares, added)
@@ -240,9 +273,17 @@ def _weighted_in_waves(
     return parts[0] if len(parts) == 1 else mx.concatenate(parts)
 
 
-def _read_back(experts: mx.array) -> np.ndarray:
-    """Compute the chosen experts, and return them as int32 of the same shape."""
-    mx.eval(experts)
+def _read_back(layer: Experts | PlainExperts, x: mx.array, experts: mx.array) -> np.ndarray:
+    """Compute the chosen experts `[T, k]`, and return them as int32. Expected experts of the next layer are read meanwhile."""
+    from ..expert_offload.waves import EXPECTED_ROWS, by_rank  # few models need it
+
+    following = layer.slots.following
+    if following is None or len(x) > EXPECTED_ROWS:
+        mx.eval(experts)
+    else:
+        expected = following.expected(x)
+        mx.eval(experts, expected)
+        following.pool.prefetch(by_rank(np.array(expected)))
     return np.array(experts).astype(np.int32)
 
 

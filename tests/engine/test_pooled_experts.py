@@ -22,6 +22,7 @@ from mlxinfer.engine.core.schedule import Schedule
 from mlxinfer.errors import ExpertReadError
 from mlxinfer.expert_offload import ExpertStore
 from mlxinfer.kernels_cpu import native
+from mlxinfer.loading.repack_cache import pooled_experts
 from mlxinfer.loading.repack_cache.pooled_experts import PooledExperts
 
 GREEDY = {"max_tokens": 12, "temperature": 0.0, "ignore_eos": True}
@@ -242,3 +243,19 @@ def test_waiting_requests_are_answered_after_a_fault(directory, path: str) -> No
     first, *others = asyncio.run(asyncio.wait_for(ask(), 60))
     assert isinstance(first, ExpertReadError)
     assert [answers[0].token_ids for answers in others] == want[1:]
+
+
+def test_a_gpu_reads_expected_experts_ahead(directory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The router of the next layer reads the rows before a layer's experts; answers do not depend on its predictions."""
+    monkeypatch.setattr(native, "_loaded", lambda: native._Loaded(None, "switched off"))
+    monkeypatch.setattr(pooled_experts, "is_gpu", lambda: True)
+    model = directory("gpt_oss", "mlx 4 bits")
+
+    def use(llm: LLM) -> Any:
+        found = generate(llm, PROMPTS[1:2])
+        if llm.loaded.experts is not None:
+            stats = llm.loaded.experts.store.stats()
+            assert 0 < stats.predicted_used <= stats.predicted
+        return found
+
+    both(model, use)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import mlx.core as mx
@@ -12,11 +13,14 @@ import mlx.core as mx
 from ... import kernels_cpu
 from ...expert_offload import ExpertFileWriter, ExpertStore, experts_path
 from ...models import build_blocks
+from ...models.block import Block
 from ...models.decoder import BlockStack
 from ...models.expert_records import AnyExperts, RoutedTensors, products_of, record_of, routed_experts, use_pool
 from ...models.pipeline_stage import Stage
+from ...nn.moe import FollowingLayer, MixtureOfExperts
 from ...nn.packing import settle
 from ...nn.weights import Dense, Format
+from ...util.device import is_gpu
 from ...util.plain_file import file_stamp
 from ..checkpoint import Checkpoint
 from ..find.fingerprint import model_files
@@ -47,8 +51,9 @@ class PooledExperts:
         settle(part, **options)
 
     def belong_to(self, model: BlockStack) -> None:
-        """Note the model whose parts were settled."""
+        """Let the layers of the model whose parts were settled read experts ahead."""
         self._model = model
+        self._follow(model)
 
     def counts(self) -> dict[str, Any]:
         """Return the fields of `EngineStats` about experts, since the model was loaded; {} if all experts are resident."""
@@ -95,12 +100,31 @@ class PooledExperts:
         self.store.resize(wanted)
         if self._model is not None:
             self._attach(self._model.blocks)
+            self._follow(self._model)
             self._model.rebuild_runs()
+
+    def _follow(self, model: BlockStack) -> None:
+        """Connect each layer with the next one on a GPU. Threads that read ahead slow down a processor that computes by more than they
+        save."""
+        for block, following in pairwise(model.blocks if is_gpu() else ()):
+            if isinstance(block, Block) and isinstance(block.mlp, MixtureOfExperts):
+                block.mlp.experts.slots.following = _following(block, following)
 
     def _attach(self, part: object) -> None:
         for key, layer in routed_experts(part):
             if key in self.store.pools:
                 use_pool(layer, self.store.pools[key], self.store)
+
+
+def _following(block: Block, following: object) -> FollowingLayer | None:
+    """Return the next block's layer of experts, if it has a pool that is not complete."""
+    if not isinstance(following, Block) or not isinstance(following.mlp, MixtureOfExperts):
+        return None
+    before, norm, mixture = block.norms.before_mlp, following.norms.before_mlp, following.mlp
+    pool = mixture.experts.slots.pool
+    if before is None or norm is None or pool is None:
+        return None
+    return FollowingLayer.of(before, norm, mixture.router, mixture.route, pool)
 
 
 def open_experts(
