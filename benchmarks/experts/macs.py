@@ -60,6 +60,6 @@ def expert_macs() -> None:
             found = demand.pooled(int(pools), int(model.dense))
             nbytes = found.token_bytes()
             rate = speed * 1e9 / nbytes
-            share, hits = f"{found.pools / 1e9:.0f} of {demand.nbytes / 1e9:.0f} GB", f"{found.hit_rate:.0%}"
+            share, hits = f"{found.pools / 1e9:.0f} of {demand.nbytes / 1e9:.0f} GB", f"{found.hit_rate():.0%}"
             rows.append([model.name, f"{memory} GB", share, hits, f"{nbytes / 1e6:.0f}", f"{speed} GB/s", f"{rate:.1f}"])
     click.echo(markdown(rows))

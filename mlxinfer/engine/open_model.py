@@ -166,6 +166,9 @@ class OpenModel:
         if self.guard is not None:
             self.guard.close()
         if self.loaded.experts is not None:
+            from ..loading.memory.hit_rates import keep_repeated_share  # few models need it
+
+            keep_repeated_share(self.loaded.path, self.loaded.experts.store.stats())
             self.loaded.experts.store.close()
         self.reservation.release()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,11 @@ from support.models.planned import MB, Tiny
 
 from mlxinfer import LLM, AsyncLLM, SamplingParams
 from mlxinfer.engine.pool_guard import _CALM_LOOKS, PoolGuard, _watch
+from mlxinfer.expert_offload import OffloadStats
+from mlxinfer.loading.memory import hit_rates
 from mlxinfer.loading.memory.budget import MemoryBudget
 from mlxinfer.loading.memory.experts import ExpertDemand, ExpertLayer
+from mlxinfer.loading.memory.hit_rates import repeated_share
 from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.util.device import DeviceMemory
 from mlxinfer.util.memory_pressure import Pressure
@@ -143,6 +147,27 @@ def test_answers_stay_the_same_while_pools_shrink_and_grow(tmp_path, monkeypatch
         assert stats.expert_slots == sum(pool.slots for pool in store.pools.values())
         assert stats.expert_misses > 0
         assert stats.expert_bytes_read > 0
+        assert repeated_share(GOLDEN / "qwen3_moe") is None
+        monkeypatch.setattr(hit_rates, "_LEAST_CHOICES", 10)
+    assert 0 <= repeated_share(GOLDEN / "qwen3_moe") < 1
+
+
+def test_hits_of_earlier_processes_say_how_much_repeats(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLXINFER_HOME", str(tmp_path))
+    (tmp_path / "experts").mkdir()
+    model = tmp_path / "model.gguf"
+    stats = OffloadStats(0, 2500, 1500, 0, 0, 0.0, 0, 50, 100)
+    hit_rates.keep_repeated_share(model, replace(stats, hits=10, misses=1))
+    hit_rates.keep_repeated_share(model, replace(stats, slots=100))
+    assert repeated_share(model) is None
+    hit_rates.keep_repeated_share(model, stats)
+    assert repeated_share(model) == pytest.approx(0.25)
+    memory = ExpertDemand(layers=LAYERS).pooled(64 * MB, 0)
+    assert memory.hit_rate(repeated_share(model)) == pytest.approx(2500 / 4000)
+    (file,) = (tmp_path / "experts").iterdir()
+    for text in ("", "{", "[]", '{"repeated": 2}', '{"repeated": null}'):
+        file.write_text(text)
+        assert repeated_share(model) is None
 
 
 def test_an_idle_engine_shrinks_its_pools_at_once(tmp_path, monkeypatch):

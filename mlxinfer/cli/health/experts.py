@@ -7,24 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from ...loading.memory.experts import REPEATED_SHARE, ExpertMemory
+from ...loading.memory.hit_rates import repeated_share
 from ..common.console import human_bytes
 
 ASSUMED_SPEEDS = (3e9, 5e9, 7e9)
 """Bytes per second of disks for which the rate is computed: a Mac's internal SSD reads about this much, by age and size."""
+
+_ASSUMED = f"assumed: {REPEATED_SHARE:.0%} are in memory because of earlier tokens, the rest is uniform"
+_MEASURED = "from the hits of the last process with this model"
 
 
 def experts_object(memory: ExpertMemory, path: Path) -> dict[str, Any]:
     """Describe pools of experts for a model at `path`, in JSON's types, with the speed of its disk."""
     from ...util.disk_speed import read_speed  # starts threads
 
+    measured = repeated_share(path)
+    hit_rate = memory.hit_rate(REPEATED_SHARE if measured is None else measured)
     largest = max(memory.layers, key=lambda layer: layer.read_bytes)
     return {
         "layers": [{"key": each.key, "experts": each.experts, "slots": each.slots, "record": each.record_bytes} for each in memory.layers],
         "dense": memory.dense,
         "pools": memory.pools,
         "all_experts": memory.all_experts,
-        "hit_rate": memory.hit_rate,
-        "token_bytes": memory.token_bytes(),
+        "hit_rate": hit_rate,
+        "hit_rate_is_measured": measured is not None,
+        "token_bytes": memory.token_bytes(hit_rate),
         "uniform_hit_rate": memory.uniform_hit_rate,
         "uniform_token_bytes": memory.token_bytes(memory.uniform_hit_rate),
         "chosen_bytes": memory.chosen_bytes,
@@ -45,7 +52,7 @@ def expert_lines(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"{human_bytes(found['dense'])} of other weights are always in memory"
     yield (
         f"a token needs {human_bytes(found['chosen_bytes'])} of experts and reads {human_bytes(found['token_bytes'])} of them at a hit "
-        f"rate of {found['hit_rate']:.0%} (assumed: {REPEATED_SHARE:.0%} are the previous token's, the rest is uniform)"
+        f"rate of {found['hit_rate']:.0%} ({_MEASURED if found['hit_rate_is_measured'] else _ASSUMED})"
     )
     yield f"with uniform routing it reads {human_bytes(found['uniform_token_bytes'])}, at a hit rate of {found['uniform_hit_rate']:.0%}"
     speed, nbytes = found["disk_bytes_per_s"], found["token_bytes"]

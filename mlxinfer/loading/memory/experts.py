@@ -20,7 +20,7 @@ EXPERTS_MEMORY = "MLXINFER_EXPERTS_MEMORY"
 RECORD_ALIGNMENT = 16 * 1024
 """Bytes to which the record of an expert is padded in its file."""
 REPEATED_SHARE = 0.25
-"""Assumed share of a token's experts that the token before it chose too. The rest is assumed to be uniform."""
+"""Assumed share of a token's experts that earlier tokens have brought into memory. The rest is assumed to be uniform."""
 _ROWS_IN_WAITING = 2
 """Sets of a token's experts that a pool holds at least: one that is computed, and one that is read."""
 _COPIES = 2
@@ -61,12 +61,6 @@ class PooledLayer(ExpertLayer):
     slots: int
     """Experts that are resident at once."""
 
-    @property
-    def hit_rate(self) -> float:
-        """Share of a token's experts that are expected to be resident; see `REPEATED_SHARE`."""
-        resident = self.slots / self.experts
-        return 1.0 if self.slots == self.experts else REPEATED_SHARE + (1 - REPEATED_SHARE) * resident
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpertMemory:
@@ -106,11 +100,6 @@ class ExpertMemory:
         return self.pools / self.all_experts
 
     @property
-    def hit_rate(self) -> float:
-        """Expected share of a token's experts that are resident, over all layers."""
-        return 1 - sum(layer.chosen * (1 - layer.hit_rate) for layer in self.layers) / sum(layer.chosen for layer in self.layers)
-
-    @property
     def uniform_hit_rate(self) -> float:
         """Share of a token's experts that are resident if the router chooses all experts equally often."""
         return sum(layer.chosen * layer.slots / layer.experts for layer in self.layers) / sum(layer.chosen for layer in self.layers)
@@ -120,11 +109,13 @@ class ExpertMemory:
         """Bytes of a token's experts in the file."""
         return sum(layer.chosen * layer.read_bytes for layer in self.layers)
 
+    def hit_rate(self, repeated: float = REPEATED_SHARE) -> float:
+        """Expected share of a token's experts that are resident. `repeated` of them are, whatever the slots; the others are uniform."""
+        return repeated + (1 - repeated) * self.uniform_hit_rate
+
     def token_bytes(self, hit_rate: float | None = None) -> int:
         """Bytes read for a token at this hit rate, by default the expected one."""
-        if hit_rate is not None:
-            return int(self.chosen_bytes * (1 - hit_rate))
-        return int(sum(layer.chosen * layer.read_bytes * (1 - layer.hit_rate) for layer in self.layers))
+        return int(self.chosen_bytes * (1 - (self.hit_rate() if hit_rate is None else hit_rate)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

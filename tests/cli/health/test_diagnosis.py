@@ -172,7 +172,7 @@ def test_experts_on_disk_are_described(call):
     assert experts["disk_bytes_per_s"] is None  # the file is too small to measure a disk
     page = " ".join(call(*arguments).out.split())
     assert "184 kB of 221 kB of routed experts are in memory: 5 of 6 in each of 2 layers; the disk has the rest" in page
-    assert "at a hit rate of 88% (assumed: 25% are the previous token's, the rest is uniform)" in page
+    assert "at a hit rate of 88% (assumed: 25% are in memory because of earlier tokens, the rest is uniform)" in page
     nbytes = experts["token_bytes"]
     assert f"disks (computed): tokens/s {3e9 / nbytes:.0f} at 3.0 GB/s, {5e9 / nbytes:.0f} at 5.0 GB/s" in page
     assert "weights and experts in memory" in page

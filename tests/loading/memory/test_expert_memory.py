@@ -85,7 +85,7 @@ def test_pools_and_everything_else_fit(size, experts, chosen, wanted):
     assert wanted is None or pools.pools <= max(wanted * MB, demand.least)
     for layer in pools.layers:
         assert min(layer.experts, 2 * layer.chosen) <= layer.slots <= layer.experts
-    assert 0 <= pools.hit_rate <= 1
+    assert 0 <= pools.hit_rate() <= 1
     assert pools.token_bytes() <= pools.chosen_bytes
 
 
@@ -152,9 +152,9 @@ def test_rates_and_bytes_of_a_token():
     demand = ExpertDemand(layers=layers(count=2, experts=64, chosen=4, record=RECORD_ALIGNMENT + 1))
     pools = demand.pooled(demand.nbytes // 2, 0)
     assert list(pools.slots.values()) == [32, 32]
-    assert pools.hit_rate == pytest.approx(0.25 + 0.75 / 2)
+    assert pools.hit_rate() == pytest.approx(0.25 + 0.75 / 2)
     assert pools.chosen_bytes == 2 * 4 * 2 * RECORD_ALIGNMENT
-    assert pools.token_bytes() == int(pools.chosen_bytes * (1 - pools.hit_rate))
+    assert pools.token_bytes() == int(pools.chosen_bytes * (1 - pools.hit_rate()))
     assert (pools.token_bytes(1.0), pools.token_bytes(0.0)) == (0, pools.chosen_bytes)
 
 
