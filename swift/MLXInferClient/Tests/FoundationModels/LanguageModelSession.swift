@@ -97,6 +97,13 @@ extension LanguageModelSession {
     }
 
     public func respond(
+        options: GenerationOptions = GenerationOptions(), contextOptions: ContextOptions = ContextOptions(),
+        @PromptBuilder prompt: () throws -> Prompt
+    ) async throws -> Response<String> {
+        try await respond(to: try prompt(), options: options, contextOptions: contextOptions)
+    }
+
+    public func respond(
         to prompt: String, schema: GenerationSchema, options: GenerationOptions = GenerationOptions(),
         contextOptions: ContextOptions = ContextOptions(includeSchemaInPrompt: true)
     ) async throws -> Response<GeneratedContent> {

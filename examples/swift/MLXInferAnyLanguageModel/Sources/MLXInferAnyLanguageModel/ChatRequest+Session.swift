@@ -41,7 +41,7 @@ extension [Message] {
 
 /// The parts of a message.
 ///
-/// - Throws: What reading the file of an image throws, and `MLXInferError.invalidRequest` for an address that is no file.
+/// - Throws: `MLXInferError.invalidRequest` for an image that is not a file, or that the server does not accept.
 func parts(of segments: [Transcript.Segment]) throws -> [ContentPart] {
     try segments.map { segment in
         switch segment {
@@ -54,8 +54,7 @@ func parts(of segments: [Transcript.Segment]) throws -> [ContentPart] {
             case .data(let data, let mimeType): return .attachment(data: data, mimeType: mimeType)
             case .url(let url):
                 guard url.isFileURL else { throw MLXInferError.invalidRequest("the server fetches no images: \(url)") }
-                let type = url.pathExtension.lowercased() == "jpg" ? "jpeg" : url.pathExtension.lowercased()
-                return .attachment(data: try Data(contentsOf: url), mimeType: "image/\(type)")
+                return try ContentPart(contentsOf: url)
             }
         }
     }

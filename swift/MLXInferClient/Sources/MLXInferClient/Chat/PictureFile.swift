@@ -34,7 +34,7 @@ extension ContentPart {
     }
 
     /// The type of a picture that servers read, by its first bytes.
-    private static func mimeType(_ head: [UInt8]) -> String? {
+    package static func mimeType(_ head: [UInt8]) -> String? {
         if head.starts(with: [0x89, 0x50, 0x4E, 0x47]) { return "image/png" }
         if head.starts(with: [0xFF, 0xD8, 0xFF]) { return "image/jpeg" }
         if head.starts(with: "GIF8".utf8) { return "image/gif" }

@@ -56,9 +56,13 @@
         }
 
         static func picture() -> History.Segment {
+            .attachment(.init(id: "a", content: .image(.init(imageURL: pictureFile()))))
+        }
+
+        static func pictureFile() -> URL {
             let file = FileManager.default.temporaryDirectory.appendingPathComponent("mlx-\(UUID().uuidString).png")
             try! Data(base64Encoded: Self.dot)!.write(to: file)
-            return .attachment(.init(id: "a", content: .image(.init(imageURL: file))))
+            return file
         }
 
         /// A PNG file of one pixel.

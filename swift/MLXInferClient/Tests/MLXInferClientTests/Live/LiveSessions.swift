@@ -71,6 +71,24 @@
         }
 
         @available(macOS 27, iOS 27, *)
+        @Test func aModelThatSeesTellsPicturesApart() async throws {
+            let root = URL(fileURLWithPath: #filePath).pathComponents.dropLast(6).dropFirst().map { "/\($0)" }.joined()
+            let server = LiveServer(model: "eyes=\(root)/tests/golden/vision/smolvlm")
+            let model = MLXInferLanguageModel(endpoint: .unix(path: server.path), reconnect: Reconnect(upTo: .seconds(60)))
+            var counts: [Int] = []
+            for hasPicture in [true, false] {
+                let picture = Prompt { Attachment(imageURL: SessionCases.pictureFile()) }
+                let session = LanguageModelSession(model: model)
+                let answer = try await session.respond(options: GenerationOptions(samplingMode: .greedy, maximumResponseTokens: 8)) {
+                    hasPicture ? picture : Prompt("Nothing.")
+                    "What is this?"
+                }
+                counts.append(answer.usage.input.totalTokenCount)
+            }
+            #expect(counts.count == 2 && counts[0] > counts[1] + 8)
+        }
+
+        @available(macOS 27, iOS 27, *)
         @Test func refusalsAreApplesErrors() async throws {
             let session = LanguageModelSession(model: Self.model)
             await #expect {
