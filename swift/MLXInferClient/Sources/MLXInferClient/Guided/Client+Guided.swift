@@ -57,7 +57,7 @@ extension ChatRequest {
     /// The request with a type's schema as the form of its answer.
     func guided<Value: JSONSchemaProviding>(by type: Value.Type) -> ChatRequest {
         var request = self
-        request.responseFormat = .jsonSchema(name: ResponseFormat.name(of: type), schema: Value.jsonSchema.json)
+        request.responseFormat = .jsonSchema(name: ResponseFormat.name(of: type), schema: Value.jsonSchema.json.schemaForRequest())
         return request
     }
 }

@@ -1,3 +1,5 @@
+import Foundation
+
 /// A type whose values a model can write: it gives the schema that constrains the answer.
 ///
 /// Conform to ``GuidedObject`` for a type with properties, and to ``GuidedChoice`` for an enumeration of texts.
@@ -57,6 +59,21 @@ extension Int: JSONSchemaProviding {
 extension Double: JSONSchemaProviding {
     public typealias PartiallyGenerated = Double
     public static var jsonSchema: JSONSchema { .number() }
+}
+
+extension Float: JSONSchemaProviding {
+    public typealias PartiallyGenerated = Float
+    public static var jsonSchema: JSONSchema { .number() }
+}
+
+extension URL: JSONSchemaProviding {
+    public typealias PartiallyGenerated = URL
+    public static var jsonSchema: JSONSchema { .string(format: "uri") }
+}
+
+extension UUID: JSONSchemaProviding {
+    public typealias PartiallyGenerated = UUID
+    public static var jsonSchema: JSONSchema { .string(format: "uuid") }
 }
 
 extension Bool: JSONSchemaProviding {

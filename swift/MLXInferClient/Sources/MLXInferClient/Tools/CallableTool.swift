@@ -38,7 +38,7 @@ public struct CallableTool: Sendable {
 extension TypedTool where Arguments: JSONSchemaProviding {
     /// A tool whose arguments give their schema.
     public init(name: String, description: String, strict: Bool = false) {
-        self.init(name: name, description: description, parameters: Arguments.jsonSchema.json, strict: strict)
+        self.init(name: name, description: description, parameters: Arguments.jsonSchema.json.schemaForRequest(), strict: strict)
     }
 }
 

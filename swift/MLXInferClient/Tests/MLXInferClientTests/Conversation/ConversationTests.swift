@@ -19,6 +19,25 @@
             #expect(!conversation.isAnswering && conversation.failure == nil && conversation.usage?.completionTokens == 2)
         }
 
+        @Test @MainActor func aConnectionThatIsLostAndFound() async throws {
+            let cut = Transcript.stream(Array(Transcript.chatEvents.prefix(3)), end: false)
+            let server = try FaultServer([.read, .send(cut)], [.read, .send(Transcript.chat)], [.read, .send(Transcript.chat)])
+            let conversation = Conversation(server.client)
+            conversation.send("Hi")
+            await conversation.settled()
+            guard case .streamInterrupted("Grü", _) = conversation.failure else {
+                Issue.record("\(String(describing: conversation.failure))")
+                return
+            }
+            #expect(conversation.messages == [.user("Hi"), .assistant("Grü")])
+            conversation.retry()
+            await conversation.settled()
+            #expect(conversation.messages == [.user("Hi"), .assistant("Grüße 🙂")] && conversation.failure == nil)
+            conversation.send("And now?")
+            await conversation.settled()
+            #expect(conversation.messages.count == 4 && conversation.failure == nil)
+        }
+
         @Test @MainActor func toolsAreRun() async throws {
             let server = try FaultServer([.read, Transcript.calls(("clock", "{}"))], [.read, .send(Transcript.chat)])
             let conversation = Conversation(server.client)

@@ -25,6 +25,34 @@ struct GuidedTests {
         #expect(request.responseFormat == .jsonSchema(name: "Journey", schema: schema))
     }
 
+    @Test func typesThatContainThemselves() throws {
+        struct Node: GuidedObject, Decodable, Sendable {
+            let name: String
+            let children: [Node]
+            static var properties: [Property<Node>] {
+                Property("name", \.name)
+                Property("children", \.children)
+            }
+        }
+        struct Forest: GuidedObject, Decodable, Sendable {
+            let trees: [Node]
+            let best: Node?
+            static var properties: [Property<Forest>] {
+                Property("trees", \.trees)
+                Property("best", \.best)
+            }
+        }
+        let format = try #require(ChatRequest([]).guided(by: Forest.self).responseFormat)
+        guard case .jsonSchema(_, let schema, _) = format else { return }
+        #expect(schema["properties"]?["trees"]?["items"] == ["$ref": "#/$defs/Node"])
+        #expect(schema["properties"]?["best"] == ["$ref": "#/$defs/Node"])
+        #expect(schema["$defs"]?["Node"]?["properties"]?["children"]?["items"] == ["$ref": "#/$defs/Node"])
+        #expect(schema["$defs"]?.object?.keys == ["Node"] && schema["$defs"]?["Node"]?["$defs"] == nil)
+        let text = #"{"trees": [{"name": "a", "children": [{"name": "b", "chil"#
+        let forest = try #require(PartialJSON(text).value.flatMap { Forest.partiallyGenerated(from: $0) })
+        #expect(forest.trees?[0].name == "a" && forest.trees?[0].children?[0].name == "b" && forest.best == nil)
+    }
+
     @Test func propertiesAppearAsTheyAreWritten() throws {
         let steps: [(String, (PartialObject<Journey>) -> Bool)] = [
             ("{", { $0.city == nil && $0.stops == nil }),

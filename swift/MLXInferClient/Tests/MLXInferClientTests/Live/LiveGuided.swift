@@ -31,6 +31,24 @@ extension LiveTests.Guided {
         #expect(numbers.last?.count == 3 && zip(numbers, numbers.dropFirst()).allSatisfy { $1.starts(with: $0) })
     }
 
+    @Test func aTypeThatContainsItself() async throws {
+        struct Node: GuidedObject, Decodable, Sendable {
+            let name: String
+            let children: [Node]
+            static var properties: [Property<Node>] {
+                Property("name", \.name, .string(maxLength: 6))
+                Property("children", \.children, .array(of: Node.jsonSchema, count: 0...1))
+            }
+        }
+        let options = SamplingOptions(maxTokens: 400, temperature: 0)
+        do {
+            let node = try await client.generate(Node.self, "A tree of two nodes as JSON, with name and children", options: options)
+            #expect(node.children.count < 2 && node.name.count <= 6)
+        } catch MLXInferError.undecodableAnswer(_, let reason) {
+            #expect(reason == "the limit of tokens cut it off")  // a small model may go on
+        }
+    }
+
     @Test func toolsAreRunUntilTheAnswerHasNoCalls() async throws {
         struct Place: GuidedObject, Decodable, Sendable {
             let city: String
