@@ -99,21 +99,24 @@ def test_the_api_is_compared_with_the_last_tag(tmp_path: Path) -> None:
     (tmp_path / "swift").mkdir()
     shutil.copy(ROOT / "swift/check-api.sh", tmp_path / "swift")
     (tmp_path / "program").mkdir()
-    (tmp_path / "program/swift").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "program/swift").write_text('#!/bin/sh\necho "$@"\nexit 1\n')
     (tmp_path / "program/swift").chmod(0o755)
     nobody = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     environment = os.environ | nobody | {"PATH": f"{tmp_path / 'program'}{os.pathsep}{os.environ['PATH']}", "GIT_CONFIG_GLOBAL": os.devnull}
 
-    def run(*words: str) -> str:
-        return subprocess.run(words, cwd=tmp_path, env=environment, check=True, capture_output=True, text=True).stdout
+    def run(*words: str, status: int = 0) -> str:
+        done = subprocess.run(words, cwd=tmp_path, env=environment, check=False, capture_output=True, text=True)
+        assert done.returncode == status, done.stderr
+        return done.stdout
 
     run("git", "init", "--quiet")
     for message in ("one", "two"):
         run("git", "commit", "--quiet", "--allow-empty", "--message", message)
-    first = run("git", "rev-parse", "HEAD~1").strip()
-    options = "--breakage-allowlist-path swift/api-breakages.txt"
-    assert run("sh", "swift/check-api.sh").endswith(f"package diagnose-api-breaking-changes {first} {options}\n")
-    run("git", "tag", "v0.2.0", first)
+    options = "--breakage-allowlist-path swift/api-breakages.txt\n"
+    unreleased = run("sh", "swift/check-api.sh")
+    assert f"diagnose-api-breaking-changes HEAD~1 {options}" in unreleased
+    assert "changes are allowed" in unreleased
+    run("git", "tag", "v0.2.0", "HEAD~1")
     run("git", "tag", "other")
-    assert f"changes v0.2.0 {options}" in run("sh", "swift/check-api.sh")
-    assert f"changes main {options}" in run("sh", "swift/check-api.sh", "main")
+    assert f"changes v0.2.0 {options}" in run("sh", "swift/check-api.sh", status=1)
+    assert f"changes main {options}" in run("sh", "swift/check-api.sh", "main", status=1)

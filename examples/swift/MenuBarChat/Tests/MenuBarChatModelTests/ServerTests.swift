@@ -7,8 +7,28 @@ import Testing
 /// The app's life with the real server.
 @Suite(.serialized, .enabled(if: serverProgram != nil, "MLXINFER_COMMAND is not set"), .timeLimit(.minutes(3)))
 @MainActor struct ServerTests {
-    private func model(_ socket: String, _ folder: URL, program: [String]? = serverProgram) -> ChatModel {
-        ChatModel(ServerCommand(["smollm2"], socket: socket, program: program), folder: folder) { _ in }
+    private func model(_ socket: String, _ folder: URL, program: [String]? = serverProgram, serving: String = "smollm2") -> ChatModel {
+        ChatModel(ServerCommand([serving], socket: socket, program: program), folder: folder) { _ in }
+    }
+
+    @Test func aPictureForAModelThatSees() async throws {
+        let repository = URL(fileURLWithPath: #filePath).pathComponents.dropLast(6).dropFirst().reduce("") { "\($0)/\($1)" }
+        let (socket, folder) = (try freshFolder().appendingPathComponent("s").path, try freshFolder())
+        let app = model(socket, folder, serving: "eyes=\(repository)/tests/golden/vision/smolvlm")
+        let running = Task { await app.run() }
+        #expect(await eventually { app.isReady && app.models.first?.seesImages == true })
+        let chat = try #require(app.selected)
+        chat.conversation.request.options = SamplingOptions(maxTokens: 4)
+        app.attach([try freshFile("dot.bmp", bitmap)])
+        app.send()
+        #expect(chat.title == "Pictures")
+        await chat.conversation.settled()
+        #expect(chat.conversation.failure == nil && (chat.conversation.usage?.imageTokens ?? 0) > 0)
+        await app.saving?.value
+        let stored = try #require(ChatStore(folder: folder).load().chats.first)
+        #expect(stored.messages.first == .user([.attachment(data: bitmap, mimeType: "image/bmp")]))
+        running.cancel()
+        await running.value
     }
 
     @Test func aDayOfTheApp() async throws {
