@@ -73,6 +73,14 @@ class MemoryCap(AbstractContextManager["MemoryCap"]):
             self._folder.rmdir()
 
 
+def read_ahead(path: Path) -> int | None:
+    """Return the KB that Linux reads ahead in mapped files on this disk; None if unknown. A fault may read that much for one page."""
+    device = path.stat().st_dev
+    disk = Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}")
+    found = number_in(disk / "queue" / "read_ahead_kb")
+    return number_in(disk.resolve().parent / "queue" / "read_ahead_kb") if found is None else found  # of a partition
+
+
 def drop_pages(path: Path) -> None:
     """Drop the cached pages of a file, so that the next process starts without them. Linux only."""
     if hasattr(os, "posix_fadvise"):

@@ -19,7 +19,7 @@ from ..common import options
 from ..common.process import Process, WorkerError
 from ..common.report import caption, markdown
 from ..common.system import describe
-from .cap import MemoryCap, drop_pages
+from .cap import MemoryCap, drop_pages, read_ahead
 from .models import ROUTINGS, SHAPES, first_token, make_model
 
 ENGINES = ("mlxinfer", "llama.cpp")
@@ -128,9 +128,10 @@ def experts(
                     found += _measure(shape, model, share, engine, routings, jobs, int(headroom * _GB), threads)
                 except (WorkerError, OSError) as error:
                     options.tell(f"left out: {error}")
-    about = {**describe(), "threads": threads, "study": "experts", **jobs, "headroom_gb": headroom}
+    about = {**describe(), "threads": threads, "study": "experts", **jobs, "headroom_gb": headroom, "read_ahead_kb": read_ahead(folder)}
     path.with_suffix(".json").write_text(json.dumps({**about, "cases": [asdict(each) for each in found]}, indent=1) + "\n")
-    text = f"{caption(about)}\n\n{table(found)}"
+    ahead = f" The kernel reads {about['read_ahead_kb']} KB ahead in mapped files." if about["read_ahead_kb"] else ""
+    text = f"{caption(about)}{ahead}\n\n{table(found)}"
     path.with_suffix(".md").write_text(text, encoding="utf-8")
     click.echo(text)
 

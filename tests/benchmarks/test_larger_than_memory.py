@@ -129,6 +129,11 @@ def test_a_cap_is_below_the_group_of_this_process(tmp_path, monkeypatch):
         cap.MemoryCap()
 
 
+def test_the_read_ahead_of_a_disk_is_found_or_unknown(tmp_path):
+    found = cap.read_ahead(tmp_path)
+    assert found is None or found >= 0
+
+
 def case(engine: str, share: float, seconds: float, nbytes: int) -> command.Case:
     decode = {"steps": 10, "seconds": seconds, "bytes": nbytes, "right": 1.0}
     decode |= {"hits": 3, "misses": 1} if engine == "mlxinfer" else {}

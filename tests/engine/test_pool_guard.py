@@ -6,14 +6,19 @@ import asyncio
 import gc
 import weakref
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from support.engines.tiny_engine import GOLDEN, tiny_model
 from support.models.planned import MB, Tiny
 
+from benchmarks.experts.models import SHAPES, make_model
 from mlxinfer import LLM, AsyncLLM, SamplingParams
+from mlxinfer.config import EngineArgs
+from mlxinfer.engine.open_model import prepare_models
 from mlxinfer.engine.pool_guard import _CALM_LOOKS, PoolGuard, _watch
+from mlxinfer.errors import MemoryPlanError
 from mlxinfer.expert_offload import OffloadStats
 from mlxinfer.loading.memory import hit_rates
 from mlxinfer.loading.memory.budget import MemoryBudget
@@ -126,6 +131,12 @@ def test_the_thread_ends_with_its_guard(guarded):
     _watch(weakref.ref(guard), guard._closing)
 
 
+def write_sparse(folder: Path) -> Path:
+    """A model with more bytes of experts than of anything else."""
+    shape = replace(SHAPES["qwen3-moe"], layers=12, hidden=256, heads=4, kv_heads=2, head=64, inner=256, experts=64, chosen=4)
+    return make_model("sparse", folder, shape)
+
+
 def tokens(llm: LLM) -> list[int]:
     return llm.generate([[5, 6, 7, 8]], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True))[0].token_ids
 
@@ -184,3 +195,20 @@ def test_an_idle_engine_shrinks_its_pools_at_once(tmp_path, monkeypatch):
             assert await llm.shrink_experts(2**30) == 0
 
     asyncio.run(run())
+
+
+def test_a_further_model_needs_no_more_than_the_minimum_of_its_pools(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLXINFER_HOME", str(tmp_path))
+    model = write_sparse(tmp_path)
+    with prepare_models(EngineArgs(model, max_context=256)) as found:
+        nbytes, whole = sum(layer.nbytes for layer in found.target.expert_layers), 2**40
+        least = found.least(DeviceMemory(whole, whole))
+        short = DeviceMemory(whole, least - nbytes // 3)
+        pooled = found.least(short)
+        assert found.plan(short).experts is not None
+        assert least - nbytes < pooled < least
+        demand = ExpertDemand(layers=found.target.expert_layers)
+        assert pooled <= least - nbytes + max(demand.least, 2 * max(layer.nbytes for layer in demand.layers)) + 2**20
+        assert found.plan(DeviceMemory(whole, pooled)).context == 256
+        with pytest.raises(MemoryPlanError, match="with its experts read from the disk"):
+            found.least(DeviceMemory(whole, 2**20))
