@@ -115,7 +115,7 @@ class Orders:
 
 _SHARED = (
     *("dtype", "kv", "kv_first16", "bits", "group_size", "gguf_exact", "max_context", "max_num_seqs", "deterministic"),
-    *("ignore_config_keys", "prefix_cache", "speculate"),
+    *("ignore_config_keys", "prefix_cache", "speculate", "experts_memory"),
 )
 
 

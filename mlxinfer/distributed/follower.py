@@ -15,6 +15,7 @@ from ..cache.pages import PageTable
 from ..cache.pool import Places
 from ..cache.state import Rows
 from ..cache.step import CacheStep
+from ..loading.repack_cache.pooled_experts import PooledExperts
 from ..models.decoder import BlockStack
 from ..models.pipeline_stage import side_by_side
 from ..util.dataclass import dataclass
@@ -105,12 +106,15 @@ class Follower:
         tapped: int = 0,
         adapted: AdaptedModel | None = None,
         windows: Sequence[int | None] = (),
+        experts: PooledExperts | None = None,
     ) -> None:
         """`before` and `after` count the columns that rows have after the hidden ones when they arrive and leave.
 
         These columns are inputs of this rank's and later ranks' blocks; most families have none. `tapped` counts the copies of rows that
-        earlier ranks added for a draft head. `adapted` has the blocks with adapters, `windows` is that of `Orders`.
+        earlier ranks added for a draft head. `adapted` has the blocks with adapters, `windows` is that of `Orders`. `experts` are the pools
+        of routed experts.
         """
+        self._experts = experts
         self._adapted = adapted
         self.stack = stack
         self.steps = 0
@@ -154,7 +158,10 @@ class Follower:
             self.cache = self._new_cache(*numbers)
 
     def _step(self, message: StepMessage) -> None:
-        """Receive rows, run the blocks, and send the result on. The last rank sends rank 0 only the rows that it reads."""
+        """Receive rows, run the blocks, and send the result on. The last rank sends rank 0 only the rows that it reads.
+
+        Raises `ExpertReadError`.
+        """
         self.cache.submit()
         self._wait(_IN_FLIGHT - 1)
         step = self.cache.begin(message.segments)
@@ -185,6 +192,9 @@ class Follower:
             own = whole[:, wide : wide + before - after]
             inputs = mx.swapaxes(own.reshape(rows, len(self.stack.blocks), -1), 0, 1)
         y = stack.advance(x, step, stack.rotations(step), None, inputs, tapped)
+        if self._experts is not None:
+            mx.eval(y)  # rows of experts that could not be read must not be sent
+            self._experts.check(waits=False)
         assert y.dtype == message.dtype, f"rows are {message.dtype}, and {y.dtype} after the blocks of this rank"
         later = [whole[:, wide + before - after :]] if after else []
         y = mx.concatenate([y, *tapped, *later], axis=1) if tapped or later else y

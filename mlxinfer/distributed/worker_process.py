@@ -15,12 +15,14 @@ import mlx.core as mx
 
 from ..adapters.adapted_model import AdaptedModel
 from ..engine.open_model import PreparedModels, prepare_models
-from ..errors import GroupLostError, MLXInferError, NodesError
+from ..errors import ExpertReadError, GroupLostError, MLXInferError, NodesError
 from ..loading.find.resolve import resolve
 from ..loading.memory.plan import usable_memory
+from ..loading.repack_cache.pooled_experts import PooledExperts
 from ..models.decoder import BlockStack
 from ..models.tensor_parallel import sum_results
 from ..nn.packing import arrays
+from ..util.device import device_memory
 from .agreement import Hello, Orders, log_line, model_digest
 from .control_channel import SILENCE_S, ControlChannel, FrameKind, Heartbeat
 from .follower import Follower
@@ -52,7 +54,7 @@ def run_worker(
     try:
         orders = Orders(**channel.expect(FrameKind.PLAN))
         try:
-            stack, adapted, plan, found = _load(path, orders, rank, mine.memory, channel, adapters)
+            stack, adapted, plan, found, experts = _load(path, orders, rank, mine.memory, channel, adapters)
         except MLXInferError as error:
             channel.send(FrameKind.REFUSED, str(error).encode())
             raise
@@ -80,6 +82,7 @@ def run_worker(
         tapped=tapped,
         adapted=adapted,
         windows=orders.windows,
+        experts=experts,
     )
     while True:
         kind, payload = received.get()
@@ -87,12 +90,15 @@ def run_worker(
             heartbeat.stop()
             channel.close()
             return
-        follower.take(payload)
+        try:
+            follower.take(payload)
+        except ExpertReadError as error:
+            _leave(str(error))
 
 
 def _load(
     path: str, orders: Orders, rank: int, memory: int, channel: ControlChannel, adapters: Mapping[str, str | Path] | None
-) -> tuple[BlockStack, AdaptedModel | None, SplitPlan, PreparedModels]:
+) -> tuple[BlockStack, AdaptedModel | None, SplitPlan, PreparedModels, PooledExperts | None]:
     with prepare_models(orders.args(path, memory / 1e9, adapters)) as found:
         plan = plan_as(orders.split, found.target, found.kv, orders.memory, orders.outside_blocks)
         if plan.digest != orders.plan:
@@ -102,7 +108,9 @@ def _load(
         own, part = own_part(found, plan, rank), plan.parts[rank]
         limits = limits_of(own)
         channel.send_json(FrameKind.LIMITS, limits.as_json())
-        stack, read = found.target.read_blocks(part)
+        pools = own.plan(device_memory()).experts
+        experts = None if pools is None else own.target.open_experts(pools.pools, None)
+        stack, read = own.target.read_blocks(part, experts)
         if orders.split == "pipeline":
             stack.tap(plan.taps(rank, orders.taps), found.target.dtype)
         adapted = AdaptedModel(stack, own.adapters, found.target.dtype) if own.adapters else None
@@ -110,7 +118,7 @@ def _load(
     held = sum(array.nbytes for array in arrays(stack))
     log_line(f"blocks {part.first} to {part.last - 1}: read {read / 1e6:.1f} MB, which take {held / 1e6:.1f} MB")
     channel.send_json(FrameKind.LOADED, {"read": read, "held": held})
-    return stack, adapted, plan, found
+    return stack, adapted, plan, found, experts
 
 
 def _reach(nodes: Nodes) -> ControlChannel:

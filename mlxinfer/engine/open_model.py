@@ -320,7 +320,10 @@ def prepare_models(args: EngineArgs) -> Iterator[PreparedModels]:
         keys = tuple(args.ignore_config_keys)
         opening = partial(prepare, dtype=args.dtype, gguf_exact=args.gguf_exact, memory_gb=memory_gb, ignore_config_keys=keys)
         mtp = head_in(args.draft)
-        own = partial(opening, bits=args.bits, group_size=args.group_size, kv=kv, mtp=mtp, vision=args.vision, mmproj=args.mmproj)
+        pooled = isinstance(args.experts_memory, (int, float)) and args.experts_memory > 0
+        own = partial(
+            opening, bits=args.bits, group_size=args.group_size, kv=kv, mtp=mtp, vision=args.vision, mmproj=args.mmproj, pooled=pooled
+        )
         target = opened.enter_context(own(args.path_or_id))
         draft = opened.enter_context(opening(args.draft, vision="off")) if args.draft is not None and not mtp else None
         check_ignored(keys, *(model.checkpoint.config for model in (target, draft) if model))

@@ -70,6 +70,8 @@ class PrepareOptions(TypedDict, total=False):
     """Load the vision tower: "auto", the default, "on" or "off"; see `EngineArgs`."""
     mmproj: str | Path | None
     """GGUF file with the vision tower."""
+    pooled: bool
+    """True if the caller limits the memory of routed experts, so that weights take less than their file."""
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def prepare(path_or_id: str | Path, **options: Unpack[PrepareOptions]) -> Iterat
     quantize = check_format(bits, options.get("group_size"), mode) if bits is not None or mode != "affine" else None
     found = resolve(path_or_id)
     copies = open_copies(found.path) if quantize is None and found.path.is_file() else None
-    fresh = quantize is None and not (copies and copies.found)
+    fresh = quantize is None and not (copies and copies.found) and not options.get("pooled")
     with no_garbage_collection(), kernels_cpu.weight_memory(_packed_bytes(found.path, options.get("memory_gb")) if fresh else 0):
         raw = quantize is None and not is_gpu()
         checkpoint = open_checkpoint(found.path, raw_blocks=raw, ignore_config_keys=options.get("ignore_config_keys", ()))

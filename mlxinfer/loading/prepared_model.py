@@ -187,8 +187,9 @@ class PreparedModel:
         """Return the graph of `part`, with weights and the pools of `experts`, and messages for the user."""
         raise NotImplementedError
 
-    def read_blocks(self, part: Stage) -> tuple[BlockStack, int]:
-        """Return the blocks of `part` alone, and the bytes of the checkpoint that were read. Not for a borrowed model."""
+    def read_blocks(self, part: Stage, experts: PooledExperts | None = None) -> tuple[BlockStack, int]:
+        """Return the blocks of `part` alone, with the pools of `experts`, and the bytes of the checkpoint that were read. Not for a
+        borrowed model."""
         raise NotImplementedError
 
     def outline(self, part: Stage) -> Model:
@@ -264,11 +265,13 @@ class OwnModel(PreparedModel):
             self.checkpoint, self.expert_layers, blocks, nbytes, weights, self.part, dtype=self.dtype, quantize=self.quantize
         )
 
-    def read_blocks(self, part: Stage) -> tuple[BlockStack, int]:
-        weights = self._weights(None)
-        ready = partial(settle, dtype=self.dtype)
+    def read_blocks(self, part: Stage, experts: PooledExperts | None = None) -> tuple[BlockStack, int]:
+        weights = self._weights(None) if experts is None else self._weights(None, experts.reads)
+        ready = partial(settle if experts is None else experts.settle, dtype=self.dtype)
         stack = build_blocks(self.checkpoint.config, weights, part, ready, self.dtype)
         weights.finish()
+        if experts is not None:
+            experts.belong_to(stack)
         return stack, weights.read_bytes
 
     def outline(self, part: Stage) -> Model:

@@ -67,7 +67,8 @@ def try_experts(parts: Parts, dtype: mx.Dtype, count: int, *, added: bool) -> Ve
     """Return how experts like these are computed, `count` of each row. They are tried and measured once. None if there is no kernel for
     them, or this device does not run the kernels.
 
-    Matrices that the kernels will read are laid out row by row, as the kernels would otherwise copy them in every step.
+    Matrices that the kernels will read are laid out row by row, as the kernels would otherwise copy them in every step. The slots of a pool
+    are laid out so already.
     """
     subject = subject_of(parts, dtype, count, added=added) if in_use() else None
     if subject is None:
@@ -75,7 +76,7 @@ def try_experts(parts: Parts, dtype: mx.Dtype, count: int, *, added: bool) -> Ve
     verdict = TRIAL.try_now(subject, speeds=_speeds)
     if verdict.speeds:
         for linear in (parts.into, parts.out):
-            if isinstance(linear.matrix, (Dense, Quantized)):
+            if isinstance(linear.matrix, (Dense, Quantized)) and not getattr(linear, "in_pool", False):
                 linear.matrix = map_rows(linear.matrix, mx.contiguous)
     return verdict
 

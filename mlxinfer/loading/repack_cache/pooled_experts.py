@@ -175,6 +175,7 @@ def _write_experts(writer: ExpertFileWriter, keys: Collection[str], dtype: mx.Dt
             settle(layer, dtype=dtype)
             writer.add(key, *record_of(layer))
             _drop(layer)
+            mx.clear_cache()
 
 
 def _drop(layer: AnyExperts) -> None:
