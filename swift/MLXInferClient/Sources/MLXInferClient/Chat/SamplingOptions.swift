@@ -1,6 +1,7 @@
 /// How tokens are chosen and when an answer ends. What is nil is left to the model's own defaults.
 public struct SamplingOptions: Sendable, Hashable {
-    /// The most tokens of an answer.
+    /// The most tokens of an answer. A chat of 0 tokens has its prompt read into the server's prefix cache, for a later request with the
+    /// same start.
     public var maxTokens: Int?
     /// 0 takes the likeliest token each time.
     public var temperature: Double?
