@@ -1,7 +1,8 @@
 import Dispatch
 import Foundation
 
-/// Turns Ctrl-C into the cancellation of the answer that is being written; between answers it ends the program.
+/// Turns Ctrl-C into the cancellation of the answer that is being written; between answers it ends the program. `@unchecked`,
+/// because `lock` guards `cancel`.
 final class Interrupts: @unchecked Sendable {
     private let lock = NSLock()
     private var cancel: (@Sendable () -> Void)?

@@ -3,6 +3,7 @@ import Foundation
 @testable import MLXInferClient
 
 /// A real server, as `MLXINFER_COMMAND` starts it, on a socket of its own. It ends with this process, however that ends.
+/// `@unchecked`, because tests start and stop a server one after the other.
 final class LiveServer: @unchecked Sendable {
     /// The command's words, such as `python -m mlxinfer`; nil where live tests are not wanted.
     static let command: [String]? = ProcessInfo.processInfo.environment["MLXINFER_COMMAND"].flatMap { line in

@@ -99,11 +99,10 @@ struct LocalServerTests {
 }
 
 /// Lines from another thread.
-final class Log: @unchecked Sendable {
-    private let lock = NSLock()
-    private var kept: [String] = []
+final class Log: Sendable {
+    private let kept = Locked([String]())
 
-    func add(_ line: String) { lock.withLock { kept.append(line) } }
+    func add(_ line: String) { kept.withLock { $0.append(line) } }
 
-    var lines: [String] { lock.withLock { kept } }
+    var lines: [String] { kept.withLock { $0 } }
 }

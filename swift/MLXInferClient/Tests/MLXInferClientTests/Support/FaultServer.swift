@@ -10,7 +10,7 @@ import Foundation
     import Musl
 #endif
 
-/// A server that does to each connection what a script says, however wrong that is.
+/// A server that does to each connection what a script says, however wrong that is. `@unchecked`, because `lock` guards all that changes.
 final class FaultServer: @unchecked Sendable {
     enum Step {
         /// Reads a request to the end of its body.
