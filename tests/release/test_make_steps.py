@@ -41,7 +41,7 @@ def test_steps_are_shown_of_a_command_that_ended_before_the_first_look(monkeypat
     names = runpy.run_path(STEP[1])
     start = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda self: (start(self), self.join()))
-    assert names["run"]("installing", [sys.executable, "-c", BUILD, "0"]) == 0
+    assert names["run"]("installing", [sys.executable, "-c", BUILD, "0"], names["Step"]("installing")) == 0
     assert re.findall(r"^(\w+) \.\.\. \d", capsys.readouterr().out, re.MULTILINE) == ["installing", "compiling", "installing"]
 
 
@@ -50,6 +50,24 @@ def test_a_failure_is_said_with_its_output_and_exit_code():
     assert code == 3
     assert "a warning" in lines
     assert lines[-1] == "installing ... failed after N s"
+
+
+def test_commands_beside_one_another_have_a_line_each():
+    """The first one ends once the second one has begun."""
+    first, second = "import sys; sys.stdin.read()", "print('a warning')"
+    jobs = ["fetching", sys.executable, "-c", first, "--and", "installing", sys.executable, "-c", f"{second}\n{BUILD}", "0"]
+    code, lines = _lines("--together", *jobs)
+    assert code == 0
+    assert sorted(lines) == sorted(
+        ["fetching ... N s", "a warning", "a warning", "installing ... N s", "compiling ... N s", "installing ... N s"]
+    )
+
+
+def test_the_failure_of_one_is_that_of_all():
+    code, lines = _lines("--together", "a", sys.executable, "-c", BUILD, "3", "--and", "b", sys.executable, "-c", "pass")
+    assert code == 3
+    assert "a ... failed after N s" in lines
+    assert "b ... N s" in lines
 
 
 def test_an_answer_has_the_terminal_to_itself():
@@ -88,8 +106,21 @@ def test_every_step_of_make_demo_is_timed():
         ["make", "-n", "-W", "pyproject.toml", "demo", "VENV=/nonexistent"], cwd=ROOT, capture_output=True, text=True, check=True
     )
     said = [line for line in shown.stdout.splitlines() if "packaging/step.py" in line]
-    for text in ("creating the environment", "upgrading pip", "installing mlxinfer", "fetching SmolLM2", "answering: mlxinfer run"):
+    texts = ("creating the environment", "upgrading pip", "installing what it needs", "installing mlxinfer", "fetching", "answering:")
+    for text in texts:
         assert any(text in line for line in said), text
+
+
+def test_requirements_are_those_of_the_checkout_and_of_extras():
+    names = runpy.run_path(str(ROOT / "packaging" / "requirements.py"))
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    project = names["tomllib"].loads(text)["project"]
+    assert names["requirements"](project, []) == project["dependencies"]
+    extras = project["optional-dependencies"]
+    found = names["requirements"](project, ["dev", "test"])
+    assert {*project["dependencies"], *extras["test"], *extras["clients"], *extras["lint"], "torch>=2.6"} <= set(found)
+    assert len(found) == len(set(found))
+    assert not [line for line in found if line.startswith("mlxinfer")]
 
 
 def test_test_files_that_ci_names_exist():

@@ -157,19 +157,32 @@ void careful(const Panel& panel, const FloatTile& x, float* out) {
       const BlockScales group = headers.next();
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
         const Columns<C> columns(block, sub);
-        for (int i = 0; i < kBlockColumns; ++i) {
-          F32 w = columns.at(i / 4, i % 4);
-          const int half = has_halves(C) && i >= kBlockColumns / 2 ? 1 : 0;
-          if constexpr (is_affine(C)) {
-            w = fma(w, group.scale[half], group.bias[half]);
-          } else if constexpr (!is_plain(C)) {
-            w *= group.scale[half];
+        MLXINFER_ROLL
+        for (int v = 0; v < kBlockColumns / 4; ++v) {
+          const int half = has_halves(C) && v >= kBlockColumns / 8 ? 1 : 0;
+          MLXINFER_UNROLL
+          for (int j = 0; j < 4; ++j) {
+            F32 w = columns.at(v, j);
+            if constexpr (is_affine(C)) {
+              w = fma(w, group.scale[half], group.bias[half]);
+            } else if constexpr (!is_plain(C)) {
+              w *= group.scale[half];
+            }
+            total = fma(w, broadcast(x.x[b * kBlockColumns + 4 * v + j]), total);
           }
-          total = fma(w, broadcast(x.x[b * kBlockColumns + i]), total);
         }
       }
     }
     store(out + sub * kWidth, total);
+  }
+}
+
+template <Code C, int Rows>
+constexpr FloatKernel kernel() {
+  if constexpr (has_tile(C, 0, Rows, kLargestTile)) {
+    return tile<C, Rows>;
+  } else {
+    return nullptr;
   }
 }
 
@@ -180,9 +193,9 @@ namespace mlxinfer::cpu {
 #define MLXINFER_EACH_CODE_(X) \
   X(affine1), X(affine2), X(affine3), X(affine4), X(affine5), X(affine6), X(affine8), X(halves2), X(halves3), X(halves6), X(mxfp4), \
   X(nvfp4), X(mxfp8), X(f32), X(bf16), X(f16)
-#define MLXINFER_TILES_(code)                                                                                      \
-  {MLXINFER_ISA::tile<Code::code, 1>, MLXINFER_ISA::tile<Code::code, 2>, MLXINFER_ISA::tile<Code::code, 3>, \
-   MLXINFER_ISA::tile<Code::code, 4>, MLXINFER_ISA::tile<Code::code, 8>, MLXINFER_ISA::tile<Code::code, 16>}
+#define MLXINFER_TILES_(code)                                                                                            \
+  {MLXINFER_ISA::kernel<Code::code, 1>(), MLXINFER_ISA::kernel<Code::code, 2>(), MLXINFER_ISA::kernel<Code::code, 3>(), \
+   MLXINFER_ISA::kernel<Code::code, 4>(), MLXINFER_ISA::kernel<Code::code, 8>(), MLXINFER_ISA::kernel<Code::code, 16>()}
 #define MLXINFER_CAREFUL_(code) MLXINFER_ISA::careful<Code::code>
 MLXINFER_DEFINE_KERNELS(FloatKernels, float_kernels) = {
     {MLXINFER_EACH_CODE_(MLXINFER_TILES_)}, {MLXINFER_EACH_CODE_(MLXINFER_CAREFUL_)}};

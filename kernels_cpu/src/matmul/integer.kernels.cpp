@@ -67,10 +67,9 @@ void tile(const Panel& panel, const IntegerTile& x, float* out) {
         MLXINFER_UNROLL
         for (int sub = 0; sub < together; ++sub) {
           const Codes codes = Form::unpack(block, first + sub);
-          MLXINFER_UNROLL
-          for (int m = 0; m < Rows; ++m) {
+          for_rows<C, Rows>([&](int m) __attribute__((always_inline)) {
             total[sub][m] = add_block<C, Planes, Rows>(total[sub][m], codes, groups[sub], x, b, m);
-          }
+          });
         }
       }
     }
@@ -84,13 +83,23 @@ void tile(const Panel& panel, const IntegerTile& x, float* out) {
   }
 }
 
+template <Code C, int Planes, int Rows>
+constexpr IntegerKernel kernel() {
+  if constexpr (has_tile(C, Planes, Rows, kMostTileRows)) {
+    return tile<C, Planes, Rows>;
+  } else {
+    return nullptr;
+  }
+}
+
 } // namespace
 } // namespace mlxinfer::cpu::MLXINFER_ISA
 
 namespace mlxinfer::cpu {
-#define MLXINFER_TILES_(code, planes)                                                                                           \
-  {MLXINFER_ISA::tile<Code::code, planes, 1>, MLXINFER_ISA::tile<Code::code, planes, 2>, MLXINFER_ISA::tile<Code::code, planes, 3>, \
-   MLXINFER_ISA::tile<Code::code, planes, 4>, MLXINFER_ISA::tile<Code::code, planes, 8>, MLXINFER_ISA::tile<Code::code, planes, 16>}
+#define MLXINFER_TILES_(code, planes)                                                                                     \
+  {MLXINFER_ISA::kernel<Code::code, planes, 1>(), MLXINFER_ISA::kernel<Code::code, planes, 2>(),                         \
+   MLXINFER_ISA::kernel<Code::code, planes, 3>(), MLXINFER_ISA::kernel<Code::code, planes, 4>(),                         \
+   MLXINFER_ISA::kernel<Code::code, planes, 8>(), MLXINFER_ISA::kernel<Code::code, planes, 16>()}
 #define MLXINFER_CODES_(planes)                                                                             \
   {MLXINFER_TILES_(affine1, planes), MLXINFER_TILES_(affine2, planes), MLXINFER_TILES_(affine3, planes), \
    MLXINFER_TILES_(affine4, planes), MLXINFER_TILES_(affine5, planes), MLXINFER_TILES_(affine6, planes), \

@@ -45,11 +45,6 @@ struct Prepared {
   uint8_t* finite; // [rows]
 };
 
-// Larger ones unpack each weight for more rows, until the sums no longer fit into registers.
-int largest_tile(bool integers) {
-  return integers && level() != Level::lowest ? 16 : 8;
-}
-
 class Run {
  public:
   explicit Run(const Product& product)
@@ -58,7 +53,6 @@ class Run {
         blocks_(product.layout.blocks()),
         padded_(blocks_ * kBlockColumns),
         item_(item_bytes(product.dtype)),
-        largest_(largest_tile(planes_ > 0)),
         code_(static_cast<int>(product.layout.code)),
         nested_(planes_ > 0 && product.layout.scale == Scale::nested),
         group_halves_(has_halves(product.layout.code) ? 2 : 1),
@@ -133,10 +127,17 @@ class Run {
       return {kManyRows, many_rows_, first, expert};
     }
     int kind = kTileSizes - 1;
-    while (kTileRows[kind] > std::min<int64_t>(left, largest_)) {
+    while (kTileRows[kind] > left || !has_tile(kind)) {
       --kind;
     }
     return {kind, kTileRows[kind], first, expert};
+  }
+
+  bool has_tile(int kind) const {
+    if (planes_ == 0) {
+      return float_kernels().tile[code_][kind] != nullptr;
+    }
+    return nested_ ? nested_kernels().tile[planes_ - 1][code_][kind] != nullptr : integer_kernels().tile[planes_ - 1][code_][kind] != nullptr;
   }
 
   bool load(int64_t i, float* out) const {
@@ -471,7 +472,6 @@ class Run {
   const int planes_; // of integer activations, 0 for float32
   const int64_t blocks_, padded_;
   const int64_t item_; // bytes of an element
-  const int largest_;
   const int code_;
   const bool nested_; // scales, and products of integers
   const int group_halves_; // groups of a block; of nested scales

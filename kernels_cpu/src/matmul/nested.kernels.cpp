@@ -72,10 +72,9 @@ void tile(const Panel& panel, const NestedTile& x, float* out) {
         MLXINFER_UNROLL
         for (int sub = 0; sub < together; ++sub) {
           const Codes codes = Form::unpack(block, first + sub);
-          MLXINFER_UNROLL
-          for (int m = 0; m < Rows; ++m) {
+          for_rows<C, Rows>([&](int m) __attribute__((always_inline)) {
             add_block<C, Planes, Rows, halves>(codes, scales[sub], x, b, m, sums[sub], total[sub][m]);
-          }
+          });
         }
       }
       MLXINFER_UNROLL
@@ -96,13 +95,23 @@ void tile(const Panel& panel, const NestedTile& x, float* out) {
   }
 }
 
+template <Code C, int Planes, int Rows>
+constexpr NestedKernel kernel() {
+  if constexpr (has_tile(C, Planes, Rows, kMostTileRows)) {
+    return tile<C, Planes, Rows>;
+  } else {
+    return nullptr;
+  }
+}
+
 } // namespace
 } // namespace mlxinfer::cpu::MLXINFER_ISA
 
 namespace mlxinfer::cpu {
-#define MLXINFER_TILES_(code, planes)                                                                                           \
-  {MLXINFER_ISA::tile<Code::code, planes, 1>, MLXINFER_ISA::tile<Code::code, planes, 2>, MLXINFER_ISA::tile<Code::code, planes, 3>, \
-   MLXINFER_ISA::tile<Code::code, planes, 4>, MLXINFER_ISA::tile<Code::code, planes, 8>, MLXINFER_ISA::tile<Code::code, planes, 16>}
+#define MLXINFER_TILES_(code, planes)                                                                                     \
+  {MLXINFER_ISA::kernel<Code::code, planes, 1>(), MLXINFER_ISA::kernel<Code::code, planes, 2>(),                         \
+   MLXINFER_ISA::kernel<Code::code, planes, 3>(), MLXINFER_ISA::kernel<Code::code, planes, 4>(),                         \
+   MLXINFER_ISA::kernel<Code::code, planes, 8>(), MLXINFER_ISA::kernel<Code::code, planes, 16>()}
 #define MLXINFER_CODES_(planes)                                                                                                    \
   {{}, {}, {}, MLXINFER_TILES_(affine4, planes), MLXINFER_TILES_(affine5, planes), {}, {}, MLXINFER_TILES_(halves2, planes),       \
    MLXINFER_TILES_(halves3, planes), MLXINFER_TILES_(halves6, planes), {}, {}, {}, {}, {}, {}}

@@ -7,10 +7,26 @@
 
 namespace mlxinfer::cpu {
 
-// Rows of activations are multiplied in tiles of 16, 8, 4, 3, 2 or 1 rows; a kernel exists for each. Three are a token and two drafts.
+// Rows of activations are multiplied in tiles of 16, 8, 4, 3, 2 or 1 rows. Three are a token and two drafts.
 constexpr int kTileSizes = 6;
 constexpr int kTileRows[kTileSizes] = {1, 2, 3, 4, 8, 16};
 constexpr int kLargestTile = 16;
+
+// Codes of most models. Others get fewer kernels: each is compiled where it is installed.
+constexpr bool is_common(Code code) {
+  return code == Code::affine4 || code == Code::affine8 || code == Code::halves6 || code == Code::mxfp4;
+}
+
+// Whether products with activations of `planes` planes, 0 for float32, have tiles of so many rows. Larger ones unpack each weight for more
+// rows, until the sums no longer fit into registers (`largest`, of integers). Two and three rows are multiplied one by one in a precision
+// that is not the default.
+constexpr bool has_tile(Code code, int planes, int rows, int largest) {
+  const bool small = rows == 2 || rows == 3;
+  if (planes == 0) {
+    return rows <= 8 && !(small && code <= Code::nvfp4);
+  }
+  return rows <= largest && !(small && planes == 1 && !is_common(code));
+}
 
 // One tile of activations, quantized per block of 32 columns: x = scale * q. An 8-bit q has one plane of bytes; one of 15 bits
 // has two, q = 128 * first + second, both from -127 to 127.
@@ -58,14 +74,14 @@ using NestedKernel = void (*)(const Panel& panel, const NestedTile& x, float* ou
 using FloatKernel = void (*)(const Panel& panel, const FloatTile& x, float* out);
 
 struct IntegerKernels {
-  IntegerKernel tile[2][kCodes][kTileSizes]; // by planes - 1; null where a code has none
+  IntegerKernel tile[2][kCodes][kTileSizes]; // by planes - 1; null where there is none
 };
-// Of layouts with nested scales; null for codes that those do not have.
+// Of layouts with nested scales.
 struct NestedKernels {
   NestedKernel tile[2][kCodes][kTileSizes]; // by planes - 1
 };
 struct FloatKernels {
-  FloatKernel tile[kCodes][kTileSizes];
+  FloatKernel tile[kCodes][kTileSizes]; // null where there is none
   // For one row with infinity or NaN in it: dequantizes first, as a zero code times infinity is not what the weight times infinity is.
   FloatKernel careful[kCodes];
 };
