@@ -177,7 +177,7 @@ class OpenModel:
         gone: Any = None
         seen = self.loaded.vision
         vision = seen if isinstance(seen, str) else replace(seen, tower=gone)
-        loaded = replace(self.loaded, model=gone, embedding="", reranking=None, vision=vision)
+        loaded = replace(self.loaded, model=gone, embedding="", reranking=None, vision=vision, experts=None)
         adapters = AdapterSet(loaded, None, 0, self.reservation.take)
         adapters.loaded.update(self.adapters.loaded)
         return replace(self, loaded=loaded, drafter=None, adapters=adapters, inputs=replace(self.inputs, model=None), guard=None)

@@ -131,6 +131,10 @@ class TensorIndex:
                     self.add_problem(f"{name} is unexpected")
                 else:
                     self.skipped[name] = reason
+        self.check()
+
+    def check(self) -> None:
+        """Raise `WeightsError` with every problem so far."""
         if self._problems:
             more = len(self._problems) - _LISTED
             listed = "; ".join(self._problems[:_LISTED]) + (f"; and {more} more" if more > 0 else "")

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import itertools
 import os
+import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 from support.engines.drafting import Free
 from support.engines.sparse_tiny import FAMILIES, FORMS, sparse_tiny
@@ -19,9 +23,10 @@ from support.models.heads import HEAD, head_directory
 from mlxinfer import LLM, AsyncLLM, Regex, SamplingParams
 from mlxinfer import kernels_cpu as kernels
 from mlxinfer.engine.core.schedule import Schedule
-from mlxinfer.errors import ExpertReadError
+from mlxinfer.errors import ExpertReadError, WeightsError
 from mlxinfer.expert_offload import ExpertStore
 from mlxinfer.kernels_cpu import native
+from mlxinfer.loading.directory import SafetensorsCheckpoint
 from mlxinfer.loading.repack_cache import pooled_experts
 from mlxinfer.loading.repack_cache.pooled_experts import PooledExperts
 
@@ -259,3 +264,51 @@ def test_a_gpu_reads_expected_experts_ahead(directory, monkeypatch: pytest.Monke
         return found
 
     both(model, use)
+
+
+def test_experts_are_read_from_the_checkpoint_once(directory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, path: str) -> None:
+    monkeypatch.setenv("MLXINFER_HOME", str(tmp_path))
+    read: list[str] = []
+    real = SafetensorsCheckpoint.read
+    monkeypatch.setattr(SafetensorsCheckpoint, "read", lambda self, name: read.append(name) or real(self, name))
+    model = directory("qwen3_moe", "bfloat16")
+    for time in range(2):
+        read.clear()
+        with LLM(model, experts_memory=LITTLE, max_context=256) as llm:
+            assert llm.loaded.experts is not None
+        routed = [name for name in read if ".mlp.experts." in name]
+        assert bool(routed) == (time == 0)
+        assert len(set(read)) == len(read)
+        assert "model.layers.1.mlp.gate.weight" in read
+
+
+def test_experts_with_infinite_values_are_not_kept(directory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MLXINFER_HOME", str(tmp_path / "home"))
+    model = tmp_path / "model"
+    shutil.copytree(directory("qwen3_moe", "bfloat16"), model)
+    tensors = dict(mx.load(str(model / "model.safetensors")))
+    name = next(name for name in tensors if "layers.1.mlp.experts" in name)
+    tensors[name][0, 0] = mx.inf
+    mx.save_safetensors(str(model / "model.safetensors"), tensors)
+    for _ in range(2):  # the second time, nothing of the first is continued
+        with pytest.raises(WeightsError, match="NaN or infinite"):
+            LLM(model, experts_memory=LITTLE, max_context=256)
+
+
+def test_a_closed_model_gives_its_pools_back(directory) -> None:
+    llm = LLM(directory("qwen3_moe", "bfloat16"), experts_memory=LITTLE, max_context=256)
+    pools = weakref.ref(pools_of(llm))
+    generate(llm, PROMPTS[1:2])
+    llm.close()
+    gc.collect()
+    assert pools() is None
+
+
+OTHERS = ["mixtral", "minimax_m2", "deepseek_v3", "glm4_moe_lite", "gemma4_text_experts", "nemotron_h_experts", "lfm2_moe"]
+OTHERS += ["qwen3_5_moe_text", "qwen3_next", "granitemoehybrid", "ernie4_5_moe", "kimi_linear", "deepseek_v2", "mistral4"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", OTHERS)
+def test_other_families_work_with_pools(directory, family: str, path: str) -> None:
+    both(directory(family, "bfloat16"), lambda llm: generate(llm, [LONG[:40], [5, 6, 7]], max_tokens=8))

@@ -152,7 +152,7 @@ def open_experts(
         if missing:
             tensors = RoutedTensors(missing)
             read = weights(lambda name: name in tensors)
-            build_blocks(checkpoint.config, read, stage, partial(_write_experts, writer, frozenset(missing), dtype), dtype)
+            build_blocks(checkpoint.config, read, stage, partial(_write_experts, writer, read, frozenset(missing)), dtype)
             read.finish()
         return PooledExperts(ExpertStore(writer.finish(), nbytes), dtype)
 
@@ -168,11 +168,12 @@ def _source(checkpoint: Checkpoint, part: Stage, dtype: mx.Dtype, quantize: Form
     }
 
 
-def _write_experts(writer: ExpertFileWriter, keys: Collection[str], dtype: mx.Dtype, part: object) -> None:
-    """Write the experts of a part of the model to the file, and drop them."""
+def _write_experts(writer: ExpertFileWriter, weights: CheckpointWeights, keys: Collection[str], part: object) -> None:
+    """Write the experts of a part of the model to the file, and drop them. Raises `WeightsError` for those that no file may have."""
     for key, layer in routed_experts(part):
         if key in keys:
-            settle(layer, dtype=dtype)
+            settle(layer, dtype=weights.dtype)
+            weights.index.check()
             writer.add(key, *record_of(layer))
             _drop(layer)
             mx.clear_cache()
