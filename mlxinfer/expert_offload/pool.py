@@ -46,6 +46,7 @@ class ExpertPool:
         """
         self.layer, self.experts = layer, layer.experts
         self._reader, self._new = reader, allocate or aligned
+        self._expert_bytes = layer.expert_bytes
         self._clock = clock or ReadbackClock()
         self._lock = threading.Lock()
         self._scores = ExpertScores(layer.experts)
@@ -75,7 +76,7 @@ class ExpertPool:
     @property
     def resident_bytes(self) -> int:
         """Bytes of the slots."""
-        return self.slots * self.layer.expert_bytes
+        return self.slots * self._expert_bytes
 
     @property
     def resident(self) -> frozenset[int]:
@@ -189,7 +190,7 @@ class ExpertPool:
     def _start(self, expert: int, slot: int) -> ExpertRead:
         layer = self.layer
         targets = [view[slot] for view in self._views]
-        read = ExpertRead(layer.offset + expert * layer.stride, layer.expert_bytes, layer.stride, targets)
+        read = ExpertRead(layer.offset + expert * layer.stride, self._expert_bytes, layer.stride, targets)
         self._pending[expert] = (slot, read)
         return read
 
@@ -199,7 +200,7 @@ class ExpertPool:
             if read.is_over:
                 del self._pending[expert]
                 if read.is_whole:
-                    self.bytes_read += self.layer.expert_bytes
+                    self.bytes_read += self._expert_bytes
                     self._slot_of[expert] = slot
                     self._expert_in[slot] = expert
                 else:

@@ -23,6 +23,7 @@ DIRECT_ALIGNMENT = 512
 """Addresses and lengths of memory that a disk writes to must be multiples of this, on most disks."""
 
 _WAITING, _RUNNING, _DONE, _CANCELLED = range(4)
+_INTERRUPTED = os.strerror(errno.EINTR)
 _F_NOCACHE = 48
 """macOS: reads leave no pages in the system's cache."""
 
@@ -140,7 +141,7 @@ class ExpertReader:
                 except BaseException:
                     # Without this, a read that was interrupted between the two lines would never be over.
                     if mine and not read.is_over:
-                        self._end(read, OSError(errno.EINTR, os.strerror(errno.EINTR)))
+                        self._end(read, InterruptedError(errno.EINTR, _INTERRUPTED))
                     raise
         for read in reads:
             if not read.is_over:
@@ -170,7 +171,7 @@ class ExpertReader:
         return None
 
     def _do(self, read: ExpertRead) -> None:
-        error: OSError | None = OSError(errno.EINTR, os.strerror(errno.EINTR))
+        error: OSError | None = InterruptedError(errno.EINTR, _INTERRUPTED)
         try:
             self._fill(read)
             error = None
