@@ -126,6 +126,17 @@ def test_command_bodies_parse_call_and_print() -> None:
     assert_none(problems)
 
 
+def test_nothing_waits_for_a_stream_with_the_gil() -> None:
+    """`mx.clear_cache` and `mx.set_cache_limit` do, and a step with experts in a file calls Python from a stream."""
+    problems = []
+    for _, path in SOURCES:
+        if "convert" not in path.parts and path.name != "device.py":
+            calls = [node.func for node in all_nodes(syntax_tree(path)) if isinstance(node, ast.Call)]
+            names = [call.attr for call in calls if isinstance(call, ast.Attribute) and ast.unparse(call.value) == "mx"]
+            problems += [f"{path.relative_to(ROOT)}: mx.{name}" for name in names if name in ("clear_cache", "set_cache_limit")]
+    assert_none(problems)
+
+
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 

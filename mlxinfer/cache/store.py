@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import mlx.core as mx
 
 from ..util.dataclass import dataclass
-from ..util.device import is_gpu
+from ..util.device import clear_cache, is_gpu
 from .base import PAGE, AttentionSpec
 from .kv_format import KVFormat
 from .kv_quantization import PLAIN, Sealing, keys_alone, page_arrays, unseal_keys, unseal_values
@@ -110,7 +110,7 @@ class LayerStore:
         if is_gpu():
             # MLX writes in place only if the array fills its buffer up to 16 kB, and a reused buffer may be 32 kB larger. Such a pool
             # would be copied for each sealed page.
-            mx.clear_cache()
+            clear_cache()
         copied = any(a.size for a in (*self.sealed, *self.first))
         self.sealed = [_padded(a, 1, pages) for a in self.sealed]
         self.first = [_padded(a, 1, first) for a in self.first]

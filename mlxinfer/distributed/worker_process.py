@@ -11,8 +11,6 @@ from threading import Event
 from time import monotonic
 from typing import NoReturn
 
-import mlx.core as mx
-
 from ..adapters.adapted_model import AdaptedModel
 from ..engine.open_model import PreparedModels, prepare_models
 from ..errors import ExpertReadError, GroupLostError, MLXInferError, NodesError
@@ -22,7 +20,7 @@ from ..loading.repack_cache.pooled_experts import PooledExperts
 from ..models.decoder import BlockStack
 from ..models.tensor_parallel import sum_results
 from ..nn.packing import arrays
-from ..util.device import device_memory
+from ..util.device import clear_cache, device_memory
 from .agreement import Hello, Orders, log_line, model_digest
 from .control_channel import SILENCE_S, ControlChannel, FrameKind, Heartbeat
 from .follower import Follower
@@ -114,7 +112,7 @@ def _load(
         if orders.split == "pipeline":
             stack.tap(plan.taps(rank, orders.taps), found.target.dtype)
         adapted = AdaptedModel(stack, own.adapters, found.target.dtype) if own.adapters else None
-    mx.clear_cache()
+    clear_cache()
     held = sum(array.nbytes for array in arrays(stack))
     log_line(f"blocks {part.first} to {part.last - 1}: read {read / 1e6:.1f} MB, which take {held / 1e6:.1f} MB")
     channel.send_json(FrameKind.LOADED, {"read": read, "held": held})

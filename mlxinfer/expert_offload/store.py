@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import mlx.core as mx
-
 from ..errors import MLXInferError
 from ..util.dataclass import dataclass
+from ..util.device import clear_cache
 from .file_format import ExpertFile, LayerRecord
 from .pool import LEAST_SLOTS, Allocate, ExpertPool, ReadbackClock
 from .reader import THREADS, ExpertReader, ReadInto
@@ -92,7 +91,7 @@ class ExpertStore:
         for key, pool in sorted(self.pools.items(), key=lambda item: wanted[item[0]] - item[1].slots):
             if pool.slots != wanted[key]:
                 pool.resize(wanted[key])
-                mx.clear_cache()
+                clear_cache()
 
     def stats(self) -> OffloadStats:
         pools = self.pools.values()

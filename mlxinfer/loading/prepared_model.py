@@ -24,6 +24,7 @@ from ..tokenizer.config_files import has_tokenizer
 from ..tokenizer.no_tokenizer import NoTokenizer
 from ..tokenizer.tokenizer import Tokenizer
 from ..util.dataclass import dataclass
+from ..util.device import clear_cache
 from .checkpoint import Checkpoint
 from .draft_head import WithHead, is_of_head
 from .files import read_json_if_there
@@ -142,7 +143,7 @@ class PreparedModel:
         experts = None if pool_bytes is None else self.open_experts(pool_bytes, progress)
         model, notes = self.read_weights(progress, experts)
         vision = self.vision if isinstance(self.vision, str) else self.vision.read(progress)
-        mx.clear_cache()
+        clear_cache()
         if isinstance(tokenizer, NoTokenizer):
             notes = [*notes, "there is no tokenizer: prompts and answers are token ids"]
         return LoadedModel(

@@ -16,6 +16,7 @@ from ..errors import UnsupportedModelError
 from ..nn.linear import Embedding
 from ..nn.packing import holders, settle
 from ..nn.weights import Dense
+from ..util.device import clear_cache
 from .block import AnyBlock
 from .decoder import Architecture, LayerInputs, OutputLayer
 from .pipeline_stage import layers_of, only
@@ -79,7 +80,7 @@ class BlockReader:
             self.prepare(part)
             read()
             self.finish(part)
-        mx.clear_cache()
+        clear_cache()
 
     def check(self, part: object) -> None:
         """Handle every part, including parts of an earlier run."""
@@ -175,4 +176,4 @@ def drop(part: object) -> None:
     """Drop the matrices of a part."""
     for holder in list(holders(part)):
         holder.matrix = Dense(mx.zeros((1, 1)))
-    mx.clear_cache()
+    clear_cache()

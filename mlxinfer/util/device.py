@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
 
@@ -89,6 +90,40 @@ def device_memory() -> DeviceMemory:
     return DeviceMemory(int(info.get("memory_size", total)), min(recommended, total), "recommended working set", limit)
 
 
+def clear_cache() -> None:
+    """Free MLX's unused buffers.
+
+    On a CPU, MLX first waits for its streams. `mx.clear_cache` holds the GIL meanwhile, and a step with experts in a file calls Python from
+    a stream: both would wait for ever.
+    """
+    free = _without_gil("_ZN3mlx4core11clear_cacheEv")
+    if free is None:
+        mx.clear_cache()
+    else:
+        free()
+
+
+def _set_cache_limit(nbytes: int) -> int:
+    """Set the bytes of unused buffers that MLX keeps, as `clear_cache` frees them. Returns the limit before."""
+    limit = _without_gil("_ZN3mlx4core15set_cache_limitEm")
+    return mx.set_cache_limit(nbytes) if limit is None else limit(nbytes)
+
+
+@cache
+def _without_gil(symbol: str) -> Callable[..., int] | None:
+    """Return a function of MLX's library that runs without the GIL; None on a GPU, and if the library has another form."""
+    if is_gpu():
+        return None
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        library = ctypes.CDLL(str(Path(mx.__file__).parent / "lib" / f"libmlx.{'dylib' if sys.platform == 'darwin' else 'so'}"))
+        function = library[symbol]
+        function.argtypes, function.restype = ([ctypes.c_size_t] if symbol.endswith("Em") else []), ctypes.c_size_t
+        return function
+    return None
+
+
 _before: dict[str, int] = {}
 """MLX's limits before `limit_memory`."""
 
@@ -99,7 +134,7 @@ def limit_memory(*, wired: int, spare: int, most: int) -> None:
     MLX keeps at most `spare` bytes of freed buffers. On a Mac, `wired` bytes stay resident, up to three fifths of the memory. With `most`
     bytes in use, MLX waits for running operations before it starts more; otherwise it runs ten layers ahead, with the copies of each.
     """
-    _before.setdefault("cache", mx.set_cache_limit(spare))
+    _before.setdefault("cache", _set_cache_limit(spare))
     if has_metal():
         mx.set_wired_limit(min(wired, wired_limit()))
         _before.setdefault("memory", mx.set_memory_limit(most))
@@ -108,7 +143,7 @@ def limit_memory(*, wired: int, spare: int, most: int) -> None:
 def lift_limits() -> None:
     """Undo `limit_memory`."""
     if "cache" in _before:
-        mx.set_cache_limit(_before.pop("cache"))
+        _set_cache_limit(_before.pop("cache"))
     if "memory" in _before:
         mx.set_wired_limit(0)
         mx.set_memory_limit(_before.pop("memory"))

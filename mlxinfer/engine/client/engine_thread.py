@@ -19,6 +19,7 @@ import mlx.core as mx
 
 from ...errors import EngineError, GpuFaultError, MLXInferError, SettingError
 from ...types import EngineStats
+from ...util.device import clear_cache
 from ..core.sequence import Sequence
 from ..model_base import FORKED
 from ..open_model import OpenModel
@@ -243,7 +244,7 @@ class EngineThread:
         if self.opened.exception() is None:  # drop the model
             self.opened = Future()
             self.opened.set_exception(EngineError(self._over))
-        mx.clear_cache()
+        clear_cache()
         atexit.unregister(self.stop_at_exit)
         self.ended.set_result(None)
 
@@ -291,7 +292,7 @@ class EngineThread:
                 if self._outputs is not None:
                     self._outputs.engine.close(timeout_s=0)
                 self._outputs = None
-                mx.clear_cache()
+                clear_cache()
 
     def _loop(self, outputs: OutputProcessor) -> None:
         self._publish(outputs)

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...errors import EngineError, MLXInferError, QueueFullError
 from ...types import Chunk, Completion
+from ...util.device import clear_cache
 from ..core.sequence import Sequence
 from ..model_base import FORKED
 from ..open_model import OpenModel
@@ -244,7 +245,7 @@ class InprocClient:
                 if self._opened is not None:
                     self._opened.close()
                 self._outputs = self._opened = None
-                mx.clear_cache()
+                clear_cache()
         self._give_stream_back()
 
     def _feed(self, outputs: OutputProcessor, requests: deque[list[Sequence]], answers: list[Output]) -> None:

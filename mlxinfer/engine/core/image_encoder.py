@@ -19,7 +19,7 @@ from ...cache.pages import PAGE
 from ...errors import EngineError, MLXInferError, one_line
 from ...models.towers.tower import Encoded, Size, Tower
 from ...util.dataclass import dataclass
-from ...util.device import is_gpu
+from ...util.device import clear_cache, is_gpu
 from ...vision.inputs import ImageInput, PromptImages
 from ...vision.processor import Pixels
 from .feature_cache import FeatureCache
@@ -134,7 +134,7 @@ class ImageEncoder:
             encoded = job.advance(blocks)
         except (RuntimeError, MemoryError, ValueError, MLXInferError) as error:  # memory, mostly
             self._job = None
-            mx.clear_cache()
+            clear_cache()
             return [(sequence, _failure(need, error)) for sequence, need in self._waiting_for(job.digest)]
         seconds = perf_counter() - began
         for sequence in {sequence for sequence, _ in self._waiting_for(job.digest)}:

@@ -9,6 +9,7 @@ from time import perf_counter
 import mlx.core as mx
 
 from ...errors import GpuFaultError, one_line
+from ...util.device import clear_cache
 from ...util.gpu_fault import GpuFault, gpu_fault
 from ..core.sequence import Sequence
 
@@ -68,4 +69,4 @@ class GpuFaults:
             except RuntimeError:
                 continue
             break
-        mx.clear_cache()
+        clear_cache()

@@ -11,7 +11,7 @@ from weakref import WeakSet
 import mlx.core as mx
 
 from ...errors import MemoryPlanError
-from ...util.device import DeviceMemory, device_memory, lift_limits, limit_memory
+from ...util.device import DeviceMemory, clear_cache, device_memory, lift_limits, limit_memory
 from .plan import MemoryPlan
 
 MakePlan = Callable[[DeviceMemory], MemoryPlan]
@@ -93,7 +93,7 @@ class MemoryBudget:
                 if not self.reserved:
                     raise
                 gc.collect()
-                mx.clear_cache()
+                clear_cache()
                 plan = make(self.left())
             held = Reservation(self, plan)
             if not self._held:

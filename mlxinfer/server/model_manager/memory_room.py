@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import replace
 
-import mlx.core as mx
-
 from ...config import EngineArgs
 from ...engine.open_model import prepare_models
 from ...loading.memory.budget import BUDGET, MemoryBudget
+from ...util.device import clear_cache
 from ..log import notice
 from .model_slot import ModelSlot
 
@@ -71,7 +70,7 @@ class MemoryRoom:
     async def wait_until_freed(self, slot: ModelSlot) -> None:
         """Wait until the unloaded model has left memory and MLX has returned it to the system."""
         began = time.monotonic()
-        mx.clear_cache()
+        clear_cache()
         if self._budget.left_over:
             gc.collect()
         while slot.model is not None and slot.model() is not None:
@@ -82,4 +81,4 @@ class MemoryRoom:
             gc.collect()
             await asyncio.sleep(_LOOK_S)
         slot.model = None
-        mx.clear_cache()
+        clear_cache()

@@ -1,0 +1,43 @@
+"""Steps with experts in a file call Python from MLX's stream: nothing may wait for the stream with the GIL."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.engines.sparse_tiny import sparse_tiny
+
+from mlxinfer import kernels_cpu
+
+SCRIPT = """
+import sys, threading
+from mlxinfer import LLM, SamplingParams
+from mlxinfer.util.device import clear_cache, lift_limits, limit_memory
+over = False
+def free():
+    while not over:
+        clear_cache()
+        limit_memory(wired=0, spare=1 << 20, most=1 << 34)
+with LLM(sys.argv[1], experts_memory=1e-6, max_context=256) as llm:
+    thread = threading.Thread(target=free)
+    thread.start()
+    try:
+        found = llm.generate([[5, 6, 7, 8]] * 3, SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True))
+    finally:
+        over = True
+        thread.join()
+    assert llm.stats().expert_misses > 0
+lift_limits()
+print([len(each.token_ids) for each in found])
+"""
+
+
+@pytest.mark.skipif(not kernels_cpu.can_run_waves(), reason=kernels_cpu.status())
+def test_memory_is_freed_while_a_step_reads_experts(tmp_path: Path) -> None:
+    model = sparse_tiny(tmp_path / "model", "qwen3_moe", "mlx 4 bits")
+    environment = {**os.environ, "MLXINFER_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", SCRIPT, str(model)], capture_output=True, text=True, env=environment, timeout=240)
+    assert done.stdout == "[24, 24, 24]\n", done.stderr
