@@ -20,7 +20,7 @@ from ...models.pipeline_stage import Stage
 from ...nn.moe import FollowingLayer, MixtureOfExperts
 from ...nn.packing import settle
 from ...nn.weights import Dense, Format
-from ...util.device import is_gpu
+from ...util.device import clear_cache, is_gpu
 from ...util.plain_file import file_stamp
 from ..checkpoint import Checkpoint
 from ..find.fingerprint import model_files
@@ -176,7 +176,7 @@ def _write_experts(writer: ExpertFileWriter, weights: CheckpointWeights, keys: C
             weights.index.check()
             writer.add(key, *record_of(layer))
             _drop(layer)
-            mx.clear_cache()
+            clear_cache()
 
 
 def _drop(layer: AnyExperts) -> None:
