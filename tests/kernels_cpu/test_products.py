@@ -219,6 +219,16 @@ def test_views_of_any_kind(arranged, dtype):
     assert same_bits(kernels_cpu.silu_multiply(x, x), kernels_cpu.silu_multiply(plain[0], plain[0]))
 
 
+def test_bits_do_not_depend_on_the_prefetch_distance():
+    # The first 60 products of one row with a large matrix try several distances.
+    rng = np.random.default_rng(5)
+    packed = draw(rng, ("affine", 8, 32), (1024, 1056)).pack()
+    x = random(rng, (1, 1056), "float32")
+    first = to_numpy(packed.multiply(x))
+    for _ in range(70):
+        np.testing.assert_array_equal(to_numpy(packed.multiply(x)), first)
+
+
 @pytest.mark.smoke
 def test_views_of_weights():
     rng = np.random.default_rng(6)

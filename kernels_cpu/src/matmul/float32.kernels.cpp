@@ -111,7 +111,7 @@ MLXINFER_INLINE F32 add_halves(F32 total, F32 first, F32 second, const BlockScal
 template <Code C, int Rows>
 void tile(const Panel& panel, const FloatTile& x, float* out) {
   constexpr int together = kTogether<Rows>;
-  PanelStream<Columns<C>::kBlockBytes, kSubs / together> stream(panel);
+  PanelStream<Columns<C>::kBlockBytes> stream(panel);
   for (int start = 0; start < kSubs; start += together) {
     F32 total[together][Rows] = {};
     Headers<C, together> headers(panel, start);
@@ -120,8 +120,11 @@ void tile(const Panel& panel, const FloatTile& x, float* out) {
       BlockScales groups[together] = {};
       headers.next(groups);
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += Columns<C>::kBlockBytes) {
-        if (Rows <= 8) {
+        if (Rows == 1) {
           stream.step();
+        } else if (Rows <= 8 && start == 0) {
+          prefetch<64>(headers.at() + panel.ahead);
+          prefetch<Columns<C>::kBlockBytes>(block + panel.ahead);
         }
         const float *values = x.x + b * kBlockColumns * Rows, *sums = x.sums + 2 * b * Rows;
         MLXINFER_UNROLL

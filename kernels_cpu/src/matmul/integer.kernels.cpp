@@ -52,7 +52,7 @@ void tile(const Panel& panel, const IntegerTile& x, float* out) {
   using Form = Integers<C>;
   constexpr int together = kTogether<Rows>;
   constexpr int64_t block_bytes = Form::kBits * 64;
-  PanelStream<block_bytes, kSubs / together> stream(panel);
+  PanelStream<block_bytes> stream(panel);
   for (int first = 0; first < kSubs; first += together) {
     F32 total[together][Rows] = {};
     Headers<C, together> headers(panel, first);
@@ -61,8 +61,11 @@ void tile(const Panel& panel, const IntegerTile& x, float* out) {
       BlockScales groups[together];
       headers.next(groups);
       for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += block_bytes) {
-        if (Rows <= 8) {
+        if (Rows == 1) {
           stream.step();
+        } else if (Rows <= 8 && first == 0) {
+          prefetch<64>(headers.at() + panel.ahead);
+          prefetch<block_bytes>(block + panel.ahead);
         }
         MLXINFER_UNROLL
         for (int sub = 0; sub < together; ++sub) {

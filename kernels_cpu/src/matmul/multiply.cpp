@@ -5,6 +5,7 @@
 #include "matmul/few_rows.h"
 #include "matmul/many_rows.h"
 #include "matmul/matrix.h"
+#include "matmul/prefetch_trial.h"
 #include "matmul/tile.h"
 #include "memory/scratch.h"
 #include "threads/pool.h"
@@ -17,7 +18,7 @@ constexpr int64_t kChunkBytes = 512 * 1024;
 constexpr int64_t kManyRowsBlocks = 24; // that tiles of many rows are multiplied with before the next ones
 constexpr int64_t kMostPanelsPerPiece = 16, kPiecesPerThread = 3;
 constexpr int64_t kPreparedElements = 2048; // some microseconds of work
-constexpr int64_t kLeastAhead = 6144, kDistance = 4096; // bytes, for the memory to answer in time
+constexpr int64_t kLeastAhead = 6144; // bytes, for the memory to answer in time
 
 constexpr int kFewRows = kTileSizes, kManyRows = kTileSizes + 1; // kinds of tiles
 
@@ -69,6 +70,8 @@ class Run {
       count_ = std::min(most, rows_ - first_);
       cut_tiles();
       prepare();
+      const PrefetchTrial trial(count_ == 1 ? p_.layout.panels() * p_.layout.panel_bytes() : 0);
+      distance_ = std::min(trial.distance(), p_.layout.panel_bytes());
       run_panels();
     }
   }
@@ -204,7 +207,7 @@ class Run {
 
   // Prefetches what is read first of a panel.
   void ask_for(const uint8_t* panel) const {
-    for (int64_t i = 0; i < distance(); i += 64) {
+    for (int64_t i = 0; i < distance_; i += 64) {
       __builtin_prefetch(panel + i);
     }
   }
@@ -247,10 +250,6 @@ class Run {
     return p_.weights + (expert * p_.layout.panels() + index) * p_.layout.panel_bytes();
   }
 
-  int64_t distance() const {
-    return std::min(kDistance, p_.layout.panel_bytes());
-  }
-
   // `next`: the panel that is read after this one, or null where none is.
   Panel panel_at(int64_t expert, int64_t index, const uint8_t* next = nullptr) const {
     const Layout& l = p_.layout;
@@ -259,7 +258,7 @@ class Run {
     const int blocks = l.is_plain() ? static_cast<int>(blocks_) : std::max(l.group / kBlockColumns, 1);
     const int scale_bytes = static_cast<int>(l.scale_bytes());
     return {start, start + l.header_bytes(), blocks_, blocks, l.scale, scale_bytes, l.has_biases(), static_cast<float>(l.zero), ahead,
-            l.panel_bytes(), next == nullptr ? start : next, distance()};
+            l.panel_bytes(), next == nullptr ? start : next, distance_};
   }
 
   void run_panel(const Segment& segment, int64_t index, const uint8_t* next) const {
@@ -481,6 +480,7 @@ class Run {
   std::vector<int64_t> order_;
   int64_t rows_ = 0; // that are computed
   int64_t first_ = 0, count_ = 0; // of the chunk
+  int64_t distance_ = 0; // bytes before a place is read that it is prefetched
   std::vector<Tile> tiles_;
   std::vector<Segment> segments_;
   Prepared prepared_{};

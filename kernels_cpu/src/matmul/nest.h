@@ -12,6 +12,10 @@ class NestHeaders {
  public:
   MLXINFER_INLINE NestHeaders(const uint8_t* headers, int sub) : at_(headers), sub_(sub) {}
 
+  MLXINFER_INLINE const uint8_t* at() const {
+    return at_;
+  }
+
   // Begins the next 256 columns: what their scales are multiples of.
   MLXINFER_INLINE void enter(F32 (&units)[Parts]) {
     take_units(units);

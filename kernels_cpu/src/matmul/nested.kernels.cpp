@@ -42,7 +42,7 @@ void tile(const Panel& panel, const NestedTile& x, float* out) {
   using Form = Integers<C>;
   constexpr int halves = has_halves(C) ? 2 : 1, together = kTogether<Rows>;
   constexpr int64_t block_bytes = Form::kBits * 64;
-  PanelStream<block_bytes, kSubs / together> stream(panel);
+  PanelStream<block_bytes> stream(panel);
   for (int first = 0; first < kSubs; first += together) {
     F32 total[together][Rows] = {};
     NestHeaders<C, together> headers(panel.headers, first);
@@ -53,8 +53,11 @@ void tile(const Panel& panel, const NestedTile& x, float* out) {
       const float* steps = x.scales + b / kNestBlocks * Rows;
       I32 sums[together][Planes][Rows] = {};
       for (const int64_t end = b + kNestBlocks; b < end; ++b, block += block_bytes) {
-        if (Rows <= 8) {
+        if (Rows == 1) {
           stream.step();
+        } else if (Rows <= 8 && first == 0) {
+          prefetch<64>(headers.at() + panel.ahead);
+          prefetch<block_bytes>(block + panel.ahead);
         }
         NestScales<halves> scales[together];
         MLXINFER_UNROLL

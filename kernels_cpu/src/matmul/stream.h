@@ -1,24 +1,23 @@
 #pragma once
 
-// Prefetching of a panel's bytes in the order in which products of few rows read them, for *.kernels.cpp files.
+// Prefetching of a panel's bytes in the order in which products of one row read them, for *.kernels.cpp files.
 
 #include "matmul/tile.h"
 #include "simd/simd.h"
 
 namespace mlxinfer::cpu::MLXINFER_ISA {
 
-// Asks for memory evenly while a panel's blocks are read `Passes` times: for what is read `distance` bytes later, in this panel and then in
-// the next one.
-template <int64_t BlockBytes, int Passes>
+// Asks for memory evenly while a panel's blocks are read: for what is read `distance` bytes later, in this panel and then in the next one.
+template <int64_t BlockBytes>
 class PanelStream {
  public:
   MLXINFER_INLINE explicit PanelStream(const Panel& panel)
-      : step_(panel.block_count == 0 ? 0 : panel.bytes / (panel.block_count * Passes)), own_(panel.bytes - panel.distance),
+      : step_(panel.block_count == 0 ? 0 : panel.bytes / panel.block_count), own_(panel.bytes - panel.distance),
         here_(panel.headers + panel.distance), next_(panel.next - own_) {}
 
-  // Once for each block and pass.
+  // Once for each block.
   MLXINFER_INLINE void step() {
-    prefetch<BlockBytes / Passes + 64>((at_ < own_ ? here_ : next_) + at_); // headers are a line a block, or less
+    prefetch<BlockBytes + 64>((at_ < own_ ? here_ : next_) + at_); // headers are a line a block, or less
     at_ += step_;
   }
 
