@@ -14,9 +14,9 @@ from ..util.memory_pressure import Pressure, memory_pressure
 if TYPE_CHECKING:
     from ..loading.repack_cache.pooled_experts import PooledExperts
 
-_EVERY_S = 1.0
+_EVERY_S = 0.5
 """Seconds between two looks at the memory."""
-_CALM_LOOKS = 30
+_CALM_LOOKS = 60
 """Looks without pressure before pools grow again."""
 _GROWTH = 1 / 8
 """Maximum growth at a time, as a share of the planned bytes."""

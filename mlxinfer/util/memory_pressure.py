@@ -13,8 +13,10 @@ from pathlib import Path
 from .dataclass import dataclass
 from .device import memory_groups, number_in
 
-_MARGIN = 0.03
+_MARGIN = 0.05
 """Share of a limit, or of the whole memory, that should stay free."""
+_CUSHION = 0.05
+"""Share of it that is freed in addition, because other programs may be taking more at this moment."""
 _STALLS = 10.0
 """Percent of the last ten seconds in which a process waited for memory; from here on memory is short."""
 _STALLED_SHARE = 0.02
@@ -42,9 +44,9 @@ def memory_pressure(total: int, *, proc: Path = Path("/proc"), level: int | None
     if sys.platform == "darwin" or level is not None:
         return _on_mac(total, _level() if level is None else level)
     frees = [*_free_of_groups(proc / "self"), *_free_of_system(proc, total)]
-    left = min((free - int(limit * _MARGIN) for free, limit in frees), default=0)
+    left, cushion = min(((free - int(limit * _MARGIN), int(limit * _CUSHION)) for free, limit in frees), default=(0, 0))
     stalled = _stalls(proc / "pressure" / "memory") >= _STALLS
-    short = max(-left, int(total * _STALLED_SHARE) if stalled and left < total * _CRITICAL_SHARE else 0)
+    short = max(cushion - left if left < 0 else 0, int(total * _STALLED_SHARE) if stalled and left < total * _CRITICAL_SHARE else 0)
     return Pressure(short, 0 if short or stalled else max(left, 0))
 
 
