@@ -27,20 +27,22 @@ _SPARE_SHARE = 0.5
 class PoolGuard:
     """Decides the bytes of one model's pools. The engine resizes them between two steps."""
 
-    def __init__(
-        self, experts: PooledExperts, reservation: Reservation, look: Callable[[], Pressure] = lambda: memory_pressure(memory_limit()[0])
-    ) -> None:
-        """`look` returns the pressure on this machine's memory. `start` begins to watch the memory."""
+    def __init__(self, experts: PooledExperts, reservation: Reservation, look: Callable[[int], Pressure] | None = None) -> None:
+        """`look` replaces `memory_pressure` of this machine: it takes the bytes that should stay free. `start` begins to watch."""
         pools = reservation.plan.experts
         assert pools is not None
-        self._experts, self._reservation, self._look = experts, reservation, look
+        self._experts, self._reservation, self._look = experts, reservation, look or _pressure_here
         self.planned = pools.pools
         """Bytes of the pools when the model was loaded, which they never exceed."""
         self.allowed = pools.pools
-        """Present bytes of the pools, or those that the engine has been asked for."""
+        """Present bytes of the pools."""
+        self._asked = pools.pools
+        """Bytes that the engine was asked for."""
         self._least = pools.least
+        self._largest = max(layer.slots * layer.record_bytes for layer in pools.layers)
+        """Bytes of the largest pool, which exists twice while it is resized."""
         self._calm = 0
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._closing = threading.Event()
         self.wake: Callable[[], None] = lambda: None
         """Called when the engine should resize the pools, which an idle one would do at its next step."""
@@ -56,41 +58,48 @@ class PoolGuard:
 
     def check(self) -> None:
         """Look at the memory once. Pools shrink by what is short, and grow after `_CALM_LOOKS` looks without pressure."""
-        pressure = self._look()
+        pressure = self._look(self._largest)
         with self._lock:
             if pressure.short:
                 self._calm = 0
-                if self.allowed > self._least:
-                    self._set(self.allowed - pressure.short)
+                if self._asked >= self.allowed:  # otherwise the engine has not shrunk the pools yet
+                    self._ask_for(self.allowed - pressure.short)
                 return
             self._calm += 1
-            if self._calm >= _CALM_LOOKS and self.allowed < self.planned:
+            if self._calm >= _CALM_LOOKS and self._asked < self.planned:
                 self._calm = 0
-                growth = min(int(pressure.spare * _SPARE_SHARE), int(self.planned * _GROWTH))
-                self._set(self.allowed + growth)
+                self._ask_for(self._asked + min(int(pressure.spare * _SPARE_SHARE), int(self.planned * _GROWTH)))
 
-    def give(self, nbytes: int) -> int:
-        """Give up to `nbytes` of the pools to another model. Returns the bytes that are free after the engine's next step.
+    def give(self, nbytes: int) -> None:
+        """Ask the engine to give up to `nbytes` of the pools to another model. They are free when `allowed` has changed.
 
         The pools grow again as memory allows, when the other model is gone.
         """
         with self._lock:
-            before = self.allowed
             self._calm = 0
-            self._set(before - nbytes)
-            return before - self.allowed
+            self._ask_for(self._asked - nbytes)
 
     @property
     def can_give(self) -> int:
         """Bytes of the pools beyond their minimum."""
         return max(self.allowed - self._least, 0)
 
-    def _set(self, nbytes: int) -> None:
-        allowed = self._reservation.resize_pools(min(max(nbytes, self._least), self.planned))
-        if allowed and allowed != self.allowed:
-            self.allowed = allowed
-            self._experts.resize_to(allowed)
+    def _ask_for(self, nbytes: int) -> None:
+        wanted = min(max(nbytes, self._least), self.planned)
+        if wanted != self._asked:
+            self._asked = wanted
+            self._experts.resize_by(self._decide)
             self.wake()
+
+    def _decide(self) -> int:
+        """Return the bytes of the pools. The engine calls this between two steps, and resizes the pools at once."""
+        with self._lock:
+            self.allowed = self._asked = self._reservation.resize_pools(self._asked) or self.allowed
+            return self.allowed
+
+
+def _pressure_here(margin: int) -> Pressure:
+    return memory_pressure(memory_limit()[0], margin)
 
 
 def _watch(guard: weakref.ref[PoolGuard], closing: threading.Event) -> None:

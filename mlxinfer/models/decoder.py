@@ -165,6 +165,10 @@ class BlockStack:
         self._deep_runs: tuple[list[Run], list[Run]] | None = None
         """`runs`, and these runs cut where steps with images add rows; made for the first such step."""
 
+    def drop_runs(self) -> None:
+        """Drop compiled blocks, which hold their matrices. `rebuild_runs` makes them again."""
+        self.runs, self._deep_runs = [], None
+
     def rebuild_runs(self) -> None:
         """Compile the blocks again, after matrices were replaced. A draft head keeps its own."""
         self.tap(self.taps, self._dtype)

@@ -39,12 +39,15 @@ class Pressure:
     """Bytes that may be used in addition without pressure; 0 under pressure."""
 
 
-def memory_pressure(total: int, *, proc: Path = Path("/proc"), level: int | None = None) -> Pressure:
-    """Return the pressure on a machine with `total` bytes. `proc` and `level`, that of macOS, replace the system's in tests."""
+def memory_pressure(total: int, margin: int = 0, *, proc: Path = Path("/proc"), level: int | None = None) -> Pressure:
+    """Return the pressure on a machine with `total` bytes, of which `margin` more than usual should stay free.
+
+    `proc` and `level`, that of macOS, replace the system's in tests.
+    """
     if sys.platform == "darwin" or level is not None:
         return _on_mac(total, _level() if level is None else level)
     frees = [*_free_of_groups(proc / "self"), *_free_of_system(proc, total)]
-    left, cushion = min(((free - int(limit * _MARGIN), int(limit * _CUSHION)) for free, limit in frees), default=(0, 0))
+    left, cushion = min(((free - int(limit * _MARGIN) - margin, int(limit * _CUSHION)) for free, limit in frees), default=(0, 0))
     stalled = _stalls(proc / "pressure" / "memory") >= _STALLS
     short = max(cushion - left if left < 0 else 0, int(total * _STALLED_SHARE) if stalled and left < total * _CRITICAL_SHARE else 0)
     return Pressure(short, 0 if short or stalled else max(left, 0))

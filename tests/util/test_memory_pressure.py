@@ -35,6 +35,7 @@ def system(folder: Path, *, cgroup: str = "", mounts: str = "", available: int =
 @on_linux
 def test_free_memory_of_the_system_leaves_a_margin(tmp_path):
     assert memory_pressure(TOTAL, proc=system(tmp_path / "a", available=50_000_000)) == Pressure(0, 44_999_872)
+    assert memory_pressure(TOTAL, 40_000_000, proc=tmp_path / "a" / "proc").spare == 4_999_872
     short = memory_pressure(TOTAL, proc=system(tmp_path / "b", available=1_024_000))
     assert short == Pressure(10_000_000 - 1_024_000, 0)
 

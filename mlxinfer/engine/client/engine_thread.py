@@ -171,9 +171,10 @@ class EngineThread:
         guard = self.opened.result().guard
         if guard is None:
             return 0
-        given = self.compute(partial(guard.give, nbytes))
+        before = guard.allowed
+        self.compute(partial(guard.give, nbytes))
         self.compute(lambda: None)  # the pools are resized before
-        return given
+        return max(before - guard.allowed, 0)
 
     def hand_out(self, function: Callable[[KVExport], Result]) -> Result:
         """Call a function with the exporter of pages, between two steps. Raises `SettingError` if this model exports none."""

@@ -39,7 +39,7 @@ class PooledExperts:
         self.store = store
         self._dtype = dtype
         self._model: BlockStack | None = None
-        self._wanted: int | None = None
+        self._wanted: Callable[[], int] | None = None
 
     def reads(self, name: str) -> bool:
         """True for tensors in the graph that the checkpoint supplies."""
@@ -86,7 +86,12 @@ class PooledExperts:
 
     def resize_to(self, nbytes: int) -> None:
         """Ask the engine to let all pools together take `nbytes`, between two steps. Any thread may ask; the last number counts."""
-        self._wanted = nbytes
+        self.resize_by(lambda: nbytes)
+
+    def resize_by(self, decide: Callable[[], int]) -> None:
+        """As `resize_to`, with the bytes that `decide` returns when no step runs. It may then call functions of MLX's allocator, which
+        would wait for a running step."""
+        self._wanted = decide
 
     @property
     def must_resize(self) -> bool:
@@ -94,14 +99,29 @@ class PooledExperts:
 
     def resize(self) -> None:
         """Let the pools take the bytes that were asked for. No step may run. Raises `ExpertReadError`."""
-        wanted, self._wanted = self._wanted, None
-        if wanted is None:
+        decide, self._wanted = self._wanted, None
+        if decide is None:
             return
-        self.store.resize(wanted)
-        if self._model is not None:
-            self._attach(self._model.blocks)
-            self._follow(self._model)
-            self._model.rebuild_runs()
+        mx.synchronize()
+        wanted = decide()
+        if (model := self._model) is None:
+            self.store.resize(wanted)
+            return
+        self._detach(model)
+        try:
+            self.store.resize(wanted)
+        finally:
+            self._attach(model.blocks)
+            self._follow(model)
+            model.rebuild_runs()
+
+    def _detach(self, model: BlockStack) -> None:
+        """Drop the arrays of the pools from a model. Otherwise those of all layers exist besides the new ones while pools are resized."""
+        model.drop_runs()
+        for key, layer in routed_experts(model.blocks):
+            if key in self.store.pools:
+                _drop(layer)
+                layer.ways.clear()
 
     def _follow(self, model: BlockStack) -> None:
         """Connect each layer with the next one on a GPU. Threads that read ahead slow down a processor that computes by more than they
