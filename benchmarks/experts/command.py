@@ -117,6 +117,8 @@ def experts(
     path.parent.mkdir(exist_ok=True)
     threads = threads or len(cpus)
     jobs = {"steps": steps, "warm": warm, "prompt": prompt}
+    folder.mkdir(parents=True, exist_ok=True)
+    about = {**describe(), "threads": threads, "study": "experts", **jobs, "headroom_gb": headroom, "read_ahead_kb": read_ahead(folder)}
     found: list[Case] = []
     for shape in shapes:
         options.tell(f"{shape}: the model")
@@ -128,12 +130,15 @@ def experts(
                     found += _measure(shape, model, share, engine, routings, jobs, int(headroom * _GB), threads)
                 except (WorkerError, OSError) as error:
                     options.tell(f"left out: {error}")
-    about = {**describe(), "threads": threads, "study": "experts", **jobs, "headroom_gb": headroom, "read_ahead_kb": read_ahead(folder)}
+        _store(path, about, found)
+    click.echo(path.with_suffix(".md").read_text(encoding="utf-8"))
+
+
+def _store(path: Path, about: dict[str, Any], found: list[Case]) -> None:
+    """Write the results so far."""
     path.with_suffix(".json").write_text(json.dumps({**about, "cases": [asdict(each) for each in found]}, indent=1) + "\n")
     ahead = f" The kernel reads {about['read_ahead_kb']} KB ahead in mapped files." if about["read_ahead_kb"] else ""
-    text = f"{caption(about)}{ahead}\n\n{table(found)}"
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
-    click.echo(text)
+    path.with_suffix(".md").write_text(f"{caption(about)}{ahead}\n\n{table(found)}", encoding="utf-8")
 
 
 def _measure(

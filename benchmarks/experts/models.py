@@ -64,7 +64,12 @@ class Shape:
     @property
     def expert_bytes(self) -> int:
         """Bytes of one expert in the file, without its biases."""
-        return 3 * _nbytes(self.hidden * self.inner, self.kind)
+        count = self.hidden * self.inner
+        return 2 * _nbytes(count, self.kind_of(self.hidden)) + _nbytes(count, self.kind_of(self.inner))
+
+    def kind_of(self, columns: int) -> Kind:
+        """Type of a matrix of an expert. Rows that are not whole blocks of `kind` are Q4_0."""
+        return Kind.Q4_0 if columns % gguf.GGML_QUANT_SIZES[self.kind][0] else self.kind
 
     @property
     def sparse_layers(self) -> int:
@@ -210,7 +215,7 @@ class _Writer:
         sizes = {"gate": (shape.inner, hidden), "up": (shape.inner, hidden), "down": (hidden, shape.inner)}
         for part, (rows, columns) in sizes.items():
             scale = (_ADDED if part == "down" else 1.0) * columns**-0.5
-            yield f"ffn_{part}_exps.weight", shape.kind, (count, rows, columns), scale
+            yield f"ffn_{part}_exps.weight", shape.kind_of(columns), (count, rows, columns), scale
             if shape.biased:
                 yield f"ffn_{part}_exps.bias", Kind.F32, (count, rows), np.zeros((count, rows))
         if shape.biased:

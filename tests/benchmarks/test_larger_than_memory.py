@@ -24,7 +24,7 @@ from mlxinfer.models.decoder import Model
 SMALL = {
     "qwen3-moe": replace(SHAPES["qwen3-moe"], layers=2, hidden=256, heads=4, kv_heads=2, head=64, inner=64, experts=32, chosen=4),
     "gpt-oss": replace(SHAPES["gpt-oss"], layers=2, hidden=256, heads=4, kv_heads=2, inner=64, experts=16),
-    "glm": replace(SHAPES["glm"], layers=3, hidden=256, heads=4, kv_heads=2, inner=256, experts=16, chosen=4, dense=256),
+    "glm": replace(SHAPES["glm"], layers=3, hidden=256, heads=4, kv_heads=2, inner=128, experts=16, chosen=4, dense=256),
 }
 
 
