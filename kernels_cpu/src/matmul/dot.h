@@ -44,28 +44,6 @@ constexpr int kMostTileRows = kLargestTile;
 constexpr int kMostTileRows = kLargestTile / 2;
 #endif
 
-// Calls `row(m)` for each row of a tile. The sums of the largest tile do not fit into 16 registers: there a loop is 2 % slower than a copy
-// for each row, and compiles in a third of the time.
-template <Code C, int Rows, typename Row>
-MLXINFER_INLINE void for_rows(Row&& row) {
-#if defined(__AVX512VNNI__) || defined(__aarch64__)
-  constexpr bool in_registers = true;
-#else
-  constexpr bool in_registers = Rows <= 8 || is_common(C);
-#endif
-  if constexpr (in_registers) {
-    MLXINFER_UNROLL
-    for (int m = 0; m < Rows; ++m) {
-      row(m);
-    }
-  } else {
-    MLXINFER_UNROLL_4
-    for (int m = 0; m < Rows; ++m) {
-      row(m);
-    }
-  }
-}
-
 // acc + the sum over vectors [From, From + Count) of codes times x[i * stride], four columns each.
 template <typename Form, int From, int Count>
 MLXINFER_INLINE I32 dot(I32 acc, const Codes& codes, const int32_t* x, int stride) {

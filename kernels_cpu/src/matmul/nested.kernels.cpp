@@ -75,9 +75,10 @@ void tile(const Panel& panel, const NestedTile& x, float* out) {
         MLXINFER_UNROLL
         for (int sub = 0; sub < together; ++sub) {
           const Codes codes = Form::unpack(block, first + sub);
-          for_rows<C, Rows>([&](int m) __attribute__((always_inline)) {
+          MLXINFER_UNROLL
+          for (int m = 0; m < Rows; ++m) {
             add_block<C, Planes, Rows, halves>(codes, scales[sub], x, b, m, sums[sub], total[sub][m]);
-          });
+          }
         }
       }
       MLXINFER_UNROLL

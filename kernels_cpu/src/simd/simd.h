@@ -26,11 +26,9 @@
 
 #if defined(__clang__)
 #define MLXINFER_UNROLL _Pragma("clang loop unroll(full)")
-#define MLXINFER_UNROLL_4 _Pragma("clang loop unroll_count(4)")
 #define MLXINFER_ROLL _Pragma("clang loop unroll(disable)")
 #else
 #define MLXINFER_UNROLL _Pragma("GCC unroll 64")
-#define MLXINFER_UNROLL_4 _Pragma("GCC unroll 4")
 #define MLXINFER_ROLL _Pragma("GCC unroll 1")
 #endif
 #define MLXINFER_INLINE [[gnu::always_inline]] inline
