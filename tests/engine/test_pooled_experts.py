@@ -19,6 +19,7 @@ from support.engines.drafting import Free
 from support.engines.sparse_tiny import FAMILIES, FORMS, sparse_tiny
 from support.models.adapters import random_changes, shapes_of, write_peft
 from support.models.heads import HEAD, head_directory
+from support.models.tiny_directory import tiny_directory
 
 from mlxinfer import LLM, AsyncLLM, Regex, SamplingParams
 from mlxinfer import kernels_cpu as kernels
@@ -312,3 +313,9 @@ OTHERS += ["qwen3_5_moe_text", "qwen3_next", "granitemoehybrid", "ernie4_5_moe",
 @pytest.mark.parametrize("family", OTHERS)
 def test_other_families_work_with_pools(directory, family: str, path: str) -> None:
     both(directory(family, "bfloat16"), lambda llm: generate(llm, [LONG[:40], [5, 6, 7]], max_tokens=8))
+
+
+def test_chunks_of_a_long_prompt_are_those_of_the_resident_model(tmp_path: Path, path: str) -> None:
+    """Steps of a chunk sample nothing. They are waited for, since a failed read must be known."""
+    model = tiny_directory(tmp_path / "model", "gpt_oss", context=1024)
+    both(model, lambda llm: generate(llm, [LONG * 7, LONG[:9]], max_tokens=4), max_context=1024)
