@@ -67,8 +67,8 @@ json_values = st.recursive(
 def test_anything_is_normalized_once_and_for_all(value):
     try:
         once = normalized(value)
-    except SamplingError as error:
-        assert "$ref" in str(error)  # a reference to a part that does not exist
+    except SamplingError:  # a reference to a part that does not exist
+        assert "$ref" in str(value)
         return
     assert normalized(once) == once
 
