@@ -169,7 +169,7 @@ class OpenModel:
             from ..loading.memory.hit_rates import keep_repeated_share  # few models need it
 
             keep_repeated_share(self.loaded.path, self.loaded.experts.store.stats())
-            self.loaded.experts.store.close()
+            self.loaded.experts.close()
         self.reservation.release()
 
     def without_weights(self) -> OpenModel:

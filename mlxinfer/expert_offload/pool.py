@@ -339,6 +339,7 @@ class ExpertPool:
         with self._lock:
             self._drain()
             self.arrays, self._views = {}, []
+            self.on_resize.clear()
 
 
 def aligned(shape: tuple[int, ...], dtype: mx.Dtype) -> mx.array:

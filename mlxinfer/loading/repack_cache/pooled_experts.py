@@ -130,6 +130,11 @@ class PooledExperts:
             if isinstance(block, Block) and isinstance(block.mlp, MixtureOfExperts):
                 block.mlp.experts.slots.following = _following(block, following)
 
+    def close(self) -> None:
+        """Close the file, and drop the pools and the model. Counts stay."""
+        self.store.close()
+        self._model = None
+
     def _attach(self, part: object) -> None:
         for key, layer in routed_experts(part):
             if key in self.store.pools:

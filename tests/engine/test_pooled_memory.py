@@ -1,4 +1,4 @@
-"""Steps with experts in a file call Python from MLX's stream: nothing may wait for the stream with the GIL."""
+"""Memory of models with experts in a file: freed while steps run, without waiting for a stream with the GIL, and when a model is closed."""
 
 from __future__ import annotations
 
@@ -41,3 +41,23 @@ def test_memory_is_freed_while_a_step_reads_experts(tmp_path: Path) -> None:
     environment = {**os.environ, "MLXINFER_HOME": str(tmp_path / "home")}
     done = subprocess.run([sys.executable, "-c", SCRIPT, str(model)], capture_output=True, text=True, env=environment, timeout=240)
     assert done.stdout == "[24, 24, 24]\n", done.stderr
+
+
+CLOSED = """
+import sys
+import mlx.core as mx
+from mlxinfer import LLM, SamplingParams
+before = mx.get_active_memory()
+llm = LLM(sys.argv[1], experts_memory=1e-6, max_context=256)
+llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
+used, misses = mx.get_active_memory(), llm.stats().expert_misses
+llm.close()
+print(mx.get_active_memory() <= before < used, misses > 0)
+"""
+
+
+def test_a_closed_model_frees_its_pools(tmp_path: Path) -> None:
+    model = sparse_tiny(tmp_path / "model", "qwen3_moe", "mlx 4 bits")
+    environment = {**os.environ, "MLXINFER_HOME": str(tmp_path / "home")}
+    done = subprocess.run([sys.executable, "-c", CLOSED, str(model)], capture_output=True, text=True, env=environment, timeout=240)
+    assert done.stdout == "True True\n", done.stderr
