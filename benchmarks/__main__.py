@@ -14,6 +14,7 @@ from .compare.command import compare
 from .compare.command import show as show_compare
 from .experts.command import experts
 from .experts.eviction import eviction
+from .experts.exactness import exactness
 from .experts.macs import expert_macs
 from .experts.predictions import expert_predictions
 from .experts.reads import expert_reads
@@ -51,7 +52,7 @@ def report(name: str) -> None:
 
 
 _MEASURING = (attention_gpu, batch, compare, first_token, kernels_compile, kv_quality, launches, products_gpu, serving, step, vision)
-for command in (*_MEASURING, eviction, expert_macs, expert_predictions, expert_reads, experts, structure):
+for command in (*_MEASURING, eviction, exactness, expert_macs, expert_predictions, expert_reads, experts, structure):
     main.add_command(command)
 
 if __name__ == "__main__":
