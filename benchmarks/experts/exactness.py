@@ -35,7 +35,8 @@ def answers(model: str, experts_memory: float, adapter: str) -> dict[str, Any]:
     for name, kind in kinds.items():
         with LLM(model, experts_memory=experts_memory, **settings, **kind) as llm:
             if name == "drafted":
-                llm.engine.proposer.times, llm.engine.proposer.account.share = _free_steps(), 1e9
+                vars(llm.engine.proposer).update(times=_free_steps())
+                llm.engine.proposer.account.share = 1e9
             tokens = [each for batch in _batches(llm) for each in batch]
             stats = llm.stats()
             counts = {"hits": stats.expert_hits, "misses": stats.expert_misses, "drafts": stats.drafted_tokens}
