@@ -52,7 +52,7 @@ llm = LLM(sys.argv[1], experts_memory=1e-6, max_context=256)
 llm.generate([[5, 6, 7, 8]], SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True))
 used, misses = mx.get_active_memory(), llm.stats().expert_misses
 llm.close()
-print(mx.get_active_memory() <= before < used, misses > 0)
+print(mx.get_active_memory() - before < (used - before) / 4, misses > 0)
 """
 
 
