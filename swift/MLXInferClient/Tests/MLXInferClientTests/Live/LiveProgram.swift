@@ -51,23 +51,6 @@ extension LiveTests.Program {
         #expect(try await eventually { try await LiveServer.shared.metric("mlxinfer_num_requests_running") == 0 })
     }
 
-    /// Each process starts with nothing, and finds the model loaded and the start of its prompt cached.
-    @Test func processesShareTheModelAndThePrefix() async throws {
-        let instructions = String(repeating: "Answer with great care, and name your sources. ", count: 30)
-        let words = ["--max-tokens", "8", "--system", instructions, "What is the capital of France?"]
-        var (cached, memory): ([Int], [Double]) = ([], [])
-        for _ in 0..<5 {
-            let (status, _, notes) = try await Self.run(words)
-            #expect(status == 0)
-            let said = notes.split(separator: " ")
-            cached.append(said.firstIndex(of: "of").flatMap { Int(said[$0 - 1]) } ?? 0)
-            memory.append(try await LiveServer.shared.metric("mlxinfer_memory_bytes"))
-        }
-        print("cached tokens of five processes: \(cached); memory of the server in MB: \(memory.map { Int($0 / 1e6) })")
-        #expect(cached.dropFirst().allSatisfy { $0 > 300 })
-        #expect(memory[4] < memory[1] * 1.02)
-    }
-
     @Test func mistakes() async throws {
         #expect(try await Self.run(["--prot", "1"]).0 == 2)
         let (status, _, notes) = try await Self.run(["--model", "nope", "Hi"])
