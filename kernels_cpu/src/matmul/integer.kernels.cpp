@@ -156,7 +156,6 @@ template <Code C, int Planes, int Rows>
 void wide_tile(const Panel& panel, const IntegerTile& x, float* out) {
   using Form = Integers<C>;
   constexpr int64_t block_bytes = Form::kBits * 64;
-  PanelStream<block_bytes, 1> stream(panel);
   F32 total[Rows][kSubs] = {};
   Headers<C, kSubs> headers(panel, 0);
   const uint8_t* block = panel.blocks;
@@ -165,7 +164,8 @@ void wide_tile(const Panel& panel, const IntegerTile& x, float* out) {
     headers.next(groups);
     for (int64_t end = b + panel.blocks_per_group; b < end; ++b, block += block_bytes) {
       if (Rows <= 8) {
-        stream.step();
+        prefetch<64>(headers.at() + panel.ahead);
+        prefetch<block_bytes>(block + panel.ahead);
       }
       I32 first[Rows][kSubs][Planes];
       add_half<C, Planes, Rows, 0>(block, x, b, first, nullptr, nullptr);
