@@ -166,7 +166,7 @@ def test_a_pool_grows_into_buffers_of_its_own_size(monkeypatch):
     """On a GPU, where MLX would copy a pool in a larger one for each page."""
     cleared = []
     monkeypatch.setattr("mlxinfer.cache.store.is_gpu", lambda: True)
-    monkeypatch.setattr(mx, "clear_cache", lambda: cleared.append(1))
+    monkeypatch.setattr("mlxinfer.cache.store.clear_cache", lambda: cleared.append(1))
     store = LayerStore(SPECS[0], mx.bfloat16)
     store.grow(pages=4, slots=1)
     assert cleared == [1]
