@@ -9,6 +9,7 @@ from time import sleep
 from types import TracebackType
 
 from mlxinfer.util.device import memory_groups, number_in
+from mlxinfer.util.uncached_file import drop_pages
 
 _FILES = {
     1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "memory.max_usage_in_bytes"),
@@ -81,9 +82,8 @@ def read_ahead(path: Path) -> int | None:
     return number_in(disk.resolve().parent / "queue" / "read_ahead_kb") if found is None else found  # of a partition
 
 
-def drop_pages(path: Path) -> None:
+def drop_file(path: Path) -> None:
     """Drop the cached pages of a file, so that the next process starts without them. Linux only."""
-    if hasattr(os, "posix_fadvise"):
-        descriptor = os.open(path, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
+    descriptor = os.open(path, os.O_RDONLY)
+    drop_pages(descriptor)
+    os.close(descriptor)

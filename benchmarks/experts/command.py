@@ -13,13 +13,13 @@ from typing import Any
 
 import click
 
-from mlxinfer.util.disk_speed import read_speed
+from mlxinfer.expert_offload.disk_speed import read_speed
 
 from ..common import options
 from ..common.process import Process, WorkerError
 from ..common.report import caption, markdown
 from ..common.system import describe
-from .cap import MemoryCap, drop_pages, read_ahead
+from .cap import MemoryCap, drop_file, read_ahead
 from .models import ROUTINGS, SHAPES, first_token, make_model
 
 ENGINES = ("mlxinfer", "llama.cpp")
@@ -152,7 +152,7 @@ def _measure(
     with ExitStack() as stack:
         group = _group(stack)
         command = [sys.executable, "-m", "benchmarks.experts.worker", engine]
-        drop_pages(model)
+        drop_file(model)
         disk = read_speed(model, sizes.expert_bytes, 2.0) or 0.0
         worker = stack.enter_context(Process(engine, threads, command=group.command(command) if group else command))
         if group:

@@ -7,7 +7,7 @@ from .pool import ExpertPool
 from .reader import ExpertReader
 from .scores import ExpertScores
 from .store import ExpertStore, OffloadStats, slots_within
-from .writer import ExpertFileWriter, experts_folder, experts_path, remove_experts
+from .writer import ExpertFileWriter, experts_folder, experts_path
 
 __all__ = [
     "ArraySpec",
@@ -21,6 +21,5 @@ __all__ = [
     "OffloadStats",
     "experts_folder",
     "experts_path",
-    "remove_experts",
     "slots_within",
 ]

@@ -26,9 +26,8 @@ import numpy as np
 
 from ..util.cache_files import is_checked, mark_safe
 from ..util.dataclass import dataclass
+from ..util.uncached_file import PAGE, drop_pages, whole_pages
 
-PAGE = 16384
-"""Bytes that heads and records are aligned to: a page of Apple silicon, and a multiple of all others."""
 _HEADER = struct.Struct("<8sIIQ32s")
 """Magic, version, count of layers, bytes of the file, SHA-256 of the source."""
 _MAGIC, _VERSION = b"mlxiexpt", 1
@@ -94,7 +93,7 @@ class LayerRecord:
 
 def stride_of(arrays: tuple[ArraySpec, ...]) -> int:
     """Bytes of a record with these arrays in the file."""
-    return round_up(sum(each.nbytes for each in arrays), PAGE)
+    return whole_pages(sum(each.nbytes for each in arrays))
 
 
 def place_layer(begin: int, key: str, experts: int, arrays: tuple[ArraySpec, ...], meta: Mapping[str, Any]) -> LayerRecord:
@@ -111,7 +110,7 @@ def encode_layer(layer: LayerRecord) -> bytes:
 
 
 def _head_bytes(layer: LayerRecord) -> int:
-    return round_up(_LAYER.size + len(_layer_text(layer)), PAGE)
+    return whole_pages(_LAYER.size + len(_layer_text(layer)))
 
 
 def _layer_text(layer: LayerRecord) -> bytes:
@@ -243,15 +242,8 @@ def checksum_at(descriptor: int, offset: int, nbytes: int) -> int:
     while at < offset + nbytes and (piece := os.pread(descriptor, min(_PIECE, offset + nbytes - at), at)):
         checksum = zlib.crc32(piece, checksum)
         at += len(piece)
-    forget(descriptor, offset, nbytes)
+    drop_pages(descriptor, offset, nbytes)
     return checksum
-
-
-def forget(descriptor: int, offset: int, nbytes: int) -> None:
-    """Drop bytes of a file from the system's cache, where that is possible. Bytes that are not written to the disk yet stay."""
-    if hasattr(os, "posix_fadvise"):
-        with suppress(OSError):
-            os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_DONTNEED)
 
 
 def expert_bytes(array: mx.array | np.ndarray) -> np.ndarray:
@@ -261,7 +253,3 @@ def expert_bytes(array: mx.array | np.ndarray) -> np.ndarray:
         mx.eval(flat)
         return np.array(flat, copy=False)
     return np.ascontiguousarray(array).reshape(len(array), -1).view(np.uint8)
-
-
-def round_up(size: int, to: int) -> int:
-    return -(-size // to) * to

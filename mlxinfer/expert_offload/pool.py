@@ -10,7 +10,8 @@ from time import perf_counter
 import mlx.core as mx
 import numpy as np
 
-from .file_format import PAGE, LayerRecord, expert_bytes
+from ..util.uncached_file import PAGE
+from .file_format import LayerRecord, expert_bytes
 from .reader import ExpertRead, ExpertReader
 from .scores import ExpertScores
 

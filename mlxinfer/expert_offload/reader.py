@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -15,7 +14,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from ..errors import ExpertReadError
-from .file_format import PAGE, ExpertFile, forget
+from ..util.uncached_file import PAGE, bypass_cache, drop_pages, set_direct
+from .file_format import ExpertFile
 
 THREADS = 4
 """Reads at once: `python -m benchmarks expert-reads` compares numbers of threads."""
@@ -24,8 +24,6 @@ DIRECT_ALIGNMENT = 512
 
 _WAITING, _RUNNING, _DONE, _CANCELLED = range(4)
 _INTERRUPTED = os.strerror(errno.EINTR)
-_F_NOCACHE = 48
-"""macOS: reads leave no pages in the system's cache."""
 
 ReadInto = Callable[[int, Sequence[Any], int], int]
 """Reads from a descriptor into buffers, at an offset, as `os.preadv`."""
@@ -88,7 +86,7 @@ class ExpertReader:
         self._bounce = threading.local()
         self._padding = mmap.mmap(-1, PAGE)
         """Receives the padding of records, from all threads."""
-        self._way = _uncached(file.descriptor)
+        self._way = ReadWay.STRAIGHT if bypass_cache(file.descriptor) else ReadWay.BUFFERED
         for number in range(threads):
             thread = threading.Thread(target=self._run, name=f"mlxinfer-experts-{number}", daemon=True)
             with suppress(RuntimeError):  # no more threads: the caller of `wait` reads
@@ -103,7 +101,7 @@ class ExpertReader:
     @way.setter
     def way(self, way: ReadWay) -> None:
         self._way = way
-        _set_direct(self._file.descriptor, way != ReadWay.BUFFERED)
+        set_direct(self._file.descriptor, way != ReadWay.BUFFERED)
 
     def submit(self, reads: Sequence[ExpertRead], *, demanded: bool, helped: bool = False) -> None:
         """Start reads. `helped`: the caller calls `wait` at once, and does one of the reads itself."""
@@ -191,7 +189,7 @@ class ExpertReader:
             try:
                 if way == ReadWay.BUFFERED:
                     self._whole(read.targets, read.offset, read.nbytes)
-                    forget(self._file.descriptor, read.offset, read.stride)
+                    drop_pages(self._file.descriptor, read.offset, read.stride)
                 elif way == ReadWay.BOUNCED or not _is_aligned(read.targets):
                     self._through_bounce(read)
                 else:
@@ -255,29 +253,3 @@ def _after(targets: Sequence[Any], count: int) -> list[Any]:
 
 def _is_aligned(targets: Sequence[Any]) -> bool:
     return all(len(each) % DIRECT_ALIGNMENT == 0 and each.ctypes.data % DIRECT_ALIGNMENT == 0 for each in targets)
-
-
-def _uncached(descriptor: int) -> ReadWay:
-    """Ask the system to keep nothing of a file in its cache. Returns the way to read."""
-    if sys.platform == "darwin":
-        import fcntl
-
-        with suppress(OSError):
-            fcntl.fcntl(descriptor, _F_NOCACHE, 1)
-        return ReadWay.BUFFERED
-    return ReadWay.STRAIGHT if _set_direct(descriptor, True) else ReadWay.BUFFERED
-
-
-def _set_direct(descriptor: int, wanted: bool) -> bool:
-    """Set or clear O_DIRECT of an open file. False if the file system does not support it."""
-    flag = getattr(os, "O_DIRECT", 0)
-    if not flag:
-        return False
-    import fcntl
-
-    try:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | flag if wanted else flags & ~flag)
-    except OSError:
-        return False
-    return True

@@ -18,9 +18,9 @@ import numpy as np
 
 from ..errors import ExpertFileError
 from ..util.cache_dir import cache_dir
-from ..util.cache_files import CHECKED, UNFINISHED, cached_path, files_with_suffix, locked, mark_safe, remove_abandoned, remove_least_recent
+from ..util.cache_files import UNFINISHED, cached_path, files_with_suffix, locked, mark_safe, remove_abandoned, remove_least_recent
+from ..util.uncached_file import PAGE, drop_pages
 from .file_format import (
-    PAGE,
     ArraySpec,
     ExpertFile,
     LayerRecord,
@@ -29,7 +29,6 @@ from .file_format import (
     encode_layer,
     encode_unfinished,
     expert_bytes,
-    forget,
     is_unfinished,
     place_layer,
     walk_layers,
@@ -171,7 +170,7 @@ class ExpertFileWriter:
             os.pwrite(self._descriptor, head, layer.offset - len(head))
         except OSError as error:
             raise self._failed(error) from None
-        forget(self._descriptor, layer.offset, layer.end - layer.offset)
+        drop_pages(self._descriptor, layer.offset, layer.end - layer.offset)
         self._layers[key] = replace(layer, checksums=tuple(checksums))
 
     def _write_records(self, layer: LayerRecord, sources: list[np.ndarray]) -> list[int]:
@@ -210,13 +209,6 @@ class ExpertFileWriter:
         return ExpertFileError(
             f"cannot write the experts to {self.path.parent} ({why}): free space there, or set MLXINFER_HOME to a folder on another disk"
         )
-
-
-def remove_experts(model: Path) -> None:
-    """Remove the file of experts of a model, and what is left of an unfinished one. Raises OSError."""
-    path = experts_path(model)
-    for each in (path, path.with_suffix(CHECKED), path.with_suffix(UNFINISHED)):
-        each.unlink(missing_ok=True)
 
 
 def _dtype_name(array: mx.array | np.ndarray) -> str:

@@ -13,8 +13,9 @@ import pytest
 
 from mlxinfer.errors import ExpertFileError
 from mlxinfer.expert_offload import ExpertFile, ExpertFileWriter, file_format, writer
-from mlxinfer.expert_offload.file_format import PAGE, expert_bytes
+from mlxinfer.expert_offload.file_format import expert_bytes
 from mlxinfer.util.cache_files import is_checked
+from mlxinfer.util.uncached_file import PAGE
 from tests.support.formats.expert_files import SOURCE, layer_arrays, write_experts
 
 

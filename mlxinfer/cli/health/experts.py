@@ -19,7 +19,7 @@ _MEASURED = "from the hits of the last process with this model"
 
 def experts_object(memory: ExpertMemory, path: Path) -> dict[str, Any]:
     """Describe pools of experts for a model at `path`, in JSON's types, with the speed of its disk."""
-    from ...util.disk_speed import read_speed  # starts threads
+    from ...expert_offload.disk_speed import read_speed  # starts threads
 
     measured = repeated_share(path)
     hit_rate = memory.hit_rate(REPEATED_SHARE if measured is None else measured)

@@ -13,12 +13,11 @@ from ...nn.packing import objects
 from ...nn.routes import Route
 from ...util.dataclass import dataclass
 from ...util.environment import is_gigabytes
+from ...util.uncached_file import whole_pages
 from ..weights import PlannedTensor
 from .step import Planned
 
 EXPERTS_MEMORY = "MLXINFER_EXPERTS_MEMORY"
-RECORD_ALIGNMENT = 16 * 1024
-"""Bytes to which the record of an expert is padded in its file."""
 REPEATED_SHARE = 0.25
 """Assumed share of a token's experts that earlier tokens have brought into memory. The rest is assumed to be uniform."""
 _ROWS_IN_WAITING = 2
@@ -47,7 +46,7 @@ class ExpertLayer:
     @property
     def read_bytes(self) -> int:
         """Bytes of one expert's record in the file, with its padding."""
-        return -(-self.record_bytes // RECORD_ALIGNMENT) * RECORD_ALIGNMENT
+        return whole_pages(self.record_bytes)
 
     @property
     def least_slots(self) -> int:

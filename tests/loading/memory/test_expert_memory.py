@@ -12,10 +12,11 @@ from support.processes.examples import examples
 from mlxinfer.config import EngineArgs
 from mlxinfer.errors import MemoryPlanError, SettingError
 from mlxinfer.loading.load import meta_model
-from mlxinfer.loading.memory.experts import EXPERTS_MEMORY, RECORD_ALIGNMENT, ExpertDemand, ExpertLayer, expert_demand, layers_in
+from mlxinfer.loading.memory.experts import EXPERTS_MEMORY, ExpertDemand, ExpertLayer, expert_demand, layers_in
 from mlxinfer.loading.memory.plan import plan_memory
 from mlxinfer.models.pipeline_stage import Stage
 from mlxinfer.util.device import DeviceMemory
+from mlxinfer.util.uncached_file import PAGE
 
 DENSE = 20 * MB
 
@@ -149,11 +150,11 @@ def test_one_layer_at_a_time_is_read():
 
 
 def test_rates_and_bytes_of_a_token():
-    demand = ExpertDemand(layers=layers(count=2, experts=64, chosen=4, record=RECORD_ALIGNMENT + 1))
+    demand = ExpertDemand(layers=layers(count=2, experts=64, chosen=4, record=PAGE + 1))
     pools = demand.pooled(demand.nbytes // 2, 0)
     assert list(pools.slots.values()) == [32, 32]
     assert pools.hit_rate() == pytest.approx(0.25 + 0.75 / 2)
-    assert pools.chosen_bytes == 2 * 4 * 2 * RECORD_ALIGNMENT
+    assert pools.chosen_bytes == 2 * 4 * 2 * PAGE
     assert pools.token_bytes() == int(pools.chosen_bytes * (1 - pools.hit_rate()))
     assert (pools.token_bytes(1.0), pools.token_bytes(0.0)) == (0, pools.chosen_bytes)
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from random import Random
 from time import perf_counter
 
-_ALIGNMENT = 16384
+from ..util.uncached_file import bypass_cache, drop_pages, whole_pages
+
 _READS_AT_ONCE = 4
 _ROUNDS = 3
 _LEAST_PIECES = 16
 """Fewer pieces in a file say nothing about a disk."""
-_F_NOCACHE = 48
-"""macOS: reads leave no pages in the system's cache."""
 
 
 def read_speed(path: Path, piece: int, seconds: float = 0.6) -> float | None:
@@ -26,22 +22,14 @@ def read_speed(path: Path, piece: int, seconds: float = 0.6) -> float | None:
 
     The median of a few rounds, which last `seconds` together. Pages that the system has cached before may still serve a read on macOS.
     """
-    piece = -(-piece // _ALIGNMENT) * _ALIGNMENT
+    piece = whole_pages(piece)
     try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            return None
-        descriptor = -1
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return None
     try:
-        if descriptor < 0:  # a file system without direct reads
-            descriptor = os.open(path, os.O_RDONLY)
-            with suppress(OSError):
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        if sys.platform == "darwin":
-            import fcntl
-
-            fcntl.fcntl(descriptor, _F_NOCACHE, 1)
+        if not bypass_cache(descriptor):  # a file system without direct reads
+            drop_pages(descriptor)
         count = os.fstat(descriptor).st_size // piece
         if count < _LEAST_PIECES:
             return None
@@ -49,8 +37,7 @@ def read_speed(path: Path, piece: int, seconds: float = 0.6) -> float | None:
     except OSError:
         return None
     finally:
-        if descriptor >= 0:
-            os.close(descriptor)
+        os.close(descriptor)
 
 
 def _median_speed(descriptor: int, piece: int, count: int, seconds: float) -> float:
