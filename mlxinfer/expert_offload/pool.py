@@ -162,11 +162,7 @@ class ExpertPool:
     def _victims(self, count: int) -> list[int]:
         """Empty `count` slots: free ones first, then those with the lowest scores, then those of predictions that wait or are read."""
         pending = {slot: (expert, read) for expert, (slot, read) in self._pending.items()}
-        keys = np.where(self._expert_in >= 0, self._scores.values[self._expert_in], -1.0)
-        keys[self._in_use] = np.inf
-        keys[list(pending)] = np.inf
-        order = np.argsort(keys, kind="stable")[:count]
-        found = [int(slot) for slot in order[np.isfinite(keys[order])]]
+        found = self._coldest()[:count]
         for slot, (expert, read) in pending.items():
             if len(found) == count:
                 break
@@ -266,7 +262,7 @@ class ExpertPool:
                 return
             if self._used_at != self._clock.now:
                 self._in_use[:] = False
-            slots = self._unused_slots([*wanted])
+            slots = self._coldest(besides=[*wanted])
             reads = []
             for expert, slot in zip(new, slots, strict=False):
                 self._evict(slot)
@@ -276,15 +272,18 @@ class ExpertPool:
             if reads:
                 self._reader.submit(reads, demanded=False)
 
-    def _unused_slots(self, wanted: list[int]) -> list[int]:
-        """Slots that may be emptied for predictions, the coldest first: those of `wanted` and slots in use may not."""
+    def _coldest(self, besides: Sequence[int] = ()) -> list[int]:
+        """Return slots that may be emptied, free ones first, then those with the lowest scores.
+
+        Slots in use, slots that a read fills, and those of the experts `besides` are not among them.
+        """
         keys = np.where(self._expert_in >= 0, self._scores.values[self._expert_in], -1.0)
         keys[self._in_use] = np.inf
         keys[[slot for slot, _ in self._pending.values()]] = np.inf
-        kept = self._slot_of[wanted]
+        kept = self._slot_of[[*besides]]
         keys[kept[kept >= 0]] = np.inf
         order = np.argsort(keys, kind="stable")
-        return [int(slot) for slot in order[np.isfinite(keys[order])]]
+        return [*map(int, order[np.isfinite(keys[order])])]
 
     def resize(self, slots: int) -> None:
         """Change the number of slots and keep the experts with the highest scores. `arrays` are new objects afterwards.
